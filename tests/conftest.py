@@ -15,8 +15,9 @@ import pytest
 from command import LIMIT, TINY
 
 ROOT = Path(__file__).resolve().parent.parent
-# The server that child processes are forked from finds its modules by this, and so has torch loaded already.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+# Child processes import modules of tests: the server that they are forked from, and functions of test files.
+FOLDERS = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py")})
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*FOLDERS, os.environ.get("PYTHONPATH"))))
 leftovers.mark()
 
 

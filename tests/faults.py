@@ -53,8 +53,8 @@ class Faults:
     def __init__(self, library: Path, module: str) -> None:
         command = [sys.executable, "-c", f"import faults, {module}; faults.serve({module}.JOBS)"]
         self._server = subprocess.Popen(
-            command, env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            command, env={**os.environ, "LD_PRELOAD": str(library)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
         )  # fmt: skip
 
     def run(

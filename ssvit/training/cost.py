@@ -1,4 +1,4 @@
-"""What a training step costs here: CPU time, time, floating-point operations."""
+"""Measure the cost of a training step on this machine: CPU time, wall-clock time and floating-point operations."""
 
 import time
 from collections.abc import Sequence
@@ -20,16 +20,20 @@ from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
 _ROUNDS = 5
-_STEPS = 24  # of a round: batches are read several at a time, so single steps differ
+_STEPS = 24  # for each round; single steps differ, because several batches are read at a time
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one update. images: how many it sees; their views are extra.
+    """The cost of one update.
 
-    cpu_seconds: over all threads, of the fastest round, the one that other work disturbed least; seconds: by clock,
-    of it. preparation: CPU seconds before the first step. flops: floating-point operations of the forward and backward
-    passes, and of the matrix products of Muon. backend: what computed the layers.
+    Attributes:
+        images: Images of the update, each counted once however many views it has.
+        cpu_seconds: CPU seconds over all threads, in the fastest round, which other processes disturbed least.
+        seconds: Wall-clock seconds in the same round.
+        preparation: CPU seconds before the first update.
+        flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
+        backend: The implementation of the layers, as in `recipe.backend`.
     """
 
     images: int
@@ -41,7 +45,17 @@ class Cost:
 
 
 def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> Cost:
-    """Take some steps of a run and time them. The objective is trained by them, and nothing is saved."""
+    """Train an objective for some steps and measure their cost. Nothing is saved.
+
+    Args:
+        fabric: The process; there is only one.
+        objective: The objective, which is trained.
+        loader: Its batches.
+        recipe: The hyperparameters.
+
+    Returns:
+        The cost of one update.
+    """
     state = State(fabric, objective, recipe)
     began = time.process_time()
     state.prepare(loader)
@@ -56,7 +70,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         first += count
         rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
-    accelerate(objective, False)  # the counter knows torch's own operators alone
+    accelerate(objective, False)  # the counter supports only the operators of torch
     of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
     return Cost(
         images=recipe.batch_size,
@@ -69,7 +83,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
 
 
 def _flops_of_update(state: State) -> int:
-    """Floating-point operations of the products in an update of all weights that are trained."""
+    """Return the floating-point operations of the matrix products in an update of all trained weights."""
     for weight in state.objective.parameters():
         weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
     with FlopCounterMode(display=False) as counter:
@@ -78,10 +92,18 @@ def _flops_of_update(state: State) -> int:
 
 
 def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
-    """Floating-point operations of a forward and backward pass in the first of so many updates, without kernels.
+    """Count the floating-point operations of the forward and backward passes of batches, without kernels.
 
-    Attention is taken in its plain form: matrix products, which can be counted. Batches are made before, since the
-    matrix products of crops would be counted, too.
+    Attention is computed by plain matrix products, which can be counted.
+
+    Args:
+        objective: The objective.
+        batches: The batches, prepared by the caller, since the matrix products of crops would be counted too.
+        steps: The number of updates of the run, on which the objective's schedules depend.
+        seed: The seed of the random choices.
+
+    Returns:
+        The number of floating-point operations, with a multiplication and an addition counted separately.
     """
     start = Progress(0, steps)
     scheduled = {

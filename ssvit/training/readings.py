@@ -1,6 +1,7 @@
-"""The numbers of each update on their way from the device to the host, which does not wait for them.
+"""Asynchronous transfer of the metrics of each update from the device to the host.
 
-A host that read every loss would wait for the device, and the device then for the host's next commands.
+Reading a loss synchronises host and device, after which the device is idle until it gets new work. The host therefore
+reads the metrics of an update some updates later.
 """
 
 import math
@@ -15,16 +16,18 @@ from ssvit.options import UserError
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.state import State
 
-AHEAD = 3  # updates that the host may have started beyond the newest one whose numbers it has read
-BAD_STEPS = 5  # in a row, after which going on would only waste time
+AHEAD = 3  # updates that the host may start before it reads the metrics of the oldest one
+BAD_STEPS = 5  # consecutive non-finite updates after which the run stops
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one update, the same in every process.
+    """The metrics of one update, averaged over the processes.
 
-    values (names + 2,) float64: the means of what the objective gives, by `names`, the gradient's norm, and above 0 if
-    a process was asked to stop.
+    Attributes:
+        names: The names of the scalars that the objective returns.
+        values: (len(names) + 2,) float64: these scalars, the norm of the gradient, and a number above 0 if a process
+            has received a request to stop.
     """
 
     names: tuple[str, ...]
@@ -32,12 +35,12 @@ class Numbers:
 
     @property
     def applied(self) -> Tensor:
-        """Whether loss and gradient are finite, () bool: where they are not, nothing may change."""
+        """Return whether loss and gradient are finite, () bool. If not, the update must change nothing."""
         return self.values[self.names.index("loss")].isfinite() & self.values[-2].isfinite()
 
 
 class Readings:
-    """Copies the numbers of updates to the host and logs them, in order, once they are there."""
+    """Copy the metrics of updates to the host, and log them in order once they have arrived."""
 
     def __init__(self, state: State, loader: Loader, log: MetricsLog) -> None:
         self._state, self._loader, self._log = state, loader, log
@@ -45,7 +48,12 @@ class Readings:
         self._bad = 0
 
     def add(self, step: int, numbers: Numbers) -> None:
-        """Begin to copy those of an update, counted from 0."""
+        """Start copying the metrics of an update.
+
+        Args:
+            step: The number of the update, counted from 0.
+            numbers: Its metrics.
+        """
         copied = None
         values = numbers.values.to("cpu", non_blocking=True)  # from a GPU into pinned memory
         if numbers.values.is_cuda:
@@ -54,9 +62,18 @@ class Readings:
         self._copies.append((step, numbers.names, values, copied))
 
     def read(self, *, every: bool) -> bool:
-        """Log all but the newest updates, or every one; returns whether a process was asked to stop.
+        """Log the metrics that have arrived.
 
-        The processes read alike, so they decide alike. UserError if too many updates in a row were not finite.
+        All processes read the metrics of the same updates, so that they reach the same decision.
+
+        Args:
+            every: Whether to wait for the metrics of all updates; otherwise those of the newest `AHEAD` remain.
+
+        Returns:
+            Whether a process has received a request to stop.
+
+        Raises:
+            UserError: The loss or gradient was not finite in `BAD_STEPS` consecutive updates.
         """
         stopping = False
         while len(self._copies) > (0 if every else AHEAD):
@@ -68,13 +85,13 @@ class Readings:
             stopping |= stop > 0
         return stopping
 
-    def _report(self, step: int, logged: dict[str, float], norm: float) -> None:
-        recipe, loss = self._state.recipe, logged["loss"]
+    def _report(self, step: int, metrics: dict[str, float], norm: float) -> None:
+        recipe, loss = self._state.recipe, metrics["loss"]
         self._bad = 0 if math.isfinite(loss) and math.isfinite(norm) else self._bad + 1
         if self._bad:
             self._log.say(f"step {step + 1}: skipped, the loss is {loss:g}, the gradient's norm {norm:g}")
-        logged |= {"lr": recipe.learning_rate(step), "gradient_norm": norm, **self._state.scheduled(step)}
-        self._log.train(step + 1, logged, waited=self._loader.waited, unreadable=self._loader.unreadable)
+        metrics |= {"lr": recipe.learning_rate(step), "gradient_norm": norm, **self._state.scheduled(step)}
+        self._log.train(step + 1, metrics, waited=self._loader.waited, unreadable=self._loader.unreadable)
         if self._bad == BAD_STEPS:
             raise UserError(
                 f"the loss or gradient was not finite {BAD_STEPS} steps in a row, up to step {step + 1}: the run "

@@ -1,6 +1,6 @@
-"""The running means and variances of batch norms, which each forward pass moves, as part of the update that it is for.
+"""Running statistics of batch norm layers, updated once for each optimiser update.
 
-They are means over the processes, so that all have the same, and stay as they were where an update is skipped.
+They are averaged over the processes, so that all processes have the same values, and a skipped update restores them.
 """
 
 import torch
@@ -12,20 +12,29 @@ from ssvit.training import runtime
 
 
 class RunningStatistics:
-    """Those of a model as it is when this is made: with its first weights, or with those of a checkpoint."""
+    """The running means and variances of a model.
+
+    Args:
+        model: The model, with its initial weights or with those of a checkpoint.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         both = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
         self._now = [statistic for statistic in both if statistic is not None]
         self._before = [statistic.clone() for statistic in self._now]
-        # Of forward passes, the same in all processes; torch counts those of skipped updates too.
+        # The number of forward passes is the same in all processes; it includes those of skipped updates.
         self._counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
         self._counted = [count.clone() for count in self._counts]
 
     @torch.no_grad()
     def follow(self, fabric: Fabric, applied: Tensor) -> None:
-        """After the forward passes of an update; applied: () bool, nothing changes where it is false."""
+        """Average the statistics over the processes after the forward passes of an update, or restore them.
+
+        Args:
+            fabric: The processes.
+            applied: () bool, whether the update is applied; if not, the statistics are restored.
+        """
         if not self._now:
             return
         moved = runtime.mean(fabric, torch.cat(self._now))
@@ -39,6 +48,6 @@ class RunningStatistics:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Undo the forward passes since the last update."""
+        """Restore the statistics of the last update."""
         for now, before in zip([*self._now, *self._counts], [*self._before, *self._counted], strict=True):
             now.copy_(before)
