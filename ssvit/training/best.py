@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints is the best by a metric, and whether the run should end, since nothing is gained."""
+"""Select the best checkpoint of a run by a metric, and decide on early stopping."""
 
 import contextlib
 import math
@@ -14,26 +14,26 @@ from ssvit.training.recipe import Recipe
 
 AUTO, NAME = "auto", "best"
 History = Sequence[Mapping[str, float | None]]
-# What auto means: the first of these patterns with a metric, and its first metric, since the rows keep the order in
-# which probes were requested. Validation images choose, or the training images of a probe.
+# recipe.best=auto is the first metric, in the order in which probes were requested, that matches the first of these
+# patterns with a match. These metrics are measured on validation images, or on the training images of a probe.
 _USUAL = (r"validation/(accuracy|map)", r"probe/\w+_choice")
-# Metrics that are better when less, by a part of their names. The features of different images should not be alike.
+# Parts of the names of metrics for which lower is better. The features of different images should differ.
 _LESS = re.compile(r"(?:^|_)(?:loss|error|alignment|uniformity|feature_cosine|unreadable)")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluation with the best value of a metric: the least of a loss or an error, the greatest of most others."""
+    """The evaluation with the best value of a metric."""
 
     metric: str
     step: int
     value: float
     since: int
-    """Evaluations since then."""
+    """Number of evaluations after this one."""
     error: float | None = None
-    """Standard error of the value, which is an accuracy then."""
+    """Standard error of the value if it is an accuracy; None otherwise."""
     is_noise: bool = False
-    """Whether no evaluation differs from another by more than two standard errors of the difference."""
+    """Whether no two evaluations differ by more than two standard errors of the difference."""
 
     def __str__(self) -> str:
         value = f"{self.value:.4g}" if self.error is None else f"{100 * self.value:.1f} ± {100 * self.error:.1f} %"
@@ -41,9 +41,17 @@ class Best:
 
 
 def find(history: History, recipe: Recipe) -> Best | None:
-    """The best evaluation of a run of those whose steps are saved, None before there is one or without a metric.
+    """Find the best evaluation among those at which a checkpoint is saved.
 
-    history: rows of metrics. OptionError if the metric is not measured.
+    Args:
+        history: The rows of metrics.
+        recipe: The hyperparameters, with the metric `recipe.best`.
+
+    Returns:
+        The best evaluation; None if there is no metric or no evaluation yet.
+
+    Raises:
+        OptionError: The metric is not measured in this run.
     """
     if recipe.best is None:
         return None
@@ -51,9 +59,9 @@ def find(history: History, recipe: Recipe) -> Best | None:
     metric = recipe.best
     if metric == AUTO:
         usual = (name for pattern in _USUAL for name in names if re.fullmatch(pattern, name))
-        if (found := next(usual, None)) is None:
+        if (first := next(usual, None)) is None:
             return None
-        metric = found
+        metric = first
     elif names and metric not in names:
         listed = ", ".join(sorted(name for name in {*names} if not re.search(r"_layer\d+$", name)))
         raise OptionError("recipe.best", metric, f"is not measured here; there are {listed}")
@@ -72,12 +80,12 @@ def find(history: History, recipe: Recipe) -> Best | None:
 
 
 def ends(best: Best | None, recipe: Recipe) -> bool:
-    """Whether the last `recipe.patience` evaluations were no better than the best one."""
+    """Return whether the run stops early: no improvement in the last `recipe.patience` evaluations."""
     return recipe.patience is not None and best is not None and best.since >= recipe.patience
 
 
 def keep(folder: Path, step: int) -> None:
-    """Keep the checkpoint of a step as best/, however many newer ones there will be. CheckpointError if refused."""
+    """Keep the checkpoint of a step as best/. CheckpointError if it cannot be read."""
     path = folder / f"step_{step:08d}"
     with contextlib.suppress(CheckpointError):
         if read(folder / NAME)["step"] == step:

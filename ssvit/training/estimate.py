@@ -1,6 +1,6 @@
-"""What a run will take, told before it begins: memory is counted, time is measured by a small step or two.
+"""Estimate the time and memory of a run before it starts.
 
-The steps are taken back: no weight, buffer or random state is changed by them.
+Memory is counted, and time is measured with one or two small steps. They change no weight, buffer or random state.
 """
 
 import resource
@@ -20,17 +20,24 @@ from ssvit.objectives.teacher import local
 from ssvit.training import runtime, sharding
 from ssvit.training.state import State
 
-_SECONDS = 1.0  # that the timed step should take, at most
-_FIRST, _MOST = 2, 64  # images of the step that warms up, and of the timed one at most
+_SECONDS = 1.0  # maximum duration of the timed step
+_FIRST, _MOST = 2, 64  # images of the warm-up step, and at most of the timed step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one process of a run.
+    """Time and memory of one process of a run.
 
-    Bytes: weights, with buffers and averages; gradients; moments, of the optimiser; activations, of a micro-batch;
-    resident, of the process before the first step, the weights among them (0: not known). step: seconds of an update,
-    evaluations: of all of them; None where they are not measured. images: of the steps that were taken to measure.
+    Attributes:
+        steps: Optimiser updates that remain.
+        weights: Bytes of weights, buffers and averaged weights.
+        gradients: Bytes of the gradients.
+        moments: Bytes of the optimiser's state.
+        activations: Bytes that the forward pass of a micro-batch keeps for the backward pass.
+        resident: Bytes of the process before the first step, weights included; 0 if unknown.
+        step: Seconds of an update; None if not measured.
+        evaluations: Seconds of all evaluations; None if not measured.
+        images: Images of the timed step.
     """
 
     steps: int
@@ -45,30 +52,30 @@ class Estimate:
 
     @property
     def memory(self) -> int:
-        """Bytes at the highest."""
+        """Peak memory in bytes."""
         return (self.resident or self.weights) + self.gradients + self.activations + self.moments
 
     @property
     def seconds(self) -> float | None:
-        """Of the steps and the evaluations; starting, writing checkpoints and waiting for data are not included."""
+        """Seconds of steps and evaluations, without start-up, checkpoints and data waits; None if not measured."""
         return None if self.step is None else self.steps * self.step + (self.evaluations or 0)
 
     @property
     def line(self) -> str:
-        """For the console."""
+        """The estimate as one line of text."""
         if self.seconds is None or self.step is None:
-            told = "time after the first steps"
+            time_text = "time after the first steps"
         else:
             each = f"{self.step:.2g} s each, measured on {self.images} images"
             steps = f"{duration(self.steps * self.step)} of steps ({each})"
-            told = f"{duration(self.seconds)} = {steps} + {duration(self.evaluations or 0)} of evaluations"
+            time_text = f"{duration(self.seconds)} = {steps} + {duration(self.evaluations or 0)} of evaluations"
         parts = (self.weights, "weights"), (self.gradients + self.moments, "gradients and moments")
         counted = ", ".join(f"{size(part)} {name}" for part, name in (*parts, (self.activations, "activations")))
-        return f"estimated: {told}; {size(self.memory)} of memory (counted: {counted})"
+        return f"estimated: {time_text}; {size(self.memory)} of memory (counted: {counted})"
 
 
 def duration(seconds: float) -> str:
-    """85 s, 12 min, 3 h 20 min, 4 days."""
+    """Format a duration in seconds as 85 s, 12 min, 3 h 20 min or 4 days."""
     minutes = round(seconds / 60)
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -78,15 +85,21 @@ def duration(seconds: float) -> str:
 
 
 def size(bytes: int) -> str:
-    """45 MB, 1.2 GB."""
+    """Format a number of bytes as 45 MB or 1.2 GB."""
     return f"{bytes / 1e6:.0f} MB" if bytes < 1e9 else f"{bytes / 1e9:.1f} GB"
 
 
 def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], *, first: int = 0) -> Estimate:
-    """What the steps from `first` on will take in each process.
+    """Estimate the time and memory that the remaining steps take in each process.
 
     Time is measured in a single process without torch.compile. Activations are counted there and, without a backward
-    pass, in several processes; not of a sharded model, which no process has whole.
+    pass, in several processes, but not for a sharded model, of which no process holds all weights.
+
+    Args:
+        state: The state of the run.
+        loader: Its batches.
+        evaluators: Its evaluators, by name.
+        first: The number of completed steps.
     """
     fabric, objective, recipe = state.fabric, state.objective, state.recipe
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
@@ -126,13 +139,13 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
 
 
 def _at(images: int, few: int, of_few: float, count: int, of_count: float) -> float:
-    """What grows with a batch, of so many images: a line through both measurements, or through 0 and the larger one."""
+    """Extrapolate a quantity linearly to a number of images, from two measurements or from 0 and the larger one."""
     each = (of_count - of_few) / (count - few) if of_count > of_few and count > 2 * few else of_count / count
     return of_count + each * (images - count)
 
 
 def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:
-    """Seconds of the passes of a batch of so many images, and bytes that the forward pass keeps for the backward."""
+    """Return the seconds of the passes of a batch, and the bytes that the forward pass keeps for the backward pass."""
     fabric, objective = state.fabric, state.objective
     small = replace(loader, batch_size=images, accumulate=1, rank=0, world=1, workers=0)
     (batch,) = small.batches(0, 1)
@@ -157,14 +170,14 @@ def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple
 
 
 def _update(state: State) -> float:
-    """Seconds of an update of all weights that have a gradient, which changes nothing."""
+    """Return the seconds of an optimiser update that is skipped and changes nothing."""
     began = time.perf_counter()
     state.optimize(torch.zeros((), dtype=torch.bool, device=state.fabric.device))
     return time.perf_counter() - began
 
 
 def _moments(state: State) -> int:
-    """Bytes of the optimiser's running means: two for AdamW, one for SGD and for the matrices of Muon."""
+    """Return the bytes of the optimiser's state: two values a weight for AdamW, one for SGD and for Muon's matrices."""
     of_weight = 1 if state.recipe.optimizer == "sgd" else 2
     return sum(
         (1 if group.get("matrices") else of_weight) * _bytes(group["params"]) for group in state.optimizer.param_groups
@@ -173,7 +186,7 @@ def _moments(state: State) -> int:
 
 @contextmanager
 def _taken_back(objective: Objective, fabric: Fabric) -> Iterator[None]:
-    """What the block does to buffers, gradients and random states is undone."""
+    """Restore buffers, gradients and random states after the block."""
     buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -189,5 +202,5 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _resident() -> int:
-    """Bytes of this process so far, at the highest."""
+    """Return the peak resident memory of this process in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -155,7 +155,7 @@ def train(
         say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
     if recipe.optimizer == "muon" and not any(group["matrices"] for group in state.optimizer.param_groups):
         say("recipe.optimizer=muon: no weight of a Transformer block is trained, so AdamW updates all weights")
-    log = MetricsLog(folder, recipe, first_step=first, speaks=fabric.is_global_zero, loggers=loggers)
+    log = MetricsLog(folder, recipe, first_step=first, is_main=fabric.is_global_zero, loggers=loggers)
     readings = Readings(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
         if first == 0 and (prepared := state.prepare(loader)):
@@ -268,7 +268,7 @@ def _evaluate(
     def measure(evaluators: Mapping[str, Evaluator]) -> dict[str, Evaluation]:
         evaluations: dict[str, Evaluation] = {}
         for name, evaluator in evaluators.items():
-            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.speaks else None
+            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.is_main else None
             with log.moving(f"evaluating: {name.replace('_', ' ')}"), stop.interruptible():
                 evaluations[name] = evaluator(objective, history)
             row.update({f"{name}/{key}": value for key, value in evaluations[name].metrics.items()})
@@ -279,7 +279,7 @@ def _evaluate(
         return False, step == recipe.steps
     with log.paused(), state.evaluating() as objective:
         evaluations = measure(due)
-        if log.speaks:
+        if log.is_main:
             found = best.find(with_metrics([*log.history, {"step": step}], row), recipe)
         flags = [found is not None and found.step == step, best.ends(found, recipe)]
         if found is not None and found.is_noise and (step == recipe.steps or flags[1]):
@@ -291,7 +291,7 @@ def _evaluate(
             others = {name: one for name, one in evaluators.items() if name not in due}
             evaluations |= measure(others)
         log.record(step, row)
-        if not log.speaks:
+        if not log.is_main:
             return is_best, ended
         for name, evaluation in evaluations.items():
             for line in evaluation.warnings:

@@ -1,6 +1,6 @@
-"""The numbers of a training run, and what follows from them at each step: pure functions, no state, no torch.
+"""The hyperparameters of the optimisation, and the learning rate that follows from them at each step. No torch.
 
-`step` counts optimiser updates from 0; `batch_size` is the global one.
+`step` counts optimiser updates from 0, and `batch_size` is the global batch size.
 """
 
 import math
@@ -21,49 +21,49 @@ Decay = Annotated[float, Ge(0), Le(0.999999)]  # of a running mean
 
 
 class Recipe(Options):
-    """How to train."""
+    """The hyperparameters of the optimisation."""
 
     steps: Count = 600
     """Optimiser updates."""
     batch_size: Count = 64
-    """Images of one update, over all processes."""
+    """Images of one update, summed over all processes."""
     accumulate: Count = 1
-    """Micro-batches that a process splits its part of an update into: less memory, the same update."""
+    """Micro-batches into which each process splits its share of a batch, for less memory and the same update."""
     optimizer: Literal["adamw", "sgd", "muon"] = "muon"
-    """adamw, sgd, or muon (Jordan et al. 2024): Muon for the weight matrices of Transformer blocks, AdamW for the
-    rest. docs/optimizers.md compares them."""
+    """adamw, sgd, or muon (Jordan et al. 2024): Muon for the weight matrices of Transformer blocks, AdamW for all
+    other weights. docs/optimizers.md compares them."""
     lr: Positive = 3e-3
     """The peak learning rate, reached after `warmup` steps."""
     warmup: Whole = 30
-    """Steps in which the learning rate rises from 0."""
+    """Steps of linear warm-up from 0."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate goes on: cosine to zero, linear to lr_end, or constant."""
+    """Schedule of the learning rate after warm-up: cosine to zero, linear to lr_end, or constant."""
     lr_end: NotNegative = 0.0
-    """Where decay=linear ends; 1e-5 in the authors' code (vit_jax: utils.py)."""
+    """Final learning rate of decay=linear; 1e-5 in the authors' code (vit_jax: utils.py)."""
     betas: Annotated[Sequence[Decay], Len(2, 2), Expect("two numbers, [beta1, beta2], each below 1")] = (0.9, 0.95)
-    """AdamW's running means keep these shares of themselves at each step."""
+    """Decay rates of AdamW's first and second moments."""
     momentum: Decay | None = None
-    """Decay rate of the momentum of sgd and muon; None: 0.9 for sgd, as in the paper, and 0.95 for muon. The authors'
-    code keeps SGD's in bfloat16 (vit_jax: train.py)."""
+    """Decay rate of the momentum of sgd and muon; None: 0.9 for sgd, as in the paper, and 0.95 for muon. The
+    authors' code keeps the momentum of SGD in bfloat16 (vit_jax: train.py)."""
     layer_decay: Share = 1.0
-    """A layer's learning rate over that of the layer above it."""
+    """Ratio of the learning rate of a layer to that of the next layer (layer-wise decay)."""
     weight_decay: NotNegative = 0.05
-    """Weight decay, of matrices alone."""
+    """Weight decay, applied to matrices only."""
     weight_decay_end: NotNegative | None = None
-    """Where weight decay goes along half a cosine, as in DINO; None: it stays."""
+    """Final weight decay of a cosine schedule, as in DINO; None: constant weight decay."""
     clip: NotNegative = 1.0
-    """The largest global norm of the gradient; 0 for no limit."""
+    """Maximum global norm of the gradient; 0: no clipping."""
     sam: NotNegative = 0.0
-    """How far up the gradient SAM looks (rho, Foret et al. 2021), usually 0.05; a step then costs two. 0: no SAM."""
+    """Radius rho of sharpness-aware minimisation (Foret et al. 2021), usually 0.05, at twice the cost; 0: no SAM."""
     ema: Decay = 0.0
-    """Momentum of the averaged weights (Polyak), 0 for none; 0.9999 in the paper's best results."""
+    """Decay rate of the moving average of the weights (Polyak), 0.9999 in the paper's best results; 0: no average."""
     precision: Literal["auto", "bf16-mixed", "32-true", "64-true"] = "auto"
     """auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true."""
     backend: Literal["auto", "eager", "compile", "kernels"] = "auto"
-    """What computes the layers: eager (plain torch), compile (torch.compile, on a CPU over the kernels), kernels
-    (ssvit's own, for a CPU), or auto (compile on CUDA, kernels on a CPU)."""
+    """Implementation of the layers: eager (plain torch), compile (torch.compile, on a CPU over the kernels), kernels
+    (for CPUs), or auto (compile on CUDA, kernels on a CPU)."""
     seed: Whole = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     evaluate_every: Count = 150
     """Steps from one evaluation to the next."""
     save_every: Count = 150
@@ -71,11 +71,11 @@ class Recipe(Options):
     log_every: Count = 10
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
-    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; losses and errors
-    are better when less. auto: accuracy on validation images, or the first probe's on training images, by which nothing
-    is kept unless evaluations differ significantly; None: no checkpoint is kept."""
+    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; for losses and
+    errors, lower is better. auto: the accuracy on validation images, or that of the first probe on training images; no
+    checkpoint is kept unless evaluations differ significantly. None: no checkpoint is kept."""
     patience: Count | None = None
-    """Evaluations of that metric without a gain after which the run ends early; None: it never does."""
+    """Evaluations without an improvement of that metric after which the run stops early; None: no early stopping."""
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
@@ -103,7 +103,7 @@ class Recipe(Options):
         return self
 
     def check(self, run: Run) -> None:
-        """Check that the processes can share a batch, and the encoder and the number of images."""
+        """Check the batch size against the processes and the number of images, and the backend against the encoder."""
         count = run.fabric.processes if isinstance(run.fabric, Fabric) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
@@ -119,20 +119,20 @@ class Recipe(Options):
 
     @property
     def decay_of_momentum(self) -> float:
-        """The decay rate of the momentum of sgd or muon."""
+        """Decay rate of the momentum of sgd or muon."""
         if self.momentum is not None:
             return self.momentum
         return 0.95 if self.optimizer == "muon" else 0.9
 
     @property
     def passes(self) -> int:
-        """Forward and backward passes of an image in one update."""
+        """Number of forward and backward passes for each update."""
         return 2 if self.sam else 1
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, lr / warmup at step 0, then the decay, which would reach its end at step `steps`.
+        """Return the learning rate of a step: linear warm-up from lr / warmup, then the decay until step `steps`.
 
-        The authors' warm-up is a step behind: its first step has a learning rate of 0 (vit_jax: utils.py).
+        In the authors' code, the warm-up starts one step later, with a learning rate of 0 (vit_jax: utils.py).
         """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
@@ -144,11 +144,16 @@ class Recipe(Options):
         return self.lr * (1 + math.cos(math.pi * done)) / 2
 
     def shared(self, processes: int, largest: int) -> "Recipe":
-        """The recipe with micro-batches of at most `largest` images in each of so many processes: the same update."""
+        """Return the recipe with the accumulation that keeps micro-batches within a size. The update is the same.
+
+        Args:
+            processes: Number of processes.
+            largest: Maximum number of images of a micro-batch.
+        """
         each = self.batch_size // processes
         counts = (count for count in range(self.accumulate, each + 1) if each % count == 0 and each // count <= largest)
         return self.changed(accumulate=next(counts, self.accumulate))
 
     def due(self, step: int, every: int) -> bool:
-        """Whether something done `every` so many steps, and at the end, is due once `step` steps are complete."""
+        """Return whether an action that is repeated every `every` steps, and at the end, is due after `step` steps."""
         return step % every == 0 or step == self.steps

@@ -1,7 +1,6 @@
-"""A model shared out among the processes (FSDP2): each holds a part of every weight, of its gradient and its moments.
+"""Sharded models (FSDP2): each process holds a shard of every weight, of its gradient and of the optimiser's state.
 
-A layer's weights are whole in a process only while it computes. The parts are DTensors; what a process holds of one is
-its local part.
+The weights of a layer are gathered only while the layer computes. The weights are DTensors with a local shard.
 """
 
 import copy
@@ -21,14 +20,15 @@ from ssvit.objectives.base import Objective
 
 
 def is_sharded(fabric: Fabric) -> bool:
-    """Whether the strategy shares out the model."""
+    """Return whether the strategy shards the model."""
     return isinstance(fabric.strategy, ModelParallelStrategy)
 
 
 def strategy(*, half: bool) -> ModelParallelStrategy:
-    """Fabric's strategy. half: layers compute from weights in bfloat16; gradients are reduced in float32 all the same.
+    """Return Fabric's strategy for a sharded model. Buffers are not sharded and keep their data type.
 
-    Buffers (the images' mean, the patches' positions) stay as they are.
+    Args:
+        half: Whether layers compute in bfloat16; gradients are always reduced in float32.
     """
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if half:
@@ -39,7 +39,7 @@ def strategy(*, half: bool) -> ModelParallelStrategy:
         layers = [part for part in objective.modules() if isinstance(part, Block)]
         for unit in (*layers, objective):
             sharded = fully_shard(unit, mesh=mesh, mp_policy=policy)
-            # gloo gives the sum where the mean is asked for (torch's issue 162338).
+            # gloo returns the sum when the mean is requested (torch's issue 162338).
             sharded.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
         for module in objective.modules():
             for name, weight in module.named_parameters(recurse=False):
@@ -53,9 +53,9 @@ def strategy(*, half: bool) -> ModelParallelStrategy:
 
 @contextmanager
 def building(fabric: Fabric) -> Iterator[None]:
-    """While the block runs, processes other than the main one give the modules that they make no memory for weights.
+    """Build modules without memory for weights in all processes but the main one, if the model is sharded.
 
-    `State` shares out those of the main process. Buffers are as everywhere.
+    `State` then distributes the weights of the main process. Buffers have memory in every process.
     """
     if not is_sharded(fabric) or fabric.is_global_zero:
         yield
@@ -75,14 +75,14 @@ def building(fabric: Fabric) -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor in every process, which all must ask for."""
+    """Gather a sharded tensor in every process. All processes must call this function."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class Twin:
-    """A copy of an objective without its weights, made before they are shared out, with the same buffers.
+    """A copy of an objective without weights, made before sharding, which shares the buffers.
 
-    It has none of the hooks by which a sharded model waits for all processes, so each may use it by itself.
+    The copy has none of the hooks by which a sharded model waits for all processes, so one process can use it alone.
     """
 
     def __init__(self, objective: Objective, device: torch.device) -> None:
@@ -94,7 +94,7 @@ class Twin:
 
     @contextmanager
     def filled(self, objective: Objective) -> Iterator[Objective]:
-        """While the block runs, the copy has the whole weights of the sharded objective."""
+        """Yield the copy with the gathered weights of the sharded objective."""
         weights = dict(self.objective.named_parameters())
         for name, sharded in objective.named_parameters():
             weights[name].data = whole(sharded.detach())

@@ -1,4 +1,4 @@
-"""The interface of loggers: where the metrics of a run go besides metrics.jsonl."""
+"""The contract of loggers, which receive the metrics of a run besides metrics.jsonl."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,19 +7,25 @@ from PIL.Image import Image
 
 from ssvit.config.declaration import Options
 
-# The rows of metrics.jsonl, each with its "step"; None stands for a number that is not finite.
+# The rows of metrics.jsonl, each with its "step"; None in place of a number that is not finite.
 Rows = Sequence[Mapping[str, float | None]]
 
 
 class Unreachable(Exception):
-    """A service takes nothing now; what it lacks is sent with the next row."""
+    """A service is unreachable; the missing rows are sent with the next one."""
 
 
 class Logger:
-    """One place for the metrics of a run. The main process alone has one.
+    """A destination of the metrics of a run, in the main process only.
 
-    folder: the run's. name: the run's among others. hyperparameters: by name. `file` names what it writes, for an
-    error of the disk.
+    Args:
+        options: The options of the logger.
+        folder: The folder of the run.
+        name: The name of the run.
+        hyperparameters: The hyperparameters of the run, by name.
+
+    Attributes:
+        file: The name of the file that it writes, for error messages.
     """
 
     file: str
@@ -28,18 +34,23 @@ class Logger:
         self.options, self.folder, self.name, self.hyperparameters = options, folder, name, hyperparameters
 
     def open(self, first_step: int, history: Rows) -> None:
-        """Begin after step `first_step`. history: the rows up to there, to which the log appends each new one."""
+        """Open the logger.
+
+        Args:
+            first_step: The number of completed steps.
+            history: The rows up to this step. The log appends each new row to it.
+        """
         raise NotImplementedError
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
-        """Take a new row, which is the last of the history too."""
+        """Record a new row, which is also the last one of the history."""
         raise NotImplementedError
 
     def show(self, step: int, name: str, picture: Image) -> None:
-        """Take a picture that belongs to the last row."""
+        """Record a picture that belongs to the last row."""
 
     def finish(self, metrics: Mapping[str, float]) -> None:
-        """The run is complete; metrics: the last value of each."""
+        """Record that the run is complete, with the last value of each metric."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending data and close the logger."""

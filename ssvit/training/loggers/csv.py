@@ -9,7 +9,7 @@ from ssvit.training.loggers.base import Logger, Rows
 
 
 class Csv(Logger):
-    """A cell is empty where its row lacks the metric, or where the number is not finite."""
+    """metrics.csv. A cell is empty if its row has no such metric or the number is not finite."""
 
     file = "metrics.csv"
 
@@ -25,7 +25,7 @@ class Csv(Logger):
             self._write()
 
     def _write(self) -> None:
-        """The whole file, since it has a new column."""
+        """Rewrite the file with a new column."""
         self._columns = list(dict.fromkeys([*self._columns, *(name for row in self._history for name in row)]))
         text = io.StringIO()
         table = self._table(text)

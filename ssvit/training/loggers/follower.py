@@ -1,4 +1,4 @@
-"""The common part of loggers that fill the run of a service, such as Weights & Biases."""
+"""Base class of loggers for services that keep a run of their own, such as Weights & Biases."""
 
 import json
 from abc import abstractmethod
@@ -17,11 +17,14 @@ def _step(row: Mapping[str, float | None]) -> int:
 
 
 class Follower(Logger):
-    """A service that has a run of its own, which gets each row once, however often training is resumed.
+    """A logger whose service receives each row once, however often training is resumed.
 
-    A run that goes on from a checkpoint gives some rows again, or others in their place if its evaluators changed. The
-    file `<service>.json` in the run's folder says which run of the service is this one, the last step of which it has a
-    row, and how many of that step; the next ones follow. `complete`: the run has ended well.
+    A run that resumes from a checkpoint repeats some rows, or replaces them if its evaluators have changed. The file
+    `<service>.json` in the run folder stores the identity of the service's run, the last step that was sent, and the
+    number of rows of that step.
+
+    Attributes:
+        complete: Whether the run has finished.
     """
 
     complete = False
@@ -37,7 +40,7 @@ class Follower(Logger):
         self._follow()
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
-        self._new = bool(self._lacking())
+        self._new = bool(self._pending())
         self._follow()
 
     def show(self, step: int, name: str, picture: Image) -> None:
@@ -48,8 +51,8 @@ class Follower(Logger):
         self.complete = True
 
     def _follow(self) -> None:
-        """Send the rows that the service lacks."""
-        for row in self._lacking():
+        """Send the rows that have not been sent."""
+        for row in self._pending():
             finite: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
             step = finite.pop("step")
             self.send(step, finite)
@@ -57,20 +60,20 @@ class Follower(Logger):
         kept = {"id": self._id, "step": self._step, "rows": self._rows}
         atomic_io.replace(self.folder / self.file, json.dumps(kept).encode())
 
-    def _lacking(self) -> Rows:
-        """The rows after the last one that was sent."""
+    def _pending(self) -> Rows:
+        """Return the rows after the last one that was sent."""
         recent = [*takewhile(lambda row: _step(row) >= self._step, reversed(self._history))][::-1]
         same = sum(_step(row) == self._step for row in recent)
         return recent[min(same, self._rows) :]
 
     @abstractmethod
     def start(self, identity: str | None) -> str:
-        """Go on with the service's run of that identity, or begin one; returns its identity."""
+        """Resume the service's run with this identity, or start a new one; return its identity."""
 
     @abstractmethod
     def send(self, step: int, row: Mapping[str, float]) -> None:
-        """Send a row of finite numbers. Unreachable if the service does not take it."""
+        """Send a row of finite numbers. Unreachable if the service does not accept it."""
 
     @abstractmethod
     def send_picture(self, step: int, name: str, picture: Image) -> None:
-        """Send a picture. Unreachable if the service does not take it."""
+        """Send a picture. Unreachable if the service does not accept it."""
