@@ -24,7 +24,7 @@ docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 benchmark: .venv/ready
-	$(BIN)/python tools/benchmark.py
+	$(BIN)/ssvit benchmark
 
 # What running needs.
 .venv/ready: pyproject.toml constraints.txt

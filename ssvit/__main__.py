@@ -1,12 +1,10 @@
-"""ssvit COMMAND …: the commands that tools/ has in a checkout, from anywhere. Each imports what it needs."""
+"""The program ssvit COMMAND …, which imports what the command needs."""
 
 import difflib
-import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssvit.cli import COMMANDS, find
@@ -20,12 +18,9 @@ _HELP = {"--help", "-h", "--help-all"}
 
 
 def main(name: str | None = None) -> None:
-    """Run a command. name: that of a file of tools/; None: the first argument names it."""
+    """Run a command. name: None: the first argument names it."""
     arguments = sys.argv[1:]
-    if name is not None:
-        spelling = f"python {Path(sys.argv[0]).parent}{os.sep}", ".py"
-    else:
-        spelling = "ssvit ", ""
+    if name is None:
         name, *arguments = arguments or ["--help"]
     if name in ("--help", "-h"):
         print(usage())
@@ -43,14 +38,14 @@ def main(name: str | None = None) -> None:
         print(f"ssvit: {name}: {hint}", file=sys.stderr)
         sys.exit(2)
     else:
-        _run(name, arguments, spelling)
+        _run(name, arguments)
 
 
-def _run(name: str, arguments: list[str], spelling: tuple[str, str]) -> None:
+def _run(name: str, arguments: list[str]) -> None:
     from ssvit.config.command import in_one_line
     from ssvit.options import Failure
 
-    command = replace(find(name), spelling=spelling)
+    command = replace(find(name), prefix="ssvit ")
     asked = {_DRY_RUN, _SHOW_CONFIG, *_HELP}.intersection(arguments)
     arguments = [argument for argument in arguments if argument not in asked]
     if _HELP & asked:

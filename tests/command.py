@@ -1,4 +1,4 @@
-"""The tools as commands: the options of a run that takes seconds, what they print, and when one hangs."""
+"""Commands as users run them: the options of a run that takes seconds, what they print, and when one hangs."""
 
 import os
 import subprocess
@@ -28,11 +28,15 @@ def one_line(done) -> str:
     return line
 
 
-def start(folder: Path, tool: str, *options: str, **environment: str) -> subprocess.Popen:
-    """A tool at work in a folder, its output to be read; one that hangs is killed."""
-    command = [sys.executable, str(Path(__file__).parent.parent / "tools" / f"{tool}.py"), "outputs=outputs", *options]
+def program(name: str, *options: str) -> list[str]:
+    """Return the arguments of the process of a command: python -m ssvit NAME OPTIONS."""
+    return [sys.executable, "-m", "ssvit", name.replace("_", "-"), *options]
+
+
+def start(folder: Path, name: str, *options: str, **environment: str) -> subprocess.Popen:
+    """Start a command in a folder, whose output is to be read; one that hangs is killed."""
     process = subprocess.Popen(
-        command,
+        program(name, "outputs=outputs", *options),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

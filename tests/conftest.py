@@ -1,4 +1,4 @@
-"""What several tests need: the environment of the tools, tiny images, and the command line."""
+"""What several tests need: the environment of the commands, tiny images, and the command line."""
 
 import os
 
@@ -6,18 +6,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import leftovers
 import prefork
 import pytest
-from command import LIMIT, TINY
+from command import LIMIT, TINY, program
 
 ROOT = Path(__file__).resolve().parent.parent
 # Child processes import modules of tests: the server that they are forked from, and functions of test files.
 FOLDERS = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py")})
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*FOLDERS, os.environ.get("PYTHONPATH"))))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*FOLDERS, str(ROOT), os.environ.get("PYTHONPATH"))))
 leftovers.mark()
 
 
@@ -40,14 +39,14 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture
 def tool(tmp_path):
-    """Run a tool as a user would, on a tiny model: tool("pretrain", "recipe.steps=4", …) -> the finished process."""
+    """Run a command as a user would: tool("pretrain", "recipe.steps=4", …) -> the finished process."""
 
     def run(name, *options, status=0, prefix=(), **environment):
         options = (f"outputs={tmp_path}/outputs", *options)
         if prefix or environment:
             done = subprocess.run(
-                [*prefix, sys.executable, str(ROOT / "tools" / f"{name}.py"), *options], capture_output=True, text=True,
-                timeout=LIMIT, cwd=tmp_path, env={**os.environ, **environment},
+                [*prefix, *program(name, *options)], capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path,
+                env={**os.environ, **environment},
             )  # fmt: skip
         else:
             done = prefork.run(name, *options, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""A process that has loaded torch and forks for each tool: a test pays for what a tool does, not for its imports."""
+"""A process that has loaded torch and forks for each command: a test does not pay for its imports."""
 
 import functools
 import importlib
@@ -13,20 +13,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from command import LIMIT
+from command import LIMIT, program
 
 _SLOW = ("torch", "torchvision.transforms.v2", "lightning_fabric", "hydra")
 
 
 def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """`python tools/NAME.py options…` in a folder; what it prints comes back, and its status.
+    """Run `python -m ssvit NAME options…` in a folder; return what it prints, and its status.
 
     TimeoutExpired if it hangs.
     """
-    server, script = _server(), Path(__file__).parent.parent / "tools" / f"{name}.py"
+    server, command = _server(), program(name, *options)
     with tempfile.TemporaryDirectory() as temporary:
         told = [Path(temporary, name) for name in ("stdout", "stderr")]
-        asked = {"arguments": [str(script), *options], "folder": str(folder), "told": list(map(str, told))}
+        asked = {"arguments": command[3:], "folder": str(folder), "told": list(map(str, told))}
         server.stdin.write(json.dumps(asked | {"environment": dict(os.environ)}).encode() + b"\n")
         child = int(server.stdout.readline())
         ended = bool(select.select([server.stdout], [], [], LIMIT)[0])
@@ -34,8 +34,8 @@ def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[s
             os.kill(child, signal.SIGKILL)
         status = int(server.stdout.readline())
         if not ended:
-            raise subprocess.TimeoutExpired([str(script), *options], LIMIT)
-        return subprocess.CompletedProcess([str(script), *options], status, *(file.read_text() for file in told))
+            raise subprocess.TimeoutExpired(command, LIMIT)
+        return subprocess.CompletedProcess(command, status, *(file.read_text() for file in told))
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def serve() -> None:
 
 
 def _become(arguments: Sequence[str], folder: str, told: Sequence[str], environment: dict[str, str]) -> None:
-    """The script, as if Python had been started with it."""
+    """Run a command as if Python had been started with `-m ssvit`."""
     for descriptor, name in enumerate((os.devnull, *told)):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
@@ -82,5 +82,5 @@ def _become(arguments: Sequence[str], folder: str, told: Sequence[str], environm
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv, sys.path[0] = list(arguments), os.path.dirname(arguments[0])
-    runpy.run_path(arguments[0], run_name="__main__")
+    sys.argv = ["ssvit", *arguments]
+    runpy.run_module("ssvit", run_name="__main__", alter_sys=True)

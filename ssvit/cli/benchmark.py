@@ -1,43 +1,73 @@
-"""Compare the speed of a part of ssvit with other libraries: ssvit benchmark part=step"""
+"""Measure training steps and the loader on this machine: ssvit benchmark objective=mae encoder=s
 
-import importlib
+batch_sizes=[64,128,256] precisions=[bf16-mixed,32-true] measures each batch size in each precision.
+"""
+
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
-from ssvit.benchmark.options import Benchmark
-from ssvit.config.command import Command
+from ssvit.cli import pretrain
 from ssvit.config.composed import Config
-from ssvit.options import within
+from ssvit.config.declaration import Count, Name, Run
+from ssvit.options import file_to_write
+from ssvit.training.options import Pretrain
+
+
+class Benchmark(Pretrain):
+    """The steps and batches of a pre-training run, which are measured in one process."""
+
+    rounds: Count = 7
+    """Number of rounds. The figures are medians over the rounds."""
+    batch_sizes: Sequence[Count] = ()
+    """Batch sizes to measure; []: recipe.batch_size alone."""
+    precisions: Sequence[Literal["auto", "bf16-mixed", "32-true", "64-true"]] = ()
+    """Precisions to measure; []: recipe.precision alone."""
+    output: Name | None = None
+    """A file for the rates as JSON."""
+
+
+def cases(config: Config) -> list[Config]:
+    """Return a checked configuration for each batch size in each precision."""
+    options: Benchmark = config.options
+    if options.output is not None:
+        file_to_write("output", options.output)
+    changed = [
+        config.changed({"recipe.batch_size": batch_size, "recipe.precision": precision, "fabric.devices": 1})
+        for precision in options.precisions or [options.recipe.precision]
+        for batch_size in options.batch_sizes or [options.recipe.batch_size]
+    ]
+    for one in changed:
+        Run(one.options).check()
+    return changed
 
 
 def run(config: Config) -> None:
-    """Check the options, measure, print the tables, and write rates and pictures if asked to."""
+    """Measure, print a table, and write the rates if asked to."""
+    checked = cases(config)
+
+    from ssvit.training.benchmark import step_and_loader, table
+
     options: Benchmark = config.options
-    if options.part == "gpu":
-        from ssvit.benchmark import gpu
-
-        gpu.run(options.gpu, options.step, rounds=options.rounds)
-        return
-
-    from ssvit.benchmark.timing import as_json, table
-
-    with within("step"):
-        given = {"options": options.step} if options.part == "step" else {}
-        results = importlib.import_module(f"ssvit.benchmark.{options.part}").run(rounds=options.rounds, **given)
-    for title, rates in results.items():
-        print(table(title, rates))
+    rates = {rate.name: rate for one in checked for rate in step_and_loader(one, rounds=options.rounds)}
+    what = ", ".join(f"{name}={config.choices[name]}" for name in ("objective", "encoder", "data"))
+    print(table(what, list(rates.values())))
     if options.output is not None:
-        Path(options.output).write_text(json.dumps(as_json(results), indent=2) + "\n")
-    if options.plot is not None:
-        from ssvit.figures.speed import speed
-
-        file = Path(options.plot)
-        for place, (title, rates) in enumerate(results.items()):
-            # The machine's own rates have another unit.
-            shown = [rate for rate in rates if "product of" not in rate.name]
-            values = ([getattr(rate, name) for rate in shown] for name in ("name", "per_work_second", "quartiles"))
-            figure = speed(*values, title=title, unit="items per second of work")
-            figure.savefig(file.with_stem(f"{file.stem}_{place + 1}") if place else file)
+        Path(options.output).write_text(json.dumps([asdict(rate) for rate in rates.values()], indent=2) + "\n")
 
 
-command = Command("benchmark", run, options=Benchmark)
+command = replace(
+    pretrain.command,
+    name="benchmark",
+    run=run,
+    options=Benchmark,
+    dry_run=None,
+    results=None,
+    common=(
+        "rounds", "batch_sizes", "precisions", "output", "objective", "data.root", "data.image_size",
+        "encoder.patch_size", "recipe.batch_size", "recipe.precision", "recipe.backend", "workers",
+        "fabric.accelerator",
+    ),
+)  # fmt: skip

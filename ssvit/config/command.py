@@ -51,7 +51,7 @@ class Command:
         common: Beginnings of the options that --help shows, all if empty.
         dry_run: What --dry-run calls in the place of `run`; it returns the completed configuration.
         results: The dotted name of the class that collects the results of a sweep, if `run` returns a run's folder.
-        spelling: As of `CommandLine`.
+        prefix: As of `CommandLine`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Command:
     common: Sequence[str] = ()
     dry_run: Callable[[Config], Config] | None = None
     results: str | None = None
-    spelling: tuple[str, str] = PYTHON
+    prefix: str = PYTHON
 
     def main(self, arguments: Sequence[str]) -> None:
         """Run with these arguments of the command line. A failure is one line, and ends the process."""
@@ -100,7 +100,7 @@ class Command:
 
         incomplete: whether options that stand for others may be wrong.
         """
-        line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, spelling=self.spelling)
+        line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, prefix=self.prefix)
         for option, function in self.expansions.items():
             if line.typed.get(option, "null") not in ("null", ""):
                 with suppress(UserError) if incomplete else nullcontext():

@@ -17,7 +17,7 @@ from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
 Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
-PYTHON = "ssvit.", ""  # the spelling of a command as a function of Python
+PYTHON = "ssvit."  # before the name of a command, as a function of Python
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Within the package where it is installed, beside it in a checkout.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
@@ -43,7 +43,7 @@ class CommandLine:
         nodes: Choices that exist for this command alone: groups of options by (group, name).
         brought: The choices that data=pretrained stands for, by group.
         finish: Returns another `Config` for the composed one; None: it stays as it is.
-        spelling: What stands before and after the name of a command, such as ("ssvit ", "").
+        prefix: What stands before the name of a command: "ssvit " or, in Python, "ssvit.".
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CommandLine:
         *,
         aliases: Mapping[str, str] | None = None,
         positional: str | None = None,
-        spelling: tuple[str, str] = PYTHON,
+        prefix: str = PYTHON,
     ) -> None:
         self.aliases = dict(aliases or {})
         self.options: list[str] = []
@@ -65,7 +65,7 @@ class CommandLine:
         self.nodes: dict[tuple[str, str], Plain] = {}
         self.brought: dict[str, str | None] = {}
         self.finish: Callable[[Any], Any] | None = None
-        self.spelling = spelling
+        self.prefix = prefix
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
         for alias, option in self.aliases.items():
@@ -172,8 +172,8 @@ class CommandLine:
         return self.brought.get(group, choice) if choice == "pretrained" else choice
 
     def command(self, name: str) -> str:
-        """What a user types for another command, in the way that started this one: ssvit finetune --plugin mine."""
-        return " ".join([name.join(self.spelling), *map(shlex.quote, self.flags if self.spelling != PYTHON else [])])
+        """Return what a user types for another command, in the way that started this one: ssvit finetune --plugin mine."""
+        return " ".join([self.prefix + name, *map(shlex.quote, self.flags if self.prefix != PYTHON else [])])
 
     def say(self, line: str) -> None:
         """Keep a line for `announce`: a mistake in the command is reported alone."""

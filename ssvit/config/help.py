@@ -76,10 +76,9 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
         shown.append(Group(group.title, common))
     flags["--help-all"] = f"{hidden} more options" if hidden else "all options"
     shown.append(Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()]))
-    name = command.name if command.spelling[1] else command.name.replace("_", "-")  # tools/few_shot.py, ssvit few-shot
     arguments_too = f" [{command.positional.upper()} …]" if command.positional else ""
     lines = [
-        f"{name.join(command.spelling)} [OPTION=VALUE …]{arguments_too}",
+        f"{command.prefix}{command.name.replace('_', '-')} [OPTION=VALUE …]{arguments_too}",
         *textwrap.wrap(f"{purpose[0].upper()}{purpose[1:]}.", width),
     ]
     for group in shown:

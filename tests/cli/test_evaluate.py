@@ -1,4 +1,4 @@
-"""tools/evaluate.py: all probes in one report, the same by one process or two; mistakes are told at once."""
+"""ssvit evaluate: all probes in one report, the same by one process or two; mistakes are told at once."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""tools/finetune.py as a user runs it: what it starts from, what it leaves, studies, and mistakes in one line."""
+"""ssvit finetune as a user runs it: what it starts from, what it leaves, studies, and mistakes in one line."""
 
 import csv
 import json
@@ -288,7 +288,7 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     done = tool("predict", "one = 1.png", "bad.jpg", status=1)
     assert "one = 1.png: " in done.stdout
     assert "bad.jpg: no image" in done.stdout
-    assert done.stderr == "predict.py: 1 of 2 pictures could not be read\n"
+    assert done.stderr == "ssvit: 1 of 2 pictures could not be read\n"
 
 
 def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, tmp_path):

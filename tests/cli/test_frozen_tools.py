@@ -1,4 +1,4 @@
-"""tools/few_shot.py, linear_probe.py, knn.py: their numbers are those of the checkpoint's features and of baselines."""
+"""ssvit few-shot, linear-probe and knn: their numbers are those of the checkpoint's features and of baselines."""
 
 import json
 import shutil

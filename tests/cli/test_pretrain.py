@@ -1,4 +1,4 @@
-"""tools/pretrain.py as a user runs it: mistakes told in one line before torch loads, runs that end as they should."""
+"""ssvit pretrain as a user runs it: mistakes told in one line before torch loads, runs that end as they should."""
 
 import fcntl
 import json
@@ -64,13 +64,13 @@ from runs import final, kill_after
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, options, told):
-    assert one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {told}")
+    assert one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch)).startswith(f"ssvit: {told}")
 
 
 def test_a_folder_without_images_is_told_before_torch_loads(tool, no_torch, tmp_path):
     (tmp_path / "empty").mkdir()
     line = one_line(tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("pretrain.py: data.root=empty: holds no image")
+    assert line.startswith("ssvit: data.root=empty: holds no image")
     (tmp_path / "empty" / "notes.txt").write_text("no image")
     assert "holds no image" in one_line(
         tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch)
@@ -261,10 +261,10 @@ def test_a_fault_that_only_the_data_show_is_told_in_one_line(tool, tmp_path):
     (tmp_path / "cifar").mkdir()
     done = tool("pretrain", *TINY[4:], "data=cifar10", "data.root=cifar", status=1)
     (line,) = done.stderr.splitlines()
-    assert line.startswith("pretrain.py: data.root=cifar: holds no whole cifar10")
+    assert line.startswith("ssvit: data.root=cifar: holds no whole cifar10")
     done = tool("pretrain", *TINY, "evaluators.held_out.images=-1", status=2)
     (line,) = done.stderr.splitlines()
-    assert line.startswith("pretrain.py: evaluators.held_out.images=-1: must be a whole number")
+    assert line.startswith("ssvit: evaluators.held_out.images=-1: must be a whole number")
 
 
 def test_on_a_terminal_there_is_a_live_bar(tmp_path):

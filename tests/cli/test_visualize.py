@@ -1,4 +1,4 @@
-"""tools/visualize.py: what it writes and says is what a plain computation on the same images gives."""
+"""ssvit visualize: what it writes and says is what a plain computation on the same images gives."""
 
 import json
 import math
@@ -299,4 +299,4 @@ def test_a_mistake_names_the_option_and_what_is_right(run, look, options, told):
 def test_a_mistake_is_told_in_one_line_before_torch_loads(run, tool, no_torch, options, told):
     options = [option.replace("RUN", str(run)) for option in options]
     line = one_line(tool("visualize", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"visualize.py: {told}")
+    assert line.startswith(f"ssvit: {told}")

@@ -110,7 +110,7 @@ def test_files_of_one_s_own_are_explained(tool, no_torch, tmp_path):
 def test_a_mistake_in_what_is_asked_about_is_one_line(tool, no_torch):
     done = tool("pretrain", "--help", "objective=no", status=2, PYTHONPATH=no_torch)
     assert done.stdout == ""
-    assert done.stderr.startswith("pretrain.py: objective=no: must be one of classify, ")
+    assert done.stderr.startswith("ssvit: objective=no: must be one of classify, ")
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")

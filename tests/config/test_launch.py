@@ -65,7 +65,7 @@ LONG = "a" * 5000
     ],
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):
-    assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"{name}.py: {told}")
+    assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"ssvit: {told}")
 
 
 COMPOSED = """
@@ -279,7 +279,7 @@ def test_a_plug_in_that_is_missing_is_named(tool, no_torch, option, package):
         version(package)
         pytest.skip("it is installed")
     line = one_line(tool("pretrain", "-m", option, "recipe.lr=1e-3,2e-3", status=2, PYTHONPATH=no_torch))
-    assert line == f"pretrain.py: {option}: needs {package}: pip install {package}"
+    assert line == f"ssvit: {option}: needs {package}: pip install {package}"
 
 
 def jobs_of(folder, **columns):

@@ -342,7 +342,7 @@ def test_a_manifest_tells_options_of_a_transform_that_there_are():
 )
 def test_the_tool_names_the_option_that_was_typed(tool, no_torch, options, line):
     tiny = [option for option in TINY if "target" not in option]
-    assert one_line(tool("pretrain", *tiny, *options, status=2, PYTHONPATH=no_torch)).startswith(f"pretrain.py: {line}")
+    assert one_line(tool("pretrain", *tiny, *options, status=2, PYTHONPATH=no_torch)).startswith(f"ssvit: {line}")
 
 
 def test_an_error_reaches_another_process_as_it_is():

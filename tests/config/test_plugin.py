@@ -75,9 +75,9 @@ def test_a_target_serves_another_objective(path, tool):
 def test_a_wrong_option_is_told_in_one_line(path, no_torch, tool):
     trapped = os.pathsep.join((no_torch, path))
     line = one_line(tool("pretrain", *METHOD, "objective.hidden=2", status=2, PYTHONPATH=trapped))
-    assert line == "pretrain.py: objective.hidden=2: must be a number, above 0 and at most 1"
+    assert line == "ssvit: objective.hidden=2: must be a number, above 0 and at most 1"
     line = one_line(tool("pretrain", *METHOD, "target.contrast=0", status=2, PYTHONPATH=trapped))
-    assert line == "pretrain.py: target.contrast=0: must be a number, above 0"
+    assert line == "ssvit: target.contrast=0: must be a number, above 0"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_an_objective_requires_of_other_parts_is_checked_before_torch_is_lo
 ):
     trapped = os.pathsep.join((no_torch, path))
     line = one_line(tool("pretrain", *METHOD, *options, status=2, PYTHONPATH=trapped))
-    assert line.startswith(f"pretrain.py: {words}")
+    assert line.startswith(f"ssvit: {words}")
 
 
 @pytest.mark.parametrize("command", [("pretrain",), ("finetune", "checkpoint=scratch", "data=synthetic")])

@@ -289,12 +289,12 @@ def test_damage_is_told_in_one_line(suffix, tmp_path):
 def test_tools_take_a_file_and_ask_before_torch_is_loaded(tool, plain, tmp_path, no_torch):
     asked = (f"checkpoint={plain.path}", "data=synthetic", "data.image_size=16")
     line = one_line(tool("knn", *asked, status=2, PYTHONPATH=no_torch))
-    assert line == "knn.py: encoder.heads=null: an encoder of width 48 may have any; how many has timm.safetensors?"
+    assert line == "ssvit: encoder.heads=null: an encoder of width 48 may have any; how many has timm.safetensors?"
     line = one_line(tool("knn", *asked, "encoder.heads=4", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("knn.py: encoder.trained_size=null: ")
+    assert line.startswith("ssvit: encoder.trained_size=null: ")
     told = ("encoder.heads=4", "encoder.trained_size=[32,56]")
     line = one_line(tool("knn", *asked, *told, "batch_size=0", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("knn.py: batch_size=0")
+    assert line.startswith("ssvit: batch_size=0")
     (tmp_path / "weights.txt").touch()
     line = one_line(tool("knn", "checkpoint=weights.txt", "data=synthetic", status=2, PYTHONPATH=no_torch))
     assert "ends in .safetensors, .npz" in line

@@ -148,7 +148,7 @@ def test_only_files_of_the_cache_have_a_repositorys_name(cache, tmp_path):
 def test_the_tools_take_an_address_before_torch_is_loaded(tool, cache, no_torch):
     offline = {"HF_HUB_CACHE": str(cache[0]), "HF_HUB_OFFLINE": "1", "PYTHONPATH": no_torch}
     line = one_line(tool("pretrain", "checkpoint=hf://me/none", status=2, **offline))
-    assert line.startswith("pretrain.py: checkpoint=hf://me/none: has none of model.safetensors")
+    assert line.startswith("ssvit: checkpoint=hf://me/none: has none of model.safetensors")
     line = one_line(tool("pretrain", "checkpoint=hf://me/tiny", status=2, **offline))  # which it found
     assert "no config.yaml of a run beside it tells its images; give data=" in line
 

@@ -323,7 +323,7 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     assert "target_weights: is not what the run in" in refused.stderr
     stage[1] = "target.checkpoint=outputs/gone"
     line = one_line(tool("pretrain", *given, *stage, "recipe.steps=4", status=2))
-    assert line.startswith("pretrain.py: target.checkpoint=outputs/gone: no such folder")
+    assert line.startswith("ssvit: target.checkpoint=outputs/gone: no such folder")
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
     assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
     assert "knn" in tool("evaluate", "checkpoint=outputs/second", "probes=[knn]", "train_images=32").stdout.lower()

@@ -214,18 +214,18 @@ def test_an_option_that_cannot_be_is_named(given, told):
 def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_torch):
     given = ["objective=contrastive_tuning", "objective.hidden=16", "objective.projection=8", "objective.queue=16"]
     line = one_line(tool("pretrain", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith("pretrain.py: checkpoint=null: the objective goes on from trained weights")
+    assert line.startswith("ssvit: checkpoint=null: the objective goes on from trained weights")
     tool("pretrain", *(one for one in TINY if not one.startswith("target")), "objective=mae", "probe=[]",
          "objective.decoder.width=16", "objective.decoder.heads=2")  # fmt: skip
     first = tmp_path / "outputs" / "mae_synthetic"
     short = [one for one in TINY if one.startswith(("recipe", "fabric"))]
     given += [*short, f"checkpoint={first}", "name=tuned", "probe=[]", "evaluators.held_out.images=16"]
     line = one_line(tool("pretrain", *given, "objective.trained=3", status=2))
-    assert line.startswith("pretrain.py: objective.trained=3: must be at most 2, the layers of the encoder")
+    assert line.startswith("ssvit: objective.trained=3: must be at most 2, the layers of the encoder")
     line = one_line(tool("pretrain", *given, "objective.queue=7", "recipe.accumulate=2", status=2))
-    assert line.startswith("pretrain.py: objective.queue=7: must hold the images of a step, recipe.batch_size=8")
+    assert line.startswith("ssvit: objective.queue=7: must hold the images of a step, recipe.batch_size=8")
     line = one_line(tool("pretrain", *given, "data.augment.local_views=1", status=2))
-    assert line.startswith("pretrain.py: data.augment.local_views=1: must be 0: the objective takes global views alone")
+    assert line.startswith("ssvit: data.augment.local_views=1: must be 0: the objective takes global views alone")
     tool("pretrain", *given)
     run = tmp_path / "outputs" / "tuned"
     found = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]

@@ -399,7 +399,7 @@ def test_a_schedule_may_be_any_function_of_the_progress():
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, given, told):
     line = one_line(tool("pretrain", "objective=dino", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: {told}")
+    assert line.startswith(f"ssvit: {told}")
 
 
 def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_path):

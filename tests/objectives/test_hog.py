@@ -201,4 +201,4 @@ def test_the_tool_trains(tool, tmp_path, objective):
 
 def test_a_mistake_is_told_before_torch_loads(tool, no_torch):
     done = tool("pretrain", "target=hog", "target.cell=5", status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith("pretrain.py: target.cell=5: must divide the window of 12x12 pixels")
+    assert one_line(done).startswith("ssvit: target.cell=5: must divide the window of 12x12 pixels")

@@ -369,7 +369,7 @@ def test_an_option_that_cannot_be_is_named(given, told):
 
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch):
     line = one_line(tool("pretrain", "objective=ibot", "objective.spread=0.5", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("pretrain.py: objective.spread=0.5: must be a number")
+    assert line.startswith("ssvit: objective.spread=0.5: must be a number")
 
 
 def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_path):

@@ -379,7 +379,7 @@ OPTIONS = (
 )
 def test_a_mistake_is_told_before_torch_loads(tool, no_torch, option, told):
     done = tool("pretrain", *OPTIONS, option, status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith(f"pretrain.py: {told}")
+    assert one_line(done).startswith(f"ssvit: {told}")
 
 
 def test_from_the_command_line_the_students_encoder_is_what_is_kept(tool, tmp_path):

@@ -485,7 +485,7 @@ OPTIONS = (
 def test_a_mistake_is_told_before_torch_loads(tool, no_torch, option, told):
     given = "encoder.heads=2" if "encoder=" not in option else "data.image_size=64"
     done = tool("pretrain", *OPTIONS, given, option, status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith(f"pretrain.py: {told}")
+    assert one_line(done).startswith(f"ssvit: {told}")
 
 
 def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp_path, capsys):

@@ -203,7 +203,7 @@ OPTIONS = (*TINY, "objective=masked_patch_decoder", "objective.decoder.width=16"
 def test_a_mistake_is_told_before_torch_loads(tool, no_torch, options, told):
     given = [option for option in OPTIONS if not option.startswith("encoder") or "encoder=" not in options[0]]
     done = tool("pretrain", *given, *options, status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith(f"pretrain.py: {told}")
+    assert one_line(done).startswith(f"ssvit: {told}")
 
 
 def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp_path, capsys):

@@ -287,7 +287,7 @@ def test_an_option_that_cannot_be_is_named(given, told):
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, given, told):
     line = one_line(tool("pretrain", "objective=simclr", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: {told}")
+    assert line.startswith(f"ssvit: {told}")
 
 
 def test_from_the_command_line(tool, tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from command import LIMIT
 
+from ssvit.__main__ import main
 from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +25,7 @@ LEVELS = (
     ("evaluation",),
     ("retrieval", "analysis", "training"),
     ("studies",),
-    ("benchmark", "inference"),
+    ("inference",),
     ("cli",),
     ("api", "__main__"),
 )
@@ -54,14 +56,12 @@ WITHOUT_TORCH = (
     "data.sources.robustness",
     "data.sources.vtab",
     "studies.vtab",
-    "benchmark.options",
     "exchange.reading",
     "analysis.options",
     "checkpoints.checkpoint",
     "loading.finding",
 )
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
-TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]
 
 
 def imports(source: str, known: frozenset[str] = frozenset()) -> set[str]:
@@ -153,11 +153,11 @@ def test_frameworks_stay_where_they_belong(module):
         "omegaconf": ("config",),
         "pytorch_lightning": (),
         "onnxruntime": ("exchange",),
-        "timm": ("benchmark", "models"),
-        "transformers": ("benchmark",),
-        "vit_pytorch": ("benchmark",),
+        "timm": ("models",),
+        "transformers": (),
+        "vit_pytorch": (),
         "wandb": ("training",),
-        "sklearn": ("benchmark",),
+        "sklearn": (),
     }
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}
     assert not astray
@@ -186,13 +186,23 @@ def test_the_list_of_commands_imports_no_command():
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
-def test_there_are_tools():
-    assert "pretrain.py" in {path.name for path in TOOLS}
+SCRIPTS = ("evaluate", "few_shot", "finetune", "knn", "linear_probe", "pretrain", "retrieve")
 
 
-@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.name)
-def test_a_tool_is_short(path):
-    assert len(path.read_text().splitlines()) < 60
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_in_tools_is_its_command(name, monkeypatch):
+    started = []
+    monkeypatch.setattr("ssvit.__main__._run", lambda *command: started.append(command))
+    options = ["recipe.lr=1", "--help"]
+    monkeypatch.setattr(sys, "argv", ["script", *options])
+    runpy.run_path(str(ROOT / "tools" / f"{name}.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["ssvit", name.replace("_", "-"), *options])
+    main()
+    assert started[0] == started[1] == (name.replace("_", "-"), options)
+
+
+def test_tools_has_no_other_scripts():
+    assert {path.stem for path in (ROOT / "tools").glob("*.py")} == set(SCRIPTS)
 
 
 WAITING = ("communicate", "join", "run", "wait")

@@ -1,4 +1,4 @@
-"""tools/retrieve.py as a user runs it: a store of pictures, added to and asked, and mistakes in one line."""
+"""ssvit retrieve as a user runs it: a store of pictures, added to and asked, and mistakes in one line."""
 
 import json
 import shutil
@@ -30,7 +30,6 @@ from ssvit.options import OptionError, UserError
 from ssvit.retrieval import describer, gallery, options
 from ssvit.retrieval.store import Store
 
-TOOLS = Path(__file__).parents[2] / "tools"
 RUN = "masked_patch_synthetic"
 
 
@@ -288,7 +287,7 @@ def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):
     assert f"made with the encoder {seals[0]} layer2_patch_mean, not with {seals[1]} layer2_patch_mean" in line
     shard.write_bytes(shard.read_bytes()[:-1])
     line = one_line(tool("retrieve", "action=query", "store=store", pictures, status=1))
-    assert line == f"retrieve.py: {shard.relative_to(work)}: is damaged (its sha256 is not the manifest's)"
+    assert line == f"ssvit: {shard.relative_to(work)}: is damaged (its sha256 is not the manifest's)"
 
 
 @pytest.mark.parametrize(
@@ -318,7 +317,7 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(work, tool, no_torch, 
     paint(work / "one.png", 1)
     (work / "s").mkdir()
     line = one_line(tool("retrieve", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"retrieve.py: {told}")
+    assert line.startswith(f"ssvit: {told}")
 
 
 def test_a_data_set_is_stored_and_asked_as_pictures_are(work, tool):

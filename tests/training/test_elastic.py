@@ -52,7 +52,7 @@ def test_half_of_the_processes_go_on_with_the_same_batches(tool, tmp_path):
     shutil.rmtree(run / "step_00000006")
     refused = one_line(tool("pretrain", *options, "fabric.devices=3", "fabric.strategy=ddp", status=2))
     right = "must be divisible by processes * accumulate = 3 * 1; 2 of these processes can share it"
-    assert refused == f"pretrain.py: recipe.batch_size=8: {right}"
+    assert refused == f"ssvit: recipe.batch_size=8: {right}"
     tool("pretrain", *options)
     assert json.loads((run / "step_00000006" / "manifest.json").read_text())["micro_batch"] == 4
     losses = [

@@ -173,9 +173,9 @@ def test_a_dry_run_of_fine_tuning_says_how_many_runs_there_are(tool, outputs):
 
 def test_a_dry_run_finds_mistakes_before_torch_is_loaded(tool, no_torch):
     told = one_line(tool("pretrain", "--dry-run", "recipe.steps=0", status=2, PYTHONPATH=no_torch))
-    assert told == "pretrain.py: recipe.steps=0: must be a whole number, 1 or more"
+    assert told == "ssvit: recipe.steps=0: must be a whole number, 1 or more"
     told = one_line(tool("predict", "--dry-run", status=2, PYTHONPATH=no_torch))
-    assert told == "predict.py: --dry-run: is for the commands that train, pretrain and finetune"
+    assert told == "ssvit: --dry-run: is for the commands that train, pretrain and finetune"
 
 
 def test_a_run_tells_it_before_its_first_step(tool):

@@ -85,6 +85,6 @@ def test_the_answers_of_predict_are_there_whole_or_not_at_all(tmp_path, tool):
     options = (f"checkpoint={run}", f"output={tmp_path}/answers.json", str(STORED / "pictures"))
     done = tool("predict", *options, status=1, prefix=(*LIMITED, "1"), PYTHONDONTWRITEBYTECODE="1")
     done.stdout = ""
-    assert one_line(done) == f"predict.py: {tmp_path}/answers.json: File too large"
+    assert one_line(done) == f"ssvit: {tmp_path}/answers.json: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["answers.json"]
     assert (tmp_path / "answers.json").read_text() == "[]\n"

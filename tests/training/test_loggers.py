@@ -187,7 +187,7 @@ def test_an_option_that_cannot_be_is_refused(values):
 
 def test_the_command_refuses_before_torch_is_loaded(tool, no_torch):
     line = one_line(tool("pretrain", *TINY, "logger=[csv,abc]", status=2, PYTHONPATH=no_torch))
-    assert line == "pretrain.py: logger=abc: must be one of csv, tensorboard, wandb"
+    assert line == "ssvit: logger=abc: must be one of csv, tensorboard, wandb"
 
 
 def test_loggers_change_no_bit_and_may_change_in_a_run(tool, pretrained, tmp_path):

@@ -121,12 +121,12 @@ def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torc
     if names["file"]:
         given += [f"encoder.heads={HEADS}", "encoder.trained_size=[32,56]"]
     line = one_line(tool("pretrain", "recipe.batch_size=8", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: {told.format(**names)}")
+    assert line.startswith(f"ssvit: {told.format(**names)}")
 
 
 def test_distillation_without_a_distillation_token_is_an_error(tool, no_torch, tmp_path):
     options = ("recipe.batch_size=8", "objective=supervised", "distillation=deit", f"teacher={STORED}")
     line = one_line(tool("pretrain", f"checkpoint={STORED}", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: checkpoint={STORED}: ")
+    assert line.startswith(f"ssvit: checkpoint={STORED}: ")
     assert "distillation token" in line
     assert not (tmp_path / "outputs").exists()

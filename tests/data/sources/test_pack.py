@@ -4,7 +4,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from command import LIMIT, TINY, one_line
+from command import LIMIT, TINY, one_line, program
 from PIL import Image
 from runs import final, kill_after
 from test_shards import in_memory, picture, pixels
@@ -327,9 +326,8 @@ def test_a_store_that_fails_is_asked_again_and_then_named(tmp_path: Path, monkey
 
 
 def command(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    tool = Path(__file__).parents[3] / "tools/pack.py"
     return subprocess.run(
-        [sys.executable, str(tool), *options],
+        program("pack", *options),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -380,7 +378,7 @@ def test_a_wrong_option_is_one_line(
 def test_a_wrong_option_is_told_before_torch_loads(tmp_path: Path, no_torch: str) -> None:
     done = command(tmp_path, "output=x", "data=synthetic", "workers=0", PYTHONPATH=no_torch)
     assert done.returncode == 2
-    assert one_line(done) == "pack.py: workers=0: must be a whole number, 1 or more"
+    assert one_line(done) == "ssvit: workers=0: must be a whole number, 1 or more"
 
 
 def test_bytes_that_are_no_image_are_unreadable() -> None:

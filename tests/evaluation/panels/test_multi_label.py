@@ -442,5 +442,5 @@ def test_the_commands_train_measure_and_predict(tmp_path: Path, tool, monkeypatc
     assert all(one["present"] for one in found["classes"])
     refused = tool(*run, "objective.label_smoothing=0.1", "overwrite=true", status=2)
     assert refused.stderr.strip() == (
-        "finetune.py: objective.label_smoothing=0.1: must be 0 where an image may have several classes"
+        "ssvit: objective.label_smoothing=0.1: must be 0 where an image may have several classes"
     )

@@ -1,0 +1,139 @@
+"""Compare a training step with that of other projects: python -m benchmarks.step objective=mae encoder=ti …
+
+Its options are those of `ssvit benchmark`. Each contender is trained by ssvit's loop with AdamW on the same images.
+`share` is the useful work of a step relative to the machine's own matrix products, measured in the same rounds; for all
+contenders it is the matrix products of ssvit's step.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers import PEERS, with_plain_attention
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.cli import benchmark
+from ssvit.config.composed import Config
+from ssvit.options import OptionError
+from ssvit.training import runtime
+from ssvit.training.benchmark import Rate, Steps, compare, cpu_seconds, few, gpu_seconds, products, table, with_shares
+from ssvit.training.cost import flops
+from ssvit.training.session import Session
+
+OURS, PLAIN = "ssvit", ", plain attention"
+
+
+class Step(benchmark.Benchmark):
+    """The training step that is compared."""
+
+    peers: Sequence[str] | None = None
+    """Parts of the names of the contenders to measure, such as timm or plain; null: all that are installed."""
+    memory: bool = True
+    """Whether the highest memory of two steps is measured, in a separate process for each contender."""
+
+
+def contenders(objective: str, wanted: Sequence[str] | None) -> list[str]:
+    """Return the names of the peers of an objective that are installed and wanted.
+
+    Raises:
+        OptionError: None of them is.
+    """
+    names = list(PEERS.get(objective, ()))
+    names += [f"{name}{PLAIN}" for name in names if name.startswith(("timm", "transformers"))]
+    chosen = [name for name in names if wanted is None or any(part in name for part in wanted)]
+    if wanted and not chosen:
+        raise OptionError("peers", list(wanted), f"must be parts of names: {', '.join(names) or 'there is no peer'}")
+    return [name for name in chosen if find_spec(name.split()[0].replace("-", "_"))]
+
+
+def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float]:
+    """Return the steps of contenders by name, and the GFLOP of the matrix products in ssvit's step of an image."""
+    session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
+    recipe, _, ours, loader = session.build(config)
+    gflop = flops(ours.train(), [few(loader)]) / 2 / 1e9
+    images = next(loader.batches(0, 1))
+    scaled = images._replace(views={key: view / 255 for key, view in images.views.items()})
+    compiled = runtime.backend(recipe, session.fabric.device) == "compile"
+    recipe = recipe.changed(optimizer="adamw")
+    steps = {}
+    for name in names:
+        if name == OURS:
+            steps[name] = Steps(session.fabric, ours, recipe, images)
+            continue
+        peer = PEERS[config.choices["objective"]][name.removesuffix(PLAIN)](config.options)
+        if name.endswith(PLAIN):
+            with_plain_attention(peer)
+        if compiled:
+            peer.compile()  # without ssvit's kernels, which are not the peer's
+        steps[name] = Steps(session.fabric, peer, recipe.changed(backend="eager"), scaled)
+    return steps, gflop
+
+
+def megabytes(name: str, config: Config) -> float | None:
+    """Return the highest memory of two steps, weights and optimizer included.
+
+    It is that of the GPU, or of this process beyond what it held before; None if the system does not report it.
+    """
+    before = _resident("VmRSS")
+    steps = build([name], config)[0][name]
+    for _ in range(2):
+        steps()
+    if steps.state.fabric.device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e6
+    highest = _resident("VmHWM")
+    return None if before is None or highest is None else highest - before
+
+
+def _resident(kind: str) -> float | None:
+    status = Path("/proc/self/status")
+    match = re.search(rf"{kind}:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return None if match is None else int(match[1]) * 1024 / 1e6
+
+
+def measure(config: Config) -> list[Rate]:
+    """Return the rates of ssvit, its peers and the machine's products in images or GFLOP a second."""
+    options: Step = config.options
+    names = [OURS, *contenders(config.choices["objective"], options.peers)]
+    steps, gflop = build(names, config)
+    device = steps[OURS].state.fabric.device
+    peak = products(runtime.precision(config.options.recipe, device), device.type)
+    works: dict[str, Callable[[], float]] = {**steps, **peak}
+    rates = compare(
+        works,
+        rounds=options.rounds,
+        reference=OURS,
+        seconds=gpu_seconds if device.type == "cuda" else cpu_seconds,
+    )
+    rates = with_shares(rates, list(peak), gflop)
+    for place, rate in enumerate(rates):
+        if options.memory and rate.name in names:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                rates[place] = replace(rate, memory=pool.submit(megabytes, rate.name, config).result())
+    return rates
+
+
+def run(config: Config) -> None:
+    """Measure each batch size in each precision, print a table for each, and write the rates if asked to."""
+    results = {}
+    for one in benchmark.cases(config):
+        recipe, choices = one.options.recipe, one.choices
+        title = f"{choices['objective']}, encoder={choices['encoder']}, {one.options.data.image_size} px"
+        title += f", {recipe.batch_size} images, {recipe.precision}, {recipe.backend}"
+        results[title] = measure(one)
+        print(table(title, results[title]))
+    if config.options.output is not None:
+        text = json.dumps({title: list(map(asdict, rates)) for title, rates in results.items()}, indent=2)
+        Path(config.options.output).write_text(text + "\n")
+
+
+command = replace(benchmark.command, run=run, options=Step)
+
+if __name__ == "__main__":
+    command.main(sys.argv[1:])

@@ -1,1 +1,0 @@
-"""ssvit compared with other libraries, measured in turn in the same process."""

@@ -1,0 +1,236 @@
+"""How many images a second a training step takes on this machine, and how many the loader gives.
+
+Contenders of `compare` run alternately, so that a busy machine slows all of them alike. Ratios are taken within a
+round, and their median counts; rates differ from machine to machine.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.config.composed import Config
+from ssvit.data.batch import Batch
+from ssvit.data.loader import Loader
+from ssvit.kernels import fused
+from ssvit.objectives.base import Objective
+from ssvit.private import HAS_ONEDNN
+from ssvit.training import runtime
+from ssvit.training.cost import flops
+from ssvit.training.loop import update
+from ssvit.training.recipe import Recipe
+from ssvit.training.session import Session
+from ssvit.training.state import State
+
+_SIDE = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices whose product shows the machine's peak
+_IN_MEMORY, _FILES = 4096, 512  # images that the loader gives in a round, at least; it augments blocks of 4096
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Items a second: medians over the rounds.
+
+    Attributes:
+        name: The contender.
+        per_work_second: By the CPU time of all threads, or by the events of a GPU.
+        per_second: By the clock.
+        quartiles: The first and the third of the rates per second of work.
+        ratio: The rate relative to that of the reference in the same round, if there is one.
+        ratio_quartiles: The first and the third of this ratio.
+        share: The matrix products of the work relative to the machine's peak, 0 to 1, if measured.
+        memory: The highest memory in megabytes, if measured.
+    """
+
+    name: str
+    per_work_second: float
+    per_second: float
+    quartiles: tuple[float, float]
+    ratio: float | None = None
+    ratio_quartiles: tuple[float, float] | None = None
+    share: float | None = None
+    memory: float | None = None
+
+
+def cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    """Return the number of items of a call, and its CPU time over all threads."""
+    began = time.process_time()
+    count = work()
+    return count, time.process_time() - began
+
+
+def clock_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    """Return the number of items of a call, and its time by the clock."""
+    began = time.perf_counter()
+    count = work()
+    return count, time.perf_counter() - began
+
+
+def gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
+    """Return the number of items of a call, and its time by events of the stream, for which the host waits."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    count = work()
+    ended.record()
+    ended.synchronize()
+    return count, began.elapsed_time(ended) / 1000
+
+
+def compare(
+    contenders: Mapping[str, Callable[[], float]],
+    *,
+    rounds: int,
+    reference: str | None = None,
+    seconds: Callable[[Callable[[], float]], tuple[float, float]] = cpu_seconds,
+) -> list[Rate]:
+    """Time contenders alternately: once in each round, after one round that is not timed.
+
+    Args:
+        contenders: Functions that do some work and return the number of its items.
+        rounds: Number of rounds; the order of the contenders turns by one place in each.
+        reference: The contender that the ratios are relative to; None: there are no ratios.
+        seconds: How the time of work is measured.
+    """
+    names = list(contenders)
+    work: dict[str, list[float]] = {name: [] for name in names}
+    clock: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        contenders[name]()
+    for turn in range(rounds):
+        for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
+            began = time.perf_counter()
+            count, took = seconds(contenders[name])
+            clock[name].append(count / (time.perf_counter() - began))
+            work[name].append(count / took)
+    rates = [
+        Rate(name, statistics.median(work[name]), statistics.median(clock[name]), _quartiles(work[name]))
+        for name in names
+    ]
+    if reference is None:
+        return rates
+    ratios = [[a / b for a, b in zip(work[name], work[reference], strict=True)] for name in names]
+    return [
+        replace(rate, ratio=statistics.median(ratio), ratio_quartiles=_quartiles(ratio))
+        for rate, ratio in zip(rates, ratios, strict=True)
+    ]
+
+
+def _quartiles(rates: Sequence[float]) -> tuple[float, float]:
+    if len(rates) < 2:
+        return rates[0], rates[0]
+    low, _, high = statistics.quantiles(rates, n=4)
+    return low, high
+
+
+class Steps:
+    """Training steps on the same images: each call is one update, and returns the number of images that it takes."""
+
+    def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe, images: Batch) -> None:
+        self.recipe = recipe.changed(steps=1_000_000, warmup=0, decay="constant", lr_end=0.0)
+        self.state = State(fabric, objective, self.recipe)
+        images = images.to(fabric.device)
+        slots = (torch.arange(first, first + len(images.slots)) for first in itertools.count(step=len(images.slots)))
+        self.batches = (images._replace(slots=step_slots) for step_slots in slots)
+        self.step = 0
+
+    def __call__(self) -> int:
+        self.numbers = update(self.state, self.batches, self.step)
+        self.step += 1
+        return self.recipe.batch_size
+
+    @property
+    def loss(self) -> float:
+        """The loss of the newest step, for which the host waits."""
+        return self.numbers.values[self.numbers.names.index("loss")].item()
+
+
+def few(loader: Loader, images: int = 2) -> Batch:
+    """Return a batch of so many images on the CPU."""
+    return next(replace(loader, batch_size=images, accumulate=1, workers=0, device="cpu").batches(0, 1))
+
+
+def products(precision: str, device: str) -> dict[str, Callable[[], float]]:
+    """Return contenders that show the machine's peak, in GFLOP: products of matrices by torch and, for float32 on a
+    CPU, by oneDNN.
+    """
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+    side = _SIDE[device]
+    matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    giga = 2 * side**3 / 1e9
+    of = f"product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
+    contenders = {f"torch {of}": lambda: (matrix @ matrix, giga)[1]}
+    if device == "cpu" and dtype == torch.float32 and HAS_ONEDNN:
+        contenders[f"oneDNN {of}"] = lambda: (fused.product(matrix, matrix), giga)[1]
+    return contenders
+
+
+def with_shares(rates: Sequence[Rate], peak: Sequence[str], gflop: float) -> list[Rate]:
+    """Return rates with their share of the peak: the highest rate of the contenders `peak`, whose items are GFLOP.
+
+    gflop: matrix products of an image's step.
+    """
+    highest = max(rate.per_work_second for rate in rates if rate.name in peak)
+    return [
+        rate if rate.name in peak else replace(rate, share=rate.per_work_second * gflop / highest) for rate in rates
+    ]
+
+
+def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
+    """Measure a training step with the matrix products of this machine, and the loader, in one process.
+
+    config: of a pre-training run, which is not written.
+    """
+    torch.compiler.reset()  # a batch of another size would be taken for a dynamic shape
+    session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
+    recipe, _, objective, loader = session.build(config)
+    device = session.fabric.device.type
+    gflop = recipe.passes * flops(objective.train(), [few(loader)]) / 2 / 1e9
+    case = f"{recipe.batch_size} images, {(precision := runtime.precision(recipe, session.fabric.device))}"
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        steps = Steps(session.fabric, objective, recipe, next(loader.batches(0, 1)))
+        steps.state.prepare(loader)
+        peak = products(precision, device)
+        seconds = gpu_seconds if device == "cuda" else cpu_seconds
+        rates = compare({f"step, {case}": steps} | peak, rounds=rounds, seconds=seconds)
+    except torch.OutOfMemoryError:
+        return [Rate(f"step, {case}: out of memory", 0.0, 0.0, (0.0, 0.0))]
+    step, *rest = with_shares(rates, list(peak), gflop)
+    if device == "cuda":
+        step = replace(step, memory=torch.cuda.max_memory_allocated() / 1e6)
+    count = -(-(_FILES if loader.source.in_memory is None else _IN_MEMORY) // recipe.batch_size)
+    batches = loader.batches(0, (rounds + 1) * count)
+    images = recipe.batch_size // loader.accumulate
+    reading = f"loader, {recipe.batch_size} images, {loader.workers} workers"
+    read = {reading: lambda: sum(images for _ in itertools.islice(batches, count * loader.accumulate))}
+    return [step, *compare(read, rounds=rounds, seconds=clock_seconds), *rest]
+
+
+def table(title: str, rates: Sequence[Rate]) -> str:
+    """Return the rates as aligned text: with ratios if there are several contenders, shares and memory if measured."""
+    columns: dict[str, list[str]] = {
+        "": [rate.name for rate in rates],
+        "items/work s": [f"{rate.per_work_second:,.1f}" for rate in rates],
+        "items/s": [f"{rate.per_second:,.1f}" for rate in rates],
+        "spread": [f"{(rate.quartiles[1] - rate.quartiles[0]) / (rate.per_work_second or 1):.0%}" for rate in rates],
+        "ratio": ["" if rate.ratio is None else f"{rate.ratio:.2f} x" for rate in rates],
+        "quartiles": ["{:.2f}-{:.2f}".format(*rate.ratio_quartiles) if rate.ratio_quartiles else "" for rate in rates],
+        "share": ["" if rate.share is None else f"{rate.share:.0%}" for rate in rates],
+        "memory": ["" if rate.memory is None else f"{rate.memory:,.0f} MB" for rate in rates],
+    }
+    shown = {name: [name, *cells] for name, cells in columns.items() if any(cells)}
+    widths = {name: max(map(len, cells)) for name, cells in shown.items()}
+    lines = zip(
+        *(
+            [f"{cell:>{widths[name]}}" if name else f"{cell:{widths['']}}" for cell in cells]
+            for name, cells in shown.items()
+        ),
+        strict=True,
+    )
+    return "\n".join([title, *(f"  {'  '.join(line)}".rstrip() for line in lines)])

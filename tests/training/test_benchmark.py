@@ -1,0 +1,71 @@
+"""ssvit benchmark: what it counts and measures; how fast the machine is is never a test."""
+
+import json
+
+import pytest
+from command import TINY, one_line
+
+from ssvit.cli import benchmark as cli
+from ssvit.cli import find
+from ssvit.training import benchmark
+from ssvit.training.benchmark import compare, table
+
+
+def test_every_contender_works_once_a_round_in_turning_order():
+    order = []
+
+    def work(name):
+        return lambda: order.append(name) or 10
+
+    rates = compare({"a": work("a"), "b": work("b")}, reference="a", rounds=3)
+    assert order == ["a", "b", *"ab", *"ba", *"ab"]
+    assert [rate.name for rate in rates] == ["a", "b"]
+    assert rates[0].ratio == 1
+    assert rates[1].ratio_quartiles[0] <= rates[1].ratio <= rates[1].ratio_quartiles[1]
+    assert rates[1].quartiles[0] <= rates[1].per_work_second <= rates[1].quartiles[1]
+
+
+def test_the_share_is_the_work_of_the_rate_relative_to_the_peak():
+    rates = {"f": 8.0, "s": 2.0, "o": 3.0}
+    fast, slow, ours = (benchmark.Rate(name, rate, rate, (rate, rate)) for name, rate in rates.items())
+    shared = benchmark.with_shares([fast, slow, ours], ["f", "s"], gflop=2.0)
+    assert [rate.share for rate in shared] == [None, None, 3.0 * 2.0 / 8.0]
+    text = table("title", shared).splitlines()
+    assert len(text) == 5
+    assert text[-1].endswith("75%")
+    assert "ratio" not in text[1]
+    assert "memory" not in text[1]
+
+
+def test_each_batch_size_is_measured_in_each_precision():
+    command = find("benchmark")
+    cases = cli.cases(command.compose(command.line(["batch_sizes=[4,8]", "precisions=[32-true,64-true]"])))
+    assert [(case.options.recipe.precision, case.options.recipe.batch_size) for case in cases] == [
+        ("32-true", 4), ("32-true", 8), ("64-true", 4), ("64-true", 8),
+    ]  # fmt: skip
+
+
+def test_the_command_measures_steps_and_the_loader(tool, tmp_path):
+    printed = tool("benchmark", *TINY, "rounds=1", "batch_sizes=[4,8]", "output=rates.json").stdout
+    rates = json.loads((tmp_path / "rates.json").read_text())
+    steps = [rate for rate in rates if rate["name"].startswith("step")]
+    assert [rate["name"] for rate in steps] == ["step, 4 images, 32-true", "step, 8 images, 32-true"]
+    assert all(rate["per_second"] > 0 and rate["share"] > 0 for rate in steps)
+    assert {rate["name"] for rate in rates} >= {"loader, 4 images, 0 workers", "loader, 8 images, 0 workers"}
+    assert all(rate["name"] in printed for rate in rates)
+    assert not (tmp_path / "outputs").exists()  # nothing of a run is written
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["batch_sizes=[0]", "batch_sizes=[1000000]", "precisions=[fp8]", "rounds=0", "output=no/folder"],
+)
+def test_wrong_options_are_refused_in_one_line_before_torch_is_loaded(tool, no_torch, given):
+    name, value = given.split("=")
+    line = one_line(tool("benchmark", "data=synthetic", given, status=2, PYTHONPATH=no_torch))
+    assert name in line or "recipe.batch_size" in line
+    assert value.strip("[]") in line
+
+
+def test_the_command_has_the_options_of_pretrain():
+    assert set(find("pretrain").options.model_fields) < set(find("benchmark").options.model_fields)

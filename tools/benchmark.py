@@ -1,4 +1,0 @@
-from ssvit.__main__ import main
-
-if __name__ == "__main__":
-    main("benchmark")
