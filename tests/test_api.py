@@ -327,12 +327,12 @@ def test_a_mistake_names_the_command_that_helps(run, tmp_path):
 
 
 def test_each_command_line_spells_other_commands_in_the_way_that_it_was_started():
-    for prefix, command in (
+    for prefix, normalize in (
         ("ssvit ", replace(normalization.command, prefix="ssvit ")),
         ("ssvit.", normalization.command),
     ):
-        assert command.line([]).changed([]).command("finetune") == f"{prefix}finetune"
-        assert help.text(command, "a purpose", [], everything=False).startswith(f"{prefix}normalization")
+        assert normalize.line([]).changed([]).command("finetune") == f"{prefix}finetune"
+        assert help.text(normalize, "a purpose", [], everything=False).startswith(f"{prefix}normalization")
 
 
 def test_a_folder_is_a_data_set(tmp_path):

@@ -172,7 +172,7 @@ class CommandLine:
         return self.brought.get(group, choice) if choice == "pretrained" else choice
 
     def command(self, name: str) -> str:
-        """Return what a user types for another command, in the way that started this one: ssvit finetune --plugin mine."""
+        """Return what a user types for another command, in the way that started this one: ssvit finetune."""
         return " ".join([self.prefix + name, *map(shlex.quote, self.flags if self.prefix != PYTHON else [])])
 
     def say(self, line: str) -> None:

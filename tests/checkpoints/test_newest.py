@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_passed_over(tmp_path):
 
 
 def offered(monkeypatch, folder: Path, *options: str) -> str:
-    """The run whose checkpoint tools/finetune.py would start from with these options."""
+    """The run whose checkpoint ssvit finetune would start from with these options."""
     monkeypatch.chdir(folder)
     line = CommandLine(options)
     pretrained.offer_again(line)

@@ -1,4 +1,4 @@
-"""Pre-training that starts from weights that exist: tools/pretrain.py checkpoint=PATH, and its mistakes in one line."""
+"""Pre-training that starts from weights that exist: ssvit pretrain checkpoint=PATH, and its mistakes in one line."""
 
 import shutil
 import signal
