@@ -1,6 +1,6 @@
 """What a training step takes: the views of some images. Letters: b images, v views, c channels, h, w pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -28,15 +28,21 @@ class EvalTransform(Protocol):
 class Batch(NamedTuple):
     """Some images of a run, or of an evaluation.
 
-    views: by name, uint8. A single view is called "image", (b, c, h, w); several of one size have a name together, as
-    "global" and "local", (b, v, c, h, w). labels: (b,) int64; (b, k) bool where an image may have several classes; or
-    None. slots: (b,) int64, which images of the run these are: all that is random about an image is a function of the
-    seed, its slot and the view.
+    Attributes:
+        views: The views by name, uint8. A single view is called "image", (b, c, h, w); several of one size have a name
+            together, as "global" and "local", (b, v, c, h, w).
+        labels: (b,) int64; (b, k) bool where an image may have several classes; or None.
+        slots: (b,) int64, the numbers of the images in the order of training. All that is random about an image is a
+            function of the seed, its slot and the view.
+        targets: What a model predicts of an image besides its class, by name, or None: "masks" (b, h, w) uint8, the
+            class of each pixel, and "boxes" (b, m, 4) float32, top, left, height and width in pixels, of height 0 where
+            an image has fewer than m.
     """
 
     views: dict[str, Tensor]
     labels: Tensor | None
     slots: Tensor
+    targets: dict[str, Tensor] | None = None
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
@@ -55,18 +61,30 @@ class Batch(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them."""
-        return (*self.views.values(), *(() if self.labels is None else (self.labels,)), self.slots)
+        """All tensors: views, labels, targets and slots."""
+        labels = () if self.labels is None else (self.labels,)
+        return (*self.views.values(), *labels, *(self.targets or {}).values(), self.slots)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch of what a function makes of each tensor, in the order of `tensors`."""
+        views = {name: function(view) for name, view in self.views.items()}
+        labels = None if self.labels is None else function(self.labels)
+        targets = None if self.targets is None else {name: function(one) for name, one in self.targets.items()}
+        return Batch(views, labels, function(self.slots), targets)
+
+    @staticmethod
+    def joined(parts: "Sequence[Batch]") -> "Batch":
+        """Concatenate batches that have the same views and targets."""
+        columns = zip(*(part.tensors for part in parts), strict=True)
+        return parts[0].map(lambda _: torch.cat(next(columns)))
 
     def augmented(self, transform: Transform, seed: int) -> "Batch":
         """The views that a transform makes of the only view."""
         return self._replace(views=named(transform(self.images, self.slots, seed)))
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same on a device."""
-        views = {name: view.to(device, non_blocking=True) for name, view in self.views.items()}
-        labels = None if self.labels is None else self.labels.to(device, non_blocking=True)
-        return Batch(views, labels, self.slots.to(device, non_blocking=True))
+        """Return the batch on a device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def named(views: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:

@@ -266,7 +266,7 @@ def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, mo
     views = MultiCrop(views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=2, sigma=[0.1, 1.0]))
 
     def read(workers: int, sent: int) -> list[Batch]:
-        monkeypatch.setattr("ssvit.data.loader._SENT", sent)
+        monkeypatch.setattr("ssvit.data.workers.SENT", sent)
         loader = Loader(source=source, transform=transform, seed=0, batch_size=150, workers=workers)
         both = Loader(source=source, transform=views, seed=0, batch_size=150, workers=workers)
         evaluated = evaluation_batches(source, CenterCrop(size=4), batch_size=140, workers=workers)
