@@ -49,8 +49,8 @@ def run(config: Config) -> Path:
         written = [*sizes] if options.split == ALL else [options.split]
         for part in written:
             splits[part], read = gallery.of_data_set(called, data, part, read)
-        of_none = sum(1 for _ in chosen.rows(None)) if isinstance(chosen, Csv) else 0
-        left_out = sum(sizes.values()) - sum(len(splits[part]) for part in written) + of_none
+        every = sum(1 for _ in chosen.rows()) if isinstance(chosen, Csv) else sum(sizes.values())
+        left_out = every - sum(len(splits[part]) for part in written)
     describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers, bar=False)
     output, identity = Path(options.output), f"{describe.extractor.identity} {describe.transform}"
     bar = progress("pictures", " pictures")

@@ -20,7 +20,6 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -53,35 +52,51 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def load(path: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
-    """(3, h, w) uint8, RGB. Unreadable for a damaged or too large file, UserError where too many files are open.
+    """Read and decode a file: see `decoded` and `read_file`."""
+    return decoded(read_file(path), path, reduce, pixels)
 
-    reduce: a JPEG is decoded smaller, its sides divided and rounded up, which libjpeg does on blocks of 8 x 8. pixels:
-    of other images, (c, h, w) uint8 or float32 in [0, 1]; Unreadable for a file that does not hold such.
+
+def decoded(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
+    """Decode the bytes of a file.
+
+    Args:
+        data: (bytes,) uint8.
+        name: Name of the file for messages.
+        reduce: By what a JPEG is decoded smaller; its sides are divided and rounded up, which libjpeg does on blocks of
+            8 x 8.
+        pixels: What a run takes of an image.
+
+    Returns:
+        (3, h, w) uint8, RGB; of other pixel formats (c, h, w) uint8, or float32 in [0, 1].
+
+    Raises:
+        Unreadable: The file is damaged or too large, or does not hold such an image.
+        UserError: Too many files are open.
     """
-    with _opened(path) as file:
-        return _decoded(np.fromfile(file, dtype=np.uint8), reduce, pixels)
-
-
-def load_bytes(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
-    """The same of the bytes of a file, (bytes,) uint8; name: what to call it."""
     with _named(name):
         return _decoded(data, reduce, pixels)
 
 
-def values(path: str) -> np.ndarray:
-    """The numbers of a file as they are, (c, h, w) of any type. Errors as `load`."""
-    with _opened(path) as file:
-        return _values(np.fromfile(file, dtype=np.uint8))
-
-
-def values_of_bytes(data: Bytes, name: str) -> np.ndarray:
-    """The same of the bytes of a file, (bytes,) uint8; name: what to call it."""
+def values(data: Bytes, name: str) -> np.ndarray:
+    """Return the numbers of a file as they are, (c, h, w) of any type, by its bytes. Errors as `decoded`."""
     with _named(name):
         return _values(data)
 
 
+def read_file(path: str) -> Bytes:
+    """Return the bytes of a file, (bytes,) uint8. Errors as `decoded`."""
+    # Without waiting for the other end of what turns out to be a pipe.
+    with _named(path), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
+        if status.st_size > BYTE_LIMIT:
+            raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
+        return np.fromfile(file, dtype=np.uint8)
+
+
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:
-    """`size` bytes of a file from `start` on, (size,) uint8. Errors as `load`; name: what to call them."""
+    """Return `size` bytes of a file from `start` on, (size,) uint8. Errors as `decoded`."""
     with _named(name):
         data = np.empty(size, np.uint8)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -133,27 +148,14 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
 
 
 def load_mask(path: str) -> Tensor:
-    """The grey values or palette entries of a PNG, as class numbers: (h, w) uint8. Errors as `load`."""
-    with _opened(path) as file:
-        data = file.read()
+    """The grey values or palette entries of a PNG, as class numbers: (h, w) uint8. Errors as `decoded`."""
+    data = read_file(path).tobytes()
+    with _named(path):
         # Behind the signature and the image's size: the bits of a number, and 0 for grey, 3 for a palette. Pillow
         # stretches grey of two or four bits to eight.
         if not data.startswith(b"\x89PNG") or (data[25:26] != b"\3" and data[24:26] != b"\x08\0"):
             raise ValueError("a mask must be a PNG of 8-bit grey values or of a palette's entries")
         return torch.from_numpy(_pillow(data, ("PNG",), np.array))
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    """A file to be read."""
-    # Without waiting for the other end of what turns out to be a pipe.
-    with _named(path), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("no regular file")
-        if status.st_size > BYTE_LIMIT:
-            raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
-        yield file
 
 
 @contextmanager

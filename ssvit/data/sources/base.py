@@ -103,7 +103,35 @@ def median_side(source: Source, images: int = 9) -> int:
     return sorted(sides)[len(sides) // 2] if sides else 0
 
 
-class Part(Source):
+class _Derived(Source):
+    """Images of other sources."""
+
+    def place(self, index: int) -> tuple[Source, int]:
+        """Return the source of an image, and its index there."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> Tensor:
+        source, place = self.place(index)
+        return source.read(place)
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        source, place = self.place(index)
+        return source.read_smaller(place, reduce)
+
+    def values(self, index: int) -> np.ndarray:
+        source, place = self.place(index)
+        return source.values(place)
+
+    def name(self, index: int) -> str:
+        source, place = self.place(index)
+        return source.name(place)
+
+    def mask(self, index: int) -> Tensor | None:
+        source, place = self.place(index)
+        return source.mask(place)
+
+
+class Part(_Derived):
     """Some images of a source, in the order of `indices` (n,)."""
 
     def __init__(self, whole: Source, indices: Tensor) -> None:
@@ -114,30 +142,18 @@ class Part(Source):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, index: int) -> Tensor:
-        return self.whole.read(int(self.indices[index]))
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        return self.whole.read_smaller(int(self.indices[index]), reduce)
-
-    def values(self, index: int) -> np.ndarray:
-        return self.whole.values(int(self.indices[index]))
+    def place(self, index: int) -> tuple[Source, int]:
+        return self.whole, int(self.indices[index])
 
     def prefetch(self, indices: Sequence[int]) -> None:
         self.whole.prefetch([int(self.indices[index]) for index in indices])
-
-    def name(self, index: int) -> str:
-        return self.whole.name(int(self.indices[index]))
-
-    def mask(self, index: int) -> Tensor | None:
-        return self.whole.mask(int(self.indices[index]))
 
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.whole.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
 
 
-class Joined(Source):
+class Joined(_Derived):
     """Several sources, one after the other. Classes of one name are one; without labels if a source has none."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
@@ -155,29 +171,9 @@ class Joined(Source):
     def __len__(self) -> int:
         return self.ends[-1]
 
-    def _place(self, index: int) -> tuple[Source, int]:
+    def place(self, index: int) -> tuple[Source, int]:
         number = bisect_right(self.ends, index)
         return self.parts[number], index - (self.ends[number - 1] if number else 0)
-
-    def read(self, index: int) -> Tensor:
-        part, place = self._place(index)
-        return part.read(place)
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        part, place = self._place(index)
-        return part.read_smaller(place, reduce)
-
-    def values(self, index: int) -> np.ndarray:
-        part, place = self._place(index)
-        return part.values(place)
-
-    def name(self, index: int) -> str:
-        part, place = self._place(index)
-        return part.name(place)
-
-    def mask(self, index: int) -> Tensor | None:
-        part, place = self._place(index)
-        return part.mask(place)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -252,10 +248,13 @@ def parted(
     *,
     held_out: float,
     seed: int,
+    skipped: str = "",
 ) -> Data:
-    """What is found of a data set, each part called by its name; with training images alone, some of them are held out.
+    """Return a data set of its splits; of training images alone, some are held out. Errors as `hold_out`.
 
-    Errors as `hold_out`.
+    Args:
+        names: The name of each split, for messages.
+        skipped: Why the test images are not used.
     """
     if validation is None and test is None:
         part, rest = hold_out(train, fraction=held_out, seed=seed)
@@ -266,6 +265,8 @@ def parted(
     for name, source, purpose in zip(names[1:], (validation, test), purposes, strict=True):
         if source is not None:
             lines.append(f"{name} {len(source):,} {purpose}")
+    if skipped:
+        lines.append(f"{names[2]} is not used: {skipped}")
     return Data(train, validation, test, train.classes, "; ".join(lines))
 
 

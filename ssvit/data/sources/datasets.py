@@ -5,113 +5,107 @@ The options of `torchvision_set` are those of `datasets_options.TorchvisionSet`,
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from ssvit.data.sources import datasets_options
-from ssvit.data.sources import folder as folders
 from ssvit.data.sources.base import Data, Source, joined, parted
 from ssvit.data.sources.files import Files, Listing, listing
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.index import KEPT_FROM, Index, Row, kept
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import find
+from ssvit.data.sources.splits import AUTO, Items, Splits
+from ssvit.data.sources.vtab import read as vtab_list
 from ssvit.options import OptionError, UserError, printable
 
 
-def folder(options: datasets_options.Folder) -> Data:
-    """Image files in a folder, or in several.
+def of_splits(
+    options: ImageFiles, splits: Splits, names: Sequence[str], read: Callable[[Items, Sequence[str]], Source]
+) -> Data:
+    """Read the splits of a data set.
 
-    Beside validation images, test=auto skips test images that have no labels of the training set's classes. UserError
-    if validation or test images have a class that training lacks.
+    Next to validation images, test=auto skips test images that have no labels of the training set's classes.
+
+    Args:
+        options: The options.
+        splits: The resolved splits.
+        names: The name of each split, for messages.
+        read: Reads the items of a split, labelled by the classes of the training set, for that itself ().
+
+    Raises:
+        UserError: The images cannot be read, or validation or test images have a class that training lacks.
     """
-    splits = [[path for path in paths if path] for paths in zip(*options.splits, strict=True)]
-    of_masks = (options.roots[0], options.masks) if options.masks else None
-
-    def read(paths: Sequence[str], classes: Sequence[str] = ()) -> Source:
-        return joined([_files(path, classes, options, of_masks) for path in paths])
-
-    train = read(splits[0])
-    validation = read(splits[1], train.classes) if splits[1] else None
-    test, reason = None, ""
-    optional = options.test == folders.AUTO and validation
+    train = read(splits.train, ())
+    validation = read(splits.validation, train.classes) if splits.validation else None
+    test, skipped = None, ""
+    optional = options.test == AUTO and validation is not None
     try:
-        test = read(splits[2], train.classes) if splits[2] else None
-        if optional and test and train.classes and test.labels is None:
-            test, reason = None, "its images have no labels"
+        test = read(splits.test, train.classes) if splits.test else None
+        if optional and test is not None and train.classes and test.labels is None:
+            test, skipped = None, "its images have no labels"
     except UserError as error:
         if not optional:
             raise
-        reason = str(error)
-    names = [", ".join(dict.fromkeys(map(_short, paths))) for paths in splits]
-    data = parted(names, train, validation, test, held_out=options.held_out, seed=options.seed)
-    skipped = f"; {names[2]} is not used: {reason}" if reason else ""
-    return replace(data, told=data.told + skipped)
+        skipped = str(error)
+    return parted(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
 
 
-def _short(path: str) -> str:
-    return f"{os.path.basename(os.path.abspath(path))}/"
+def folder(options: datasets_options.Folder) -> Data:
+    """Image files in a folder, or in several."""
+
+    def read(paths: Items, classes: Sequence[str]) -> Source:
+        return joined([_files(path, classes, options) for path in paths])
+
+    names = (dict.fromkeys(os.path.basename(os.path.abspath(path)) for path in paths) for paths in options.splits)
+    return of_splits(options, options.splits, [", ".join(f"{name}/" for name in each) for each in names], read)
 
 
 def shards(options: datasets_options.Shards) -> Data:
-    """Uncompressed tar files in the layout of WebDataset.
-
-    UserError if a shard cannot be read, or if validation or test images have a class that training lacks.
-    """
-    splits = options.splits
+    """Uncompressed tar files in the layout of WebDataset."""
     read = partial(find, options.root, cache=options.cache, pixels=options.pixels)
-    train = read(splits.train)
-    others = (read(names, train.classes) if names else None for names in splits[1:])
-    called = [f"{len(names)} shards:" for names in splits]
-    return parted(called, train, *others, held_out=options.held_out, seed=options.seed)
+    return of_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
 
 
 def csv(options: datasets_options.Csv) -> Data:
-    """Image files that a table names.
-
-    UserError if a file is not there, or if validation or test images have a class that training lacks.
-    """
-    splits = options.splits
-    train = _of_table(options, "train")
-    others = (
-        None if getattr(splits, part) is None else _of_table(options, part, train.classes)
-        for part in ("validation", "test")
-    )
-    called = [f"{name or os.path.basename(options.table)}:" for name in splits]
-    return parted(called, train, *others, held_out=options.held_out, seed=options.seed)
+    """Image files that a table names. UserError also if a file is not there."""
+    names = [", ".join(names) or os.path.basename(options.table) for names in options.splits]
+    return of_splits(options, options.splits, [f"{name}:" for name in names], partial(_of_table, options))
 
 
-def _of_table(chosen: datasets_options.Csv, part: str, classes: Sequence[str] = ()) -> Files:
-    """The images of a part of a table, labelled by `classes` where given, else by the names in the table."""
-    status = os.stat(chosen.table)
+def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[str]) -> Files:
+    """Return the images of some splits of a table, labelled by `classes`, or else by the names in the table."""
+    status = os.stat(options.table)
     stamp = [status.st_size, status.st_mtime_ns]
 
     def rows() -> Iterator[Row]:
-        of_part = tqdm(chosen.rows(part), f"list {chosen.table}", unit=" images", delay=2, leave=False)
+        of_part = tqdm(options.rows(splits), f"list {options.table}", unit=" images", delay=2, leave=False)
         for row in of_part:
-            path = os.path.join(chosen.top, row.path)
+            path = os.path.join(options.top, row.path)
             if not os.path.isfile(path):
-                raise UserError(f"{chosen.table}, line {row.line}: there is no file {printable(path)}")
-            name = os.path.relpath(path, chosen.top) if os.path.isabs(row.path) else row.path
+                raise UserError(f"{options.table}, line {row.line}: there is no file {printable(path)}")
+            name = os.path.relpath(path, options.top) if os.path.isabs(row.path) else row.path
             yield name, os.path.getsize(path), row.label, ()
 
-    def made() -> Index:
-        order = label if isinstance(label := chosen.columns.label, tuple) else ()
+    def make() -> Index:
+        order = label if isinstance(label := options.columns.label, tuple) else ()
         return Index.of(rows(), numbered=True, classes=order, table=stamp)
 
-    if chosen.verify == "content" or chosen.count(at_most=KEPT_FROM) < KEPT_FROM:
-        index = made()
+    if options.verify == "content" or options.count(at_most=KEPT_FROM) < KEPT_FROM:
+        index = make()
     else:
-        places = os.path.realpath(chosen.table), os.path.realpath(chosen.top)
-        key = json.dumps(["table", *places, part, chosen.columns, chosen.splits])
-        index = kept(key, lambda index: index.facts["table"] == stamp, made)
-    labels = index.labels(classes, root=chosen.table)
-    own = () if labels is None else classes or index.classes
-    paths = Listing(chosen.top, index)
-    return Files(paths, labels, own, named=False, verify=chosen.verify, pixels=chosen.pixels)
+        places = os.path.realpath(options.table), os.path.realpath(options.top)
+        key = json.dumps(["table", *places, options.columns, splits])
+        index = kept(key, lambda index: index.facts["table"] == stamp, make)
+    labels = index.labels(classes, root=options.table)
+    names = () if labels is None else classes or index.classes
+    paths = Listing(options.top, index)
+    return Files(paths, labels, names, named=False, verify=options.verify, pixels=options.pixels)
 
 
 def imagenet(options: datasets_options.Imagenet) -> Data:
@@ -128,9 +122,7 @@ def imagenet(options: datasets_options.Imagenet) -> Data:
 
 def vtab(options: datasets_options.Vtab) -> Data:
     """A task of VTAB-1k; its classes are called by their numbers. UserError for a damaged list."""
-    from ssvit.data.sources.vtab import read
-
-    lists = [read(os.path.join(options.top, name)) if name else None for name in options.lists]
+    lists = [vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
     classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
     train, validation, test = (one and Files(*one, classes, named=False, verify=options.verify) for one in lists)
     assert train
@@ -142,20 +134,21 @@ def voc(options: datasets_options.Voc) -> Data:
     """Pascal VOC's images with masks; border pixels are 255. UserError for a file that is not there."""
 
     def read(part: str) -> Files:
-        with open(options.names(part), encoding="utf-8", errors="replace") as file:
-            names = file.read().split()
+        file = os.path.join(options.root, part)
+        names = Path(file).read_text(encoding="utf-8", errors="replace").split()
         if not names:
-            raise UserError(f"{options.names(part)}: names no image")
-        paths, masks = (
+            raise UserError(f"{file}: names no image")
+        images, masks = (
             [os.path.join(options.root, folder, name + ending) for name in names]
             for folder, ending in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
         )
-        for path in [*paths, *masks]:
+        for path in [*images, *masks]:
             if not os.path.isfile(path):
-                raise UserError(f"{options.names(part)}: there is no file {printable(path)}")
-        return Files(paths, masks=masks, verify=options.verify)
+                raise UserError(f"{file}: there is no file {printable(path)}")
+        return Files(images, masks=masks, verify=options.verify)
 
-    return parted(("train.txt:", "val.txt:", ""), read("train"), read("val"), held_out=0.1, seed=0)
+    train, validation = map(read, options.required)
+    return parted(("train.txt:", "val.txt:", ""), train, validation, held_out=0.1, seed=0)
 
 
 def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
@@ -175,19 +168,15 @@ def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     return Data(train, None, test, train.classes)
 
 
-def _files(root: str, classes: Sequence[str], chosen: datasets_options.Folder, masks: tuple[str, str] | None) -> Files:
-    """The images of a folder, labelled by `classes` where given, else by the names that it holds.
-
-    masks: the folder of all images and that of all masks.
-    """
-    paths = listing(root, fresh=chosen.verify == "content")
-    of_images = None
-    if masks:
-        images, of = masks
-        of_images = [os.path.join(of, os.path.splitext(os.path.relpath(path, images))[0] + ".png") for path in paths]
+def _files(root: str, classes: Sequence[str], options: datasets_options.Folder) -> Files:
+    """Return the images of a folder, labelled by `classes`, or else by the names that it holds."""
+    paths, masks = listing(root, fresh=options.verify == "content"), None
+    if options.masks:
+        names = (os.path.splitext(os.path.relpath(path, options.roots[0]))[0] for path in paths)
+        masks = [os.path.join(options.masks, f"{name}.png") for name in names]
     labels = paths.entries.labels(classes, root=root)
     own = () if labels is None else classes or paths.entries.classes
-    return Files(paths, labels, own, masks=of_images, verify=chosen.verify, pixels=chosen.pixels)
+    return Files(paths, labels, own, masks=masks, verify=options.verify, pixels=options.pixels)
 
 
 # The class in torchvision.datasets, and the parts that make up the training set.

@@ -5,7 +5,7 @@ import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -14,25 +14,17 @@ from ssvit.config.declaration import Name, OneOf, Options
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
 from ssvit.data.sources.base_options import DataSet, FileImages, Sample
-from ssvit.data.sources.files_options import ImageFiles, Verify
+from ssvit.data.sources.files_options import ImageFiles, Verified
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
+from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.options import OptionError, UserError
 
 
-class Folder(ImageFiles):
-    """A folder of images, flat or with a subfolder for each class, or subfolders of those: see `folder.splits`."""
+class Folder(Verified, ImageFiles):
+    """A folder of images, flat or with a subfolder for each class, or a subfolder of those for each split."""
 
     root: Name | Sequence[Name]
     """The folder, or several, whose classes of one name are one."""
-    train: Name | None = folder.AUTO
-    """The subfolder to train on; auto: train/ where there is one; None: the whole folder."""
-    validation: Name | None = folder.AUTO
-    """The subfolder for choices and curves; auto: val/, validation/ or valid/; None: none."""
-    test: Name | None = folder.AUTO
-    """The subfolder for the reported figure; auto: test/; None: none. If there is only one of validation and test, it
-    is used for both."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' names and sizes (size), or their bytes too, read at each start (content)."""
     masks: Name | None = None
     """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png, of which pixels of 255
     are ignored."""
@@ -47,7 +39,7 @@ class Folder(ImageFiles):
             if os.path.commonpath([one, other]) in (one, other):
                 raise OptionError("root", self.root, f"{one} and {other} share images")
         _ = self.splits
-        if self.masks is not None and not os.path.isdir(str(self.masks)):
+        if self.masks is not None and not os.path.isdir(self.masks):
             raise OptionError("masks", self.masks, "no such folder; null for none")
         if self.masks is not None and len(self.roots) > 1:
             raise OptionError("masks", self.masks, "must be null with several folders in data.root")
@@ -59,23 +51,19 @@ class Folder(ImageFiles):
         return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
 
     @cached_property
-    def splits(self) -> list[folder.Splits]:
-        """The subfolders of each folder by what their images are for."""
-        names = {"train": self.train, "validation": self.validation, "test": self.test}
-        return [folder.splits(root, **names) for root in self.roots]
-
-    @property
-    def validated(self) -> bool:
-        return any(split.validation for split in self.splits)
+    def splits(self) -> Splits:
+        """The subfolders of all folders."""
+        of_roots = zip(*(folder.splits(root, self.names) for root in self.roots), strict=True)
+        return Splits(*(tuple(chain(*folders)) for folders in of_roots))
 
     def count(self, at_most: int) -> int:
-        return min(at_most, sum(folder.count(split.train, at_most=at_most) for split in self.splits))
+        return min(at_most, sum(folder.count(path, at_most=at_most) for path in self.splits.train))
 
     def sample(self, most: int) -> Sample:
-        return _sample([path for split in self.splits for path in folder.pictures(split.train)], most)
+        return _sample([path for root in self.splits.train for path in folder.pictures(root)], most)
 
 
-class Csv(ImageFiles):
+class Csv(Verified, ImageFiles):
     """Image files that a table names: see `ssvit.data.sources.table`."""
 
     table: Name
@@ -84,29 +72,19 @@ class Csv(ImageFiles):
     """The folder that paths begin at; None: that of the table."""
     path: Name = "path"
     """The name of the column of paths."""
-    label: Name | Sequence[Name] | None = folder.AUTO
+    label: Name | Sequence[Name] | None = AUTO
     """The name of the column of labels; auto: label where there is one; None: none. A list: of columns of 0 and 1, one
     for each class, of which an image may have several or none."""
     separator: Name | None = None
     """What stands between the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
-    split: Name | None = folder.AUTO
+    split: Name | None = AUTO
     """The name of the column of splits; auto: split where there is one; None: none."""
-    train: Name | None = folder.AUTO
-    """The split to train on; auto: train; None: all but those of validation and test."""
-    validation: Name | None = folder.AUTO
-    """The split for choices and curves; auto: val, validation or valid; None: none."""
-    test: Name | None = folder.AUTO
-    """The split for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
-    used for both."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
 
     @model_validator(mode="after")
     def _check_table(self) -> Self:
-        _ = self.splits
-        if self.root is not None and not os.path.isdir(str(self.root)):
+        if self.root is not None and not os.path.isdir(self.root):
             raise OptionError("root", self.root, "no such folder; null for that of the table")
-        first = next(self.rows("train"))
+        first = next(self.rows(self.splits.train))
         if not os.path.isfile(os.path.join(self.top, first.path)):
             right = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
             raise OptionError("root", self.root, right)
@@ -129,14 +107,13 @@ class Csv(ImageFiles):
         return tables.columns(self.table, given)
 
     @cached_property
-    def splits(self) -> tables.Splits:
-        """The splits by what their images are for."""
-        names = {"train": self.train, "validation": self.validation, "test": self.test}
-        return tables.splits(self.table, self.columns, **names)
+    def splits(self) -> Splits:
+        """The values of the column of splits."""
+        return tables.splits(self.table, self.columns, self.names)
 
-    def rows(self, part: str | None) -> Iterator[tables.Row]:
-        """The rows of a part: train, validation or test; None: those of none."""
-        return (row for row in tables.rows(self.table, self.columns) if self.splits.part(row) == part)
+    def rows(self, splits: Sequence[str] | None = None) -> Iterator[tables.Row]:
+        """Return the rows of some splits, by default all."""
+        return (row for row in tables.rows(self.table, self.columns) if splits is None or row.split in splits)
 
     @property
     def labelled(self) -> bool:
@@ -146,30 +123,21 @@ class Csv(ImageFiles):
     def multi_label(self) -> bool:
         return self.columns.is_multi_label and self.labelled
 
-    @property
-    def validated(self) -> bool:
-        return self.splits.validation is not None
-
     def count(self, at_most: int) -> int:
-        return sum(1 for _ in islice(self.rows("train"), at_most))
+        return sum(1 for _ in islice(self.rows(self.splits.train), at_most))
 
     def sample(self, most: int) -> Sample:
-        return _sample([os.path.join(self.top, row.path) for row in self.rows("train")], most)
+        return _sample([os.path.join(self.top, row.path) for row in self.rows(self.splits.train)], most)
 
 
 class Shards(ImageFiles):
-    """Uncompressed tar files in the layout of WebDataset, in a folder or an object store: see `shard_folder.splits`."""
+    """Uncompressed tar files in the layout of WebDataset, in a folder or an object store.
+
+    A split is a subfolder, or a pattern such as imagenet-train-*; auto also finds its name within those of the shards.
+    """
 
     root: Name
     """The folder, or an address such as s3://BUCKET/FOLDER, which needs a package of fsspec (s3fs, gcsfs, …)."""
-    train: Name | None = folder.AUTO
-    """The shards to train on, a subfolder or a pattern such as imagenet-train-*; auto: those of train/, or with train
-    in their names, or all."""
-    validation: Name | None = folder.AUTO
-    """The shards for choices and curves; auto: of val/, or with val in their names; None: none."""
-    test: Name | None = folder.AUTO
-    """The shards for the reported figure; auto: of test/, or with test in their names; None: none. If there are only
-    those of validation or of test, they are used for both."""
     cache: Name | None = None
     """The folder for copies of what an address has; None: ~/.cache/ssvit."""
 
@@ -178,18 +146,14 @@ class Shards(ImageFiles):
         if not self.root:
             raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits
-        if self.cache is not None and os.path.isfile(str(self.cache)):
+        if self.cache is not None and os.path.isfile(self.cache):
             raise OptionError("cache", self.cache, "must be a folder, and this is a file")
         return self
 
     @cached_property
-    def splits(self) -> shard_folder.Splits:
-        """The shards by what their images are for."""
-        return shard_folder.splits(self.root, train=self.train, validation=self.validation, test=self.test)
-
-    @property
-    def validated(self) -> bool:
-        return bool(self.splits.validation)
+    def splits(self) -> Splits:
+        """The shards, by their paths below the root."""
+        return shard_folder.splits(self.root, self.names)
 
     def sample(self, most: int) -> Sample | None:
         """Return images of the first shard. Their number in all is estimated from the sizes of the shards."""
@@ -208,7 +172,8 @@ class Shards(ImageFiles):
 
 
 def _sample(files: Sequence[str], most: int) -> Sample:
-    return Sample(len(files), files[0], [partial(_file, path) for path in files[:: max(1, len(files) // most)]])
+    chosen = files[:: max(1, len(files) // most)]
+    return Sample(len(files), files[0], [partial(_file, path) for path in chosen])
 
 
 def _file(path: str) -> IO[bytes]:
@@ -221,58 +186,45 @@ def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:
         return io.BytesIO(file.read(member.size))
 
 
-class Imagenet(DataSet):
-    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+class Photographs(Verified, DataSet):
+    """A public data set in its usual layout."""
 
     around: ClassVar[type[Options] | None] = FileImages
     image_channels: ClassVar[int] = 3
-    labelled: ClassVar[bool] = True
-    validated: ClassVar[bool] = True
 
     root: Name
-    """The folder that holds train/ and val/."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
+    """The folder that holds it."""
+
+    @property
+    def required(self) -> Sequence[str]:
+        """The files and folders below the root by which the layout is known."""
+        raise NotImplementedError
 
     @model_validator(mode="after")
-    def _check_folders(self) -> Self:
-        folder.check(self.root)
-        for name in ("train", "val"):
-            if not os.path.isdir(os.path.join(self.root, name)):
-                right = f"holds no folder {name}: ImageNet's usual layout is train/ and val/"
-                raise OptionError("root", self.root, right)
+    def _check_layout(self) -> Self:
+        for path in self.required:
+            if not os.path.exists(os.path.join(self.root, path)):
+                raise OptionError("root", self.root, f"holds no {path}")
         return self
 
 
-class Vtab(DataSet):
+class Imagenet(Photographs):
+    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+
+    labelled: ClassVar[bool] = True
+    validated: ClassVar[bool] = True
+    required: ClassVar[Sequence[str]] = ("train", "val")
+
+
+class Vtab(Photographs):
     """A task of VTAB-1k (Zhai et al. 2019) as lists of image files: see `ssvit.data.sources.vtab`."""
 
-    around: ClassVar[type[Options] | None] = FileImages
-    image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True
 
-    root: Name
-    """The folder that holds a folder for each task."""
     task: Annotated[str, OneOf(vtab.NAMES)]
     """The task's folder, as cifar or dsprites_loc."""
     all_images: bool = False
     """Whether all 1,000 images are trained on, as for the reported figure, with none left for choices."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' names, labels and sizes (size), or their bytes too (content)."""
-
-    @model_validator(mode="after")
-    def _check_lists(self) -> Self:
-        if not os.path.isdir(self.top):
-            raise OptionError("root", self.root, f"holds no folder {self.task}")
-        for name in self.lists:
-            if name and not os.path.isfile(os.path.join(self.top, name)):
-                raise OptionError("root", self.root, f"{self.task} has no list {name}, of lines `path label`")
-        return self
-
-    @property
-    def top(self) -> str:
-        """The folder of the task, where its lists lie, and to which their paths are relative."""
-        return os.path.join(self.root, self.task)
 
     @property
     def lists(self) -> tuple[str, str | None, str]:
@@ -280,35 +232,20 @@ class Vtab(DataSet):
         return (vtab.ALL, None, vtab.TEST) if self.all_images else (vtab.TRAIN, vtab.VALIDATION, vtab.TEST)
 
     @property
+    def required(self) -> Sequence[str]:
+        return [os.path.join(self.task, name) for name in self.lists if name]
+
+    @property
     def validated(self) -> bool:
         return not self.all_images
 
 
-class Voc(DataSet):
-    """Pascal VOC's images with a mask for segmentation, in its usual layout."""
+class Voc(Photographs):
+    """Pascal VOC's images with a mask for segmentation: a folder such as VOCdevkit/VOC2012."""
 
-    around: ClassVar[type[Options] | None] = FileImages
-    image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = False
     validated: ClassVar[bool] = True
-
-    root: Name
-    """The folder that holds JPEGImages/, SegmentationClass/ and ImageSets/Segmentation/, as VOCdevkit/VOC2012."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' names and sizes (size), or their bytes too (content)."""
-
-    @model_validator(mode="after")
-    def _check_folders(self) -> Self:
-        if not os.path.isdir(self.root):
-            raise OptionError("root", self.root, "no such folder")
-        for part in ("train", "val"):
-            if not os.path.isfile(self.names(part)):
-                raise OptionError("root", self.root, f"holds no ImageSets/Segmentation/{part}.txt")
-        return self
-
-    def names(self, part: str) -> str:
-        """The file that names the images of a part, train or val."""
-        return os.path.join(self.root, "ImageSets", "Segmentation", f"{part}.txt")
+    required: ClassVar[Sequence[str]] = tuple(f"ImageSets/Segmentation/{part}.txt" for part in ("train", "val"))
 
 
 class TorchvisionSet(DataSet):
@@ -330,7 +267,7 @@ class TorchvisionSet(DataSet):
     def _check_set(self) -> Self:
         if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
             raise OptionError("split", self.split, "must be left out, or unlabeled for stl10")
-        if not self.download and not os.path.isdir(str(self.root)):
+        if not self.download and not os.path.isdir(self.root):
             right = f"no such folder; give the one that holds {self.name}, or data.download=true"
             raise OptionError("root", self.root, right)
         return self

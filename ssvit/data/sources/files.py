@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -26,38 +26,29 @@ _COARSE = 2 * 10**9  # nanoseconds: a folder that was changed since may change a
 
 
 class Listing(Sequence[str]):
-    """The paths of images of a folder: those at `rows` of an index of their names below it, by default all."""
+    """The paths of images of a folder, by an index of their names below it."""
 
-    def __init__(self, root: str, entries: Index, rows: Tensor | None = None) -> None:
-        self.root, self.entries, self.rows = root, entries, rows
+    def __init__(self, root: str, entries: Index) -> None:
+        self.root, self.entries = root, entries
 
     def __len__(self) -> int:
-        return len(self.entries) if self.rows is None else len(self.rows)
+        return len(self.entries)
 
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[i] for i in range(len(self))[place]]
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        return os.path.join(self.root, self.entries.name(self._row(place)))
-
-    def _row(self, place: int) -> int:
-        return range(len(self.entries))[place] if self.rows is None else int(self.rows[place])
-
-    def take(self, places: Tensor) -> "Listing":
-        """The paths at some places."""
-        return Listing(self.root, self.entries, places if self.rows is None else self.rows[places])
+        places = range(len(self))[place]
+        if isinstance(places, range):
+            return [self[i] for i in places]
+        return os.path.join(self.root, self.entries.name(places))
 
     def fingerprint(self) -> str:
-        """sha256 of the names below the common folder and the sizes."""
-        if not _top([self.entries.name(self._row(place)) for place in (0, -1)]):
-            return self.entries.fingerprint(self.rows)
-        rows = [self._row(place) for place in range(len(self))]
-        names = [self.entries.name(row) for row in rows]
+        """Return the sha256 of the names below the common folder and the sizes."""
+        if not _top([self.entries.name(place) for place in (0, len(self) - 1)]):
+            return self.entries.fingerprint()
+        names = [self.entries.name(place) for place in range(len(self))]
         top = _top([min(names), max(names)])
         digest = hashlib.sha256()
-        for row, name in zip(rows, names, strict=True):
-            digest.update(_text(os.path.relpath(name, top or "."), self.entries.size(row)))
+        for place, name in enumerate(names):
+            digest.update(_text(os.path.relpath(name, top or "."), self.entries.size(place)))
         return digest.hexdigest()
 
 
@@ -114,11 +105,40 @@ def _text(name: str, content: object) -> bytes:
     return f"{name}\0{content}\0".encode(errors="surrogateescape")
 
 
-class Files(Source):
-    """Image files of any size, decoded as `pixels` says; labels (n,). UserError for an out-of-range label.
+class Encoded(Source):
+    """Images in files, each decoded as it is needed; a subclass needs `file` and `__len__`."""
 
-    masks: the path of the mask of each image, a PNG. named: whether names tell the labels; if not, the fingerprint
-    covers the labels too. verify: what it covers besides the names, the "size" of each file or its "content".
+    def __init__(self, pixels: PixelFormat) -> None:
+        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
+
+    def file(self, index: int) -> decode.Bytes:
+        """Return the bytes of an image's file, (bytes,) uint8. Unreadable if it is not there."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> Tensor:
+        return decode.decoded(self.file(index), self.name(index), None, self.pixels)
+
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        return decode.decoded(self.file(index), self.name(index), reduce, self.pixels)
+
+    def values(self, index: int) -> np.ndarray:
+        return decode.values(self.file(index), self.name(index))
+
+
+class Files(Encoded):
+    """Image files of any size.
+
+    Args:
+        paths: The path of each image.
+        labels: Labels as of a source.
+        classes: The names of the classes.
+        masks: The path of the mask of each image, a PNG.
+        named: Whether names tell the labels; if not, the fingerprint covers the labels too.
+        verify: What the fingerprint covers besides the names: the "size" of each file or its "content".
+        pixels: What a run takes of an image.
+
+    Raises:
+        UserError: A label is out of range.
     """
 
     def __init__(
@@ -132,8 +152,9 @@ class Files(Source):
         verify: str = "size",
         pixels: PixelFormat = RGB,
     ) -> None:
+        super().__init__(pixels)
         one_of("verify", verify, get_args(Verify))
-        self.named, self.verify, self.pixels, self.bytes_per_pixel = named, verify, pixels, pixels.bytes_per_pixel
+        self.named, self.verify = named, verify
         self.paths: Sequence[str] = paths if isinstance(paths, Listing) else [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)
         self.classes, self.masks = tuple(classes), masks
@@ -141,17 +162,20 @@ class Files(Source):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, index: int) -> Tensor:
-        return decode.load(self.paths[index], None, self.pixels)
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        return decode.load(self.paths[index], reduce, self.pixels)
-
-    def values(self, index: int) -> np.ndarray:
-        return decode.values(self.paths[index])
+    def file(self, index: int) -> decode.Bytes:
+        return decode.read_file(self.paths[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]
+
+    def inner_name(self, index: int) -> str:
+        """Return the path of an image below the folder of all."""
+        top = self.paths.root if isinstance(self.paths, Listing) else self._common
+        return os.path.relpath(self.paths[index], top)
+
+    @cached_property
+    def _common(self) -> str:
+        return _top([min(self.paths), max(self.paths)])  # what these share, all sorted paths share
 
     def mask(self, index: int) -> Tensor | None:
         return None if self.masks is None else decode.load_mask(self.masks[index])
@@ -169,11 +193,9 @@ class Files(Source):
         if isinstance(self.paths, Listing) and self.verify == "size":
             return self.paths.fingerprint()
         digest = hashlib.sha256()
-        # What the first and the last of the sorted paths share, all share.
-        top = _top([min(self.paths), max(self.paths)])
         sizes = (os.path.getsize(path) if os.path.isfile(path) else -1 for path in self.paths)
         for path, content in zip(self.paths, self._digests() if self.verify == "content" else sizes, strict=True):
-            digest.update(_text(os.path.relpath(path, top), content))
+            digest.update(_text(os.path.relpath(path, self._common), content))
         return digest.hexdigest()
 
     def _digests(self) -> Iterator[str]:
@@ -182,19 +204,20 @@ class Files(Source):
             yield from tqdm(digests, "data.verify=content", len(self.paths), unit=" files", delay=2, leave=False)
 
     def take(self, indices: Tensor) -> "Files":
-        """The set of the files at `indices`, in that order."""
-        labels = None if self.labels is None else self.labels[indices]
-        masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
+        """Return the set of the files at `indices`, in that order."""
+        paths: Sequence[str]
         if isinstance(self.paths, Listing):
-            paths: Sequence[str] = self.paths.take(indices)
+            paths = Listing(self.paths.root, self.paths.entries.take(indices))
         else:
             paths = [self.paths[i] for i in indices.tolist()]
-        same = partial(Files, named=self.named, verify=self.verify, pixels=self.pixels)
-        return same(paths, labels, self.classes, masks=masks)
+        labels = None if self.labels is None else self.labels[indices]
+        masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
+        more = {"named": self.named, "verify": self.verify, "pixels": self.pixels}
+        return Files(paths, labels, self.classes, masks=masks, **more)  # type: ignore[arg-type]
 
 
 def _digest(path: str) -> str:
-    """sha256 of a file, "" if there is none: training replaces such an image."""
+    """Return the sha256 of a file, "" if there is none: training replaces such an image."""
     if not os.path.isfile(path):
         return ""
     try:

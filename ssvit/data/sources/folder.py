@@ -6,18 +6,15 @@ images in a folder that holds no others.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
-from itertools import combinations, islice
-from typing import NamedTuple
+from itertools import islice, product
 
+from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve
 from ssvit.options import OptionError, UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 NPY = (".npy",)
-AUTO = "auto"
-# The names that auto finds, the first before the others.
-KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 _SHARDS = "holds shards, which data=shards data.root=PATH reads"
 _NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
@@ -79,56 +76,36 @@ def pictures(path: str) -> list[str]:
     return sorted(_images(path))
 
 
-class Splits(NamedTuple):
-    """Folders by what their images are for."""
+def splits(root: str, names: Mapping[str, str | None]) -> Splits:
+    """Resolve the subfolders to train on, for choices, and for the reported figure.
 
-    train: str
-    validation: str | None
-    test: str | None
-
-
-def splits(root: str, *, train: str | None = AUTO, validation: str | None = AUTO, test: str | None = AUTO) -> Splits:
-    """Which subfolder of a folder is trained on, which is for choices, which for the reported figure.
-
-    Each is named, or None for none, or auto: the first subfolder of a KNOWN name, of validation and test the first that
-    holds an image. Without a subfolder to train on, the whole folder is trained on. train/ is a class like any other
-    where other classes stand beside it and there are neither validation nor test images.
-
-    OptionError if a named subfolder is not there, if two share images, or if there are validation or test images and
-    none to train on.
+    A split is a subfolder that holds images. Without one to train on, the whole folder is trained on, as with
+    train=null, where auto finds no other split. train/ is a class like any other where other classes stand beside it
+    and there are neither validation nor test images.
     """
-    names = {"train": train, "validation": validation, "test": test}
-    found: dict[str, str | None] = {}
-    for part, name in names.items():
-        if name == AUTO:
-            there = os.path.isdir if part == "train" else _holds_images
-            name = next((known for known in KNOWN[part] if there(os.path.join(root, known))), None)
-        elif name is not None and not (isinstance(name, str) and os.path.isdir(os.path.join(root, name))):
-            raise OptionError(part, name, f"must be {AUTO}, null, or the name of a folder in {root}")
-        found[part] = None if name is None else os.path.join(root, name)
-    held_out = [part for part in ("validation", "test") if found[part]]
-    trained = found["train"]
-    if trained is None:
-        classes = all(names[part] == AUTO for part in held_out)  # that happen to have a known name
-        if not held_out or (train is None and classes):
-            return Splits(root, None, None)
-        right = f"must name the folder in {root} to train on, beside {os.path.basename(str(found[held_out[0]]))}/"
-        raise OptionError("train", train, f"{right}; null trains on all of it" if classes else right)
-    for other, part in combinations(found, 2):
-        paths = [os.path.realpath(path) for path in (found[other], found[part]) if path]
-        if len(paths) == 2 and os.path.commonpath(paths) in paths:
-            raise OptionError(part, names[part], f"{found[part]} shares images with {found[other]}: null for none")
-    if train == AUTO and not held_out:
-        known = {name for names in KNOWN.values() for name in names}
+    if names["train"] is None:  # classes may happen to have a known name
+        names = {part: None if name == AUTO else name for part, name in names.items()}
+
+    def find(name: str) -> Items:
+        folder = os.path.join(root, name)
+        return (folder,) if os.path.isdir(folder) and any(_images(folder)) else ()
+
+    def rest(held_out: Items) -> Items:
+        return () if held_out else (root,)
+
+    result = resolve(names, find, rest, expected=f"a subfolder of {root} that holds images", shared=_shared)
+    if names["train"] == AUTO and not result.validation + result.test:
         entries = _entries(root)
-        others = [entry for entry in entries if entry.name not in known]
-        if any(_below(others, _suffixes(entries))):
-            return Splits(root, None, None)
-    return Splits(trained, found["validation"], found["test"])
+        if any(_below([entry for entry in entries if entry.name not in NAMES], _suffixes(entries))):
+            return Splits((root,))
+    return result
 
 
-def _holds_images(folder: str) -> bool:
-    return os.path.isdir(folder) and any(_images(folder))
+def _shared(some: Items, others: Items) -> str | None:
+    for one, other in product(some, others):
+        if os.path.commonpath(paths := [os.path.realpath(one), os.path.realpath(other)]) in paths:
+            return f"{one}/"
+    return None
 
 
 def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirEntry[str]]:

@@ -7,28 +7,38 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ssvit.data import decode
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.sources import huggingface_options
-from ssvit.data.sources.base import Data, Labels, Reduce, Source, Unreadable, checked_labels, class_numbers, parted
-from ssvit.data.sources.folder import AUTO
-from ssvit.data.sources.saved_set import element
+from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, class_numbers
+from ssvit.data.sources.datasets import of_splits
+from ssvit.data.sources.files import Encoded
+from ssvit.data.sources.huggingface_options import element
+from ssvit.data.sources.splits import Items
 from ssvit.options import UserError, printable
 
 
-class HubImages(Source):
-    """The images of a column of a `datasets.Dataset`, and labels as of a source; called: its name in messages.
+class HubImages(Encoded):
+    """The images of a column of a `datasets.Dataset`.
 
-    verify: what the fingerprint covers besides the labels, the "size" of each image's file or its "content". UserError
-    for an out-of-range label.
+    Args:
+        dataset: The data set.
+        image: The name of the column.
+        labels: Labels as of a source.
+        classes: The names of the classes.
+        called: The name of the data set in messages.
+        verify: What the fingerprint covers besides the labels: the "size" of each image's file or its "content".
+        pixels: What a run takes of an image.
+
+    Raises:
+        UserError: A label is out of range.
     """
 
     def __init__(
@@ -44,33 +54,24 @@ class HubImages(Source):
     ) -> None:
         import datasets
 
+        super().__init__(pixels)
         self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image, self.called, self.verify = image, called, verify
-        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
         self.labels = checked_labels(labels, len(dataset), classes)
         self.classes = tuple(classes)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def read(self, index: int) -> Tensor:
-        return decode.load_bytes(self._file(index), self.name(index), None, self.pixels)
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        return decode.load_bytes(self._file(index), self.name(index), reduce, self.pixels)
-
-    def values(self, index: int) -> np.ndarray:
-        return decode.values_of_bytes(self._file(index), self.name(index))
-
-    def _file(self, index: int) -> decode.Bytes:
-        """The file of an image, (bytes,) uint8, from the table or where the table says that it is."""
+    def file(self, index: int) -> decode.Bytes:
+        """Return the bytes of an image's file, from the table or where the table says that it is."""
         image = self.dataset[index][self.image] or {"bytes": None, "path": None}
         if image["bytes"] is not None:
             return np.frombuffer(bytearray(image["bytes"]), np.uint8)
         path = image["path"]
         if not os.path.isfile(path or ""):
             raise Unreadable(self.name(index), f"there is no file {path}" if path else "the row has no image")
-        return decode.read_part(path, 0, os.path.getsize(path), path)
+        return decode.read_file(path)
 
     def name(self, index: int) -> str:
         return f"{self.called}/{index}"
@@ -83,7 +84,7 @@ class HubImages(Source):
         for index, size in enumerate(self._sizes()):
             digest.update(b"%d " % size)
             if self.verify == "content" and size >= 0:
-                digest.update(self._file(index).data)
+                digest.update(self.file(index).data)
         return digest.hexdigest()
 
     def _sizes(self) -> Iterator[int]:
@@ -97,32 +98,21 @@ class HubImages(Source):
 
 
 def hugging_face(options: huggingface_options.HuggingFace) -> Data:
-    """A data set of the library `datasets`, `huggingface_options.HuggingFace`.
-
-    UserError if it cannot be read, or if validation or test images have a class that training lacks. As in a folder,
-    test=auto skips test images without labels where there are validation images.
-    """
+    """A data set of the library `datasets`. UserError if it cannot be read."""
     found = _loaded(options)
-    names = options.splits_of(found)
-    image, label = options.columns_of(found[names.train].features.to_dict())
-    sources: list[HubImages | None] = []
-    for name in names:
-        if name is None:
-            sources.append(None)
-            continue
+    splits = options.splits_of(found)
+    image, label = options.columns_of(found[splits.train[0]].features.to_dict())
+
+    def read(names: Items, classes: Sequence[str]) -> HubImages:
+        (name,) = names
         called = f"{options.root}/{name}".rstrip("/")
-        classes = sources[0].classes if sources and sources[0] is not None else ()
         if missing := {image, label} - {None, *found[name].column_names}:
-            raise UserError(f"{called}: has no column {min(map(str, missing))}, and {names.train} has")
+            raise UserError(f"{called}: has no column {min(map(str, missing))}, and {splits.train[0]} has")
         labels, own = _labels(found[name], label, classes, called)
-        read = partial(HubImages, called=called, verify=options.verify, pixels=options.pixels)
-        sources.append(read(found[name], image, labels, own))
-    train, validation, test = sources
-    assert train is not None
-    if options.test == AUTO and validation is not None and train.labels is not None and test and test.labels is None:
-        test = None
-    shown = [f"{name or os.path.basename(os.path.normpath(options.root))}:" for name in names]
-    return parted(shown, train, validation, test, held_out=options.held_out, seed=options.seed)
+        return HubImages(found[name], image, labels, own, called=called, verify=options.verify, pixels=options.pixels)
+
+    names = [", ".join(names) or os.path.basename(os.path.normpath(options.root)) for names in splits]
+    return of_splits(options, splits, [f"{name}:" for name in names], read)
 
 
 def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:

@@ -1,40 +1,40 @@
-"""The options of data sets of the library `datasets`."""
+"""The options of data sets of the library `datasets`, checked by the description of a set alone.
 
+`save_to_disk` writes a folder with files of JSON: of one set, or of one in a subfolder for each split. A description is
+{split: {column: feature}}, with a feature as `Features.to_dict` has it; the split of a single set is "".
+"""
+
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from ssvit.config.declaration import Name
-from ssvit.data.sources import folder, saved_set
-from ssvit.data.sources.files_options import ImageFiles, Verify
-from ssvit.options import OptionError
+from ssvit.data.sources.files_options import ImageFiles, Verified
+from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
+from ssvit.options import OptionError, UserError, printable
+
+Features = Mapping[str, Any]
+_CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+_LISTS = ("List", "LargeList", "Sequence")
 
 
-class HuggingFace(ImageFiles):
-    """A data set of the library `datasets`: see `ssvit.data.sources.saved_set`."""
+class HuggingFace(Verified, ImageFiles):
+    """A data set of the library `datasets`. A split is one of the set; train=auto also finds the only other one."""
 
     root: Name
     """A folder that save_to_disk wrote, or one with files of Parquet, or the name of a set in the cache."""
     config: Name | None = None
     """The configuration of a set that has several."""
-    image: Name = folder.AUTO
+    image: Name = AUTO
     """The name of the column of images; auto: the only one."""
-    label: Name | None = folder.AUTO
+    label: Name | None = AUTO
     """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
     be named: images have several classes, or none."""
-    train: Name = folder.AUTO
-    """The split to train on; auto: train, or the only other one."""
-    validation: Name | None = folder.AUTO
-    """The split for choices and curves; auto: val, validation or valid; None: none."""
-    test: Name | None = folder.AUTO
-    """The split for the reported figure; auto: test; None: none. If there is only one of validation and test, it is
-    used for both."""
-    verify: Verify = "size"
-    """What a run is bound to: its images' labels and sizes (size), or their bytes too (content)."""
     download: bool = False
     """Whether a set that is not in the cache is fetched from the Hugging Face Hub."""
 
@@ -44,44 +44,118 @@ class HuggingFace(ImageFiles):
             raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
         if find_spec("datasets") is None:
             raise OptionError("root", self.root, "needs datasets: pip install 'ssvit[huggingface]'")
-        if not (self.download or os.path.isdir(self.root) or saved_set.is_cached(self.root)):
+        if not (self.download or os.path.isdir(self.root) or _is_cached(self.root)):
             right = "no such folder, nor a data set in the cache; data.download=true fetches one from the Hub"
             raise OptionError("root", self.root, right)
-        if self.described is not None:
-            if self.config is not None:
-                raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
-            self.columns_of(self.described[self.splits_of(self.described).train])
+        if self.described is not None and self.config is not None:
+            raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
+        _ = self.label_feature
         return self
 
     @cached_property
-    def described(self) -> dict[str, saved_set.Features] | None:
+    def described(self) -> dict[str, Features] | None:
         """The splits of a folder and their columns; None if save_to_disk did not write it."""
-        return saved_set.described(self.root)
+        root = self.root
+        try:
+            if os.path.isfile(os.path.join(root, "state.json")):
+                return {"": _json(root, "dataset_info.json")["features"]}
+            if not os.path.isfile(os.path.join(root, "dataset_dict.json")):
+                return None
+            splits = _json(root, "dataset_dict.json")["splits"]
+            return {split: _json(root, split, "dataset_info.json")["features"] for split in splits}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"data.root={root}: the data set cannot be read: {error}") from None
 
-    def splits_of(self, there: Iterable[str]) -> saved_set.Splits:
-        """The splits, of those that are there, by what their images are for."""
-        names = {"validation": self.validation, "test": self.test}
-        return saved_set.splits(self.root, there, train=self.train, **names)
+    def splits_of(self, there: Iterable[str]) -> Splits:
+        """Resolve the splits, of those that are there."""
+        every = tuple(there)
 
-    def columns_of(self, features: saved_set.Features) -> tuple[str, str | None]:
-        """The names of the columns of images and of labels, of those that are there."""
-        return saved_set.columns(self.root, features, image=self.image, label=self.label)
+        def find(name: str) -> Items:
+            return (name,) if name in every else ()
+
+        def rest(held_out: Items) -> Items:
+            others = tuple(name for name in every if name not in held_out)
+            return others if len(others) == 1 else ()
+
+        has = ", ".join(map(printable, filter(None, every))) or "none"
+        return resolve(self.names, find, rest, expected=f"a split of {self.root}, which has {has}")
+
+    def columns_of(self, features: Features) -> tuple[str, str | None]:
+        """The names of the columns of images and of labels.
+
+        auto: the only column of images; the column `label`, or the only one of classes, if there is one. A column of
+        lists of classes has to be named. OptionError if there is no such column, or none that holds classes.
+        """
+        image, label, shown = self.image, self.label, printable(", ".join(features))
+        images = [name for name in features if _kind(features[name]) == "Image"]
+        if image == AUTO and len(images) != 1:
+            raise OptionError("image", image, f"must name the column of images: {self.root} has {shown}")
+        image = images[0] if image == AUTO else image
+        if label == AUTO:
+            classes = [name for name in features if _kind(features[name]) == "ClassLabel"]
+            named = "label" in features and _is_class(features["label"])
+            label = "label" if named else classes[0] if len(classes) == 1 else None
+        for option, name in (("image", image), ("label", label)):
+            if name is not None and name not in features:
+                raise OptionError(option, name, f"must be a column of {self.root}, which has {shown}")
+        if label is not None and not _is_class(element(features[label]) or features[label]):
+            right = "must be a column of classes, of names or of whole numbers, or of lists of them"
+            raise OptionError("label", label, right)
+        return image, label
+
+    @cached_property
+    def label_feature(self) -> Any:
+        """The feature of the column of labels to train on, None without one; "" where no description tells it."""
+        if self.described is None:
+            return ""
+        features = self.described[self.splits_of(self.described).train[0]]
+        label = self.columns_of(features)[1]
+        return None if label is None else features[label]
 
     @property
     def labelled(self) -> bool | None:
-        if self.described is None:
-            return None
-        label = self.columns_of(self.described[self.splits_of(self.described).train])[1]
-        return None if label is not None else False  # a row of the column may have none
+        return None if self.label_feature is not None else False  # a row of the column may have none
 
     @property
     def multi_label(self) -> bool | None:
-        if self.described is None:
-            return None
-        features = self.described[self.splits_of(self.described).train]
-        label = self.columns_of(features)[1]
-        return label is not None and saved_set.element(features[label]) is not None
+        return None if self.label_feature == "" else element(self.label_feature) is not None
 
     @property
     def validated(self) -> bool | None:
-        return None if self.described is None else self.splits_of(self.described).validation is not None
+        return None if self.described is None else bool(self.splits_of(self.described).validation)
+
+
+def element(feature: object) -> Any:
+    """What the lists of a column hold, as the feature of that; None of a column without lists."""
+    if isinstance(feature, list):  # as version 3 of the library has some of them
+        return feature[0]
+    return feature["feature"] if isinstance(feature, Mapping) and _kind(feature) in _LISTS else None
+
+
+def _kind(feature: object) -> str:
+    return str(feature.get("_type")) if isinstance(feature, Mapping) else ""
+
+
+def _is_class(feature: object) -> bool:
+    kind = _kind(feature)
+    is_text = isinstance(feature, Mapping) and feature.get("dtype") in _CLASSES
+    return kind == "ClassLabel" or (kind == "Value" and is_text)
+
+
+def _json(*parts: str) -> dict[str, Any]:
+    with open(os.path.join(*parts), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _is_cached(name: str) -> bool:
+    """Whether the library's cache has a set of a name, OWNER/NAME."""
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    cache = os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")
+    # The library writes a folder OWNER___some_name for OWNER/SomeName.
+    return os.path.isdir(cache) and any(_letters(entry) == _letters(name) for entry in os.listdir(cache))
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").replace("/", "").lower()

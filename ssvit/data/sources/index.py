@@ -35,11 +35,12 @@ Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, by
 class Index:
     """Columns: "text" (t,) uint8, "ends" (n,) int64 of each row's text, perhaps "labels" of a source, and others (n,).
 
-    facts: what belongs to the set as a whole, as JSON holds it; `classes` are the names that labels count.
+    facts: what belongs to the set as a whole, as JSON holds it; `classes` are the names that labels count. rows: those
+    that are taken of the columns, None for all.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        self.columns, self.facts = dict(columns), dict(facts)
+    def __init__(self, columns: Mapping[str, Tensor], facts: Mapping[str, Any], rows: Tensor | None = None) -> None:
+        self.columns, self.facts, self.rows = dict(columns), dict(facts), rows
         self.classes: tuple[str, ...] = tuple(facts.get("classes", ()))
         self._text, self._ends = columns["text"].numpy(), columns["ends"].numpy()
 
@@ -110,23 +111,37 @@ class Index:
             raise error if isinstance(error, OSError) else OSError(errno.EIO, str(error), str(path)) from None
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._ends) if self.rows is None else len(self.rows)
 
-    def _row(self, index: int) -> list[str]:
-        start = int(self._ends[index - 1]) if index else 0
-        return self._text[start : int(self._ends[index])].tobytes().decode(errors="surrogateescape").split("\0")
+    def take(self, indices: Tensor) -> "Index":
+        """Return the index of some of the images, in their order."""
+        return Index(self.columns, self.facts, indices if self.rows is None else self.rows[indices])
+
+    def row(self, index: int) -> int:
+        """Return the row of an image in the columns."""
+        return index if self.rows is None else int(self.rows[index])
+
+    def number(self, column: str, index: int) -> int:
+        """Return an image's number in a column."""
+        return int(self.columns[column][self.row(index)])
+
+    def _texts(self, index: int) -> list[str]:
+        row = self.row(index)
+        start = int(self._ends[row - 1]) if row else 0
+        return self._text[start : int(self._ends[row])].tobytes().decode(errors="surrogateescape").split("\0")
 
     def name(self, index: int) -> str:
-        """An image's name."""
-        return self._row(index)[0]
+        """Return an image's name."""
+        return self._texts(index)[0]
 
     def size(self, index: int) -> int:
-        """An image's bytes, -1 where they were not known."""
-        return int(self._row(index)[1])
+        """Return an image's bytes, -1 where they were not known."""
+        return int(self._texts(index)[1])
 
     def labels(self, classes: Sequence[str] = (), *, root: str) -> Tensor | None:
-        """Labels, as of a source, into `classes`, by default the index's own; None without. UserError, with the root's
-        name, for a class that is not among them.
+        """Return the labels of all rows, as of a source, into `classes`, by default the index's own; None without.
+
+        UserError, with the root's name, for a class that is not among them.
         """
         own = self.columns.get("labels")
         if own is None or not classes or tuple(classes) == self.classes:
@@ -134,23 +149,15 @@ class Index:
         place = class_numbers(self.classes, classes, called=root)
         return renumbered(own, [place[name] for name in self.classes], len(classes))
 
-    def texts(self, rows: Tensor | None = None) -> Iterator[np.ndarray]:
-        """The text of some rows, by default of all, in parts (t,) uint8."""
-        if rows is None:
-            yield self._text
-            return
-        for part in rows.split(_CHUNK):
+    def fingerprint(self) -> str:
+        """Return the sha256 of the text of the rows."""
+        digest = hashlib.sha256(self._text.data if self.rows is None else b"")
+        for part in () if self.rows is None else self.rows.split(_CHUNK):
             numbers = part.numpy()
             ends = self._ends[numbers]
             lengths = ends - np.where(numbers > 0, self._ends[numbers - 1], 0)
             after = lengths.cumsum()
-            yield self._text[np.arange(after[-1]) + np.repeat(ends - after, lengths)]
-
-    def fingerprint(self, rows: Tensor | None = None) -> str:
-        """sha256 of the text of some rows, by default of all."""
-        digest = hashlib.sha256()
-        for part in self.texts(rows):
-            digest.update(np.ascontiguousarray(part).data)
+            digest.update(self._text[np.arange(after[-1]) + np.repeat(ends - after, lengths)].data)
         return digest.hexdigest()
 
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -26,10 +25,9 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit import atomic_io
-from ssvit.data import decode
 from ssvit.data.sources import packing_options
 from ssvit.data.sources.base import Data, Source, Unreadable
-from ssvit.data.sources.files import Files, Listing
+from ssvit.data.sources.files import Files
 from ssvit.data.sources.index import Index, Row
 from ssvit.data.sources.shard_folder import CHECKSUM, INDEX, PLACE, SUFFIX, ending
 from ssvit.data.sources.shards import Shards
@@ -208,20 +206,9 @@ class _Packer:
     def _file(self, place: int) -> tuple[str, bytes | None]:
         """The name of an image below its folder, and the bytes of its file if it has one."""
         source = self.source
-        if isinstance(source, Files):
-            path = source.paths[place]
-            name = os.path.relpath(path, source.paths.root if isinstance(source.paths, Listing) else self._top)
-            if not os.path.isfile(path):
-                raise Unreadable(path, "no such file")
-            return name, decode.read_part(path, 0, os.path.getsize(path), path).tobytes()
-        if isinstance(source, Shards):
-            return source.index.name(source.row(place)), source.file(place).tobytes()
+        if isinstance(source, Files | Shards):
+            return source.inner_name(place), source.file(place).tobytes()
         return f"{place:08d}.png", None
-
-    @cached_property
-    def _top(self) -> str:
-        assert isinstance(self.source, Files)
-        return os.path.commonpath([os.path.dirname(path) for path in self.source.paths])
 
 
 def _without_dots(name: str) -> str:

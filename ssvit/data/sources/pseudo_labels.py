@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ssvit.data.sources import table
-from ssvit.data.sources.folder import AUTO, KNOWN
+from ssvit.data.sources.splits import AUTO, KNOWN
 from ssvit.options import OptionError, UserError
 
 _COLUMNS = ("path", "label", "split", "probability")

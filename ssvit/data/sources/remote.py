@@ -40,20 +40,19 @@ class Mirror:
             raise UserError(f"data.cache={folder}: cannot be written: {error.strerror}") from None
         self._present = np.memmap(path, np.uint8, "r+", shape=(count,))
 
-    def fetch(self, rows: Sequence[int], index: Index) -> None:
-        """Copy the images at some rows of the index, as far as they are not there. UserError if that fails."""
-        missing = [row for row in rows if not self._present[row]]
+    def fetch(self, indices: Sequence[int], index: Index) -> None:
+        """Copy some images of the index, as far as they are not there. UserError if that fails."""
+        missing = [one for one in indices if not self._present[index.row(one)]]
         for start in range(0, len(missing), _TOGETHER):
             part = missing[start : start + _TOGETHER]
-            numbers, offsets = (index.columns[name][part].tolist() for name in PLACE)
-            ends = [offset + index.size(row) for offset, row in zip(offsets, part, strict=True)]
-            for row, number, offset, data in zip(
-                part, numbers, offsets, self._asked(numbers, offsets, ends), strict=True
-            ):
-                if CHECKSUM in index.columns and zlib.crc32(data) != int(index.columns[CHECKSUM][row]):
-                    raise UserError(f"{self.root}/{self.names[number]}: {index.name(row)} has another checksum there")
+            numbers, offsets = ([index.number(column, one) for one in part] for column in PLACE)
+            ends = [offset + index.size(one) for offset, one in zip(offsets, part, strict=True)]
+            contents = self._asked(numbers, offsets, ends)
+            for one, number, offset, data in zip(part, numbers, offsets, contents, strict=True):
+                if CHECKSUM in index.columns and zlib.crc32(data) != index.number(CHECKSUM, one):
+                    raise UserError(f"{self.root}/{self.names[number]}: {index.name(one)} has another checksum there")
                 self._write(self.shards[number], offset, data)
-                self._present[row] = 1
+                self._present[index.row(one)] = 1
 
     def _asked(self, numbers: list[int], starts: list[int], ends: list[int]) -> list[bytes]:
         """The bytes from `starts` to `ends` of shards, asked for at once where the store can."""
@@ -77,12 +76,9 @@ class Mirror:
     def _write(path: str, offset: int, data: bytes) -> None:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-            try:
-                if os.pwrite(descriptor, data, offset) != len(data):
-                    raise OSError(28, "No space left on device")
-            finally:
-                os.close(descriptor)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+                file.seek(offset)
+                file.write(data)
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}; data.cache=PATH is another place") from None
 

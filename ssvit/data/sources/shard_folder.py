@@ -3,11 +3,12 @@
 import glob
 import os
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import Any
 
 from ssvit.data.sources import folder
-from ssvit.data.sources.folder import AUTO, KNOWN
+from ssvit.data.sources.splits import NAMES, Items, Splits, resolve
 from ssvit.options import OptionError
 
 SUFFIX = ".tar"
@@ -15,14 +16,6 @@ INDEX = "index.safetensors"  # beside the shards that `ssvit pack` makes
 PLACE = ("shard", "offset")  # columns of an index: which shard, and where the image's bytes begin in it
 CHECKSUM = "crc32"  # a further one beside those shards: zlib's of the image's bytes
 _NONE = f"holds no shard (a file ending in {SUFFIX})"
-
-
-class Splits(NamedTuple):
-    """Shards by what their images are for: their paths below the root, sorted."""
-
-    train: tuple[str, ...]
-    validation: tuple[str, ...]
-    test: tuple[str, ...]
 
 
 def is_remote(root: object) -> bool:
@@ -68,35 +61,23 @@ def names(root: str) -> list[str]:
     return sorted(paths)
 
 
-def splits(root: str, *, train: str | None = AUTO, validation: str | None = AUTO, test: str | None = AUTO) -> Splits:
-    """The shards to train on, for choices, and for the reported figure.
+def splits(root: str, given: Mapping[str, str | None]) -> Splits:
+    """Resolve the shards to train on, for choices, and for the reported figure, by their paths below the root.
 
-    Each is named by a subfolder or a pattern (imagenet-val-*), or None for none, or auto: the subfolder of a KNOWN
-    name, else the shards with such a word in their names. Without shards to train on, all others are trained on.
-
-    OptionError if no shard fits a name, if two splits share one, or if none is left to train on.
+    A name is that of a subfolder, or a pattern (imagenet-val-*). A known name also fits the shards that have such a
+    word in their own. Without shards to train on, all others are trained on.
     """
     every = names(root)
-    asked = {"train": train, "validation": validation, "test": test}
-    found = {}
-    for part, name in asked.items():
-        if name == AUTO:
-            rules = [f"{known}/" for known in KNOWN[part]] + [rf".*(?<![a-z]){known}(?![a-z])" for known in KNOWN[part]]
-            fitting = ([path for path in every if re.match(rule, path)] for rule in rules)
-            found[part] = next(filter(None, fitting), [])
-        elif name is not None:
-            found[part] = [path for path in every if fnmatch(path, name) or path.startswith(f"{name}/")]
-            if not found[part]:
-                raise OptionError(part, name, f"must be {AUTO}, null, or a subfolder or pattern of shards in {root}")
-        else:
-            found[part] = []
-    found["train"] = found["train"] or [path for path in every if path not in found["validation"] + found["test"]]
-    if not found["train"]:
-        raise OptionError("train", train, f"no shard of {root} is left to train on")
-    for part, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
-        if shared := set(found[part]) & set(found[other]):
-            raise OptionError(part, asked[part], f"shares {min(shared)} with {other}: null for none")
-    return Splits(*(tuple(found[part]) for part in Splits._fields))
+
+    def find(name: str) -> Items:
+        below = tuple(path for path in every if path.startswith(f"{name}/") or fnmatch(path, name))
+        word = re.compile(rf"(?<![a-z]){re.escape(name)}(?![a-z])")
+        return below or tuple(path for path in every if name in NAMES and word.search(path))
+
+    def rest(held_out: Items) -> Items:
+        return tuple(path for path in every if path not in held_out)
+
+    return resolve(given, find, rest, expected=f"a subfolder or a pattern of shards in {root}")
 
 
 def ending(path: str) -> tuple[str, str]:

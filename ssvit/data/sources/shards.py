@@ -18,13 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data import decode
 from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources.base import Labels, Reduce, Source, checked_labels
+from ssvit.data.sources.base import Labels, checked_labels
+from ssvit.data.sources.files import Encoded
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.index import Index, Row, caches, kept, locked
 from ssvit.data.sources.remote import Mirror, download
@@ -35,10 +35,19 @@ _OF_CLASS = ("cls", "label", "class", "class_name")
 _LARGEST = 1 << 20  # bytes of a class or of JSON; others are not read
 
 
-class Shards(Source):
-    """The images at `rows` of an index, by default all; shards: the paths that the index counts. labels (n,).
+class Shards(Encoded):
+    """The images of an index of shards.
 
-    mirror: brings what lies in an object store to those paths. UserError for an out-of-range label.
+    Args:
+        shards: The paths of the shards that the index counts.
+        index: The place of each image.
+        labels: Labels as of a source.
+        classes: The names of the classes.
+        mirror: Copies what lies in an object store to those paths.
+        pixels: What a run takes of an image.
+
+    Raises:
+        UserError: A label is out of range.
     """
 
     def __init__(
@@ -48,63 +57,50 @@ class Shards(Source):
         labels: Labels = None,
         classes: Sequence[str] = (),
         *,
-        rows: Tensor | None = None,
         mirror: Mirror | None = None,
         pixels: PixelFormat = RGB,
     ) -> None:
-        self.shards, self.index, self.rows, self.mirror = tuple(shards), index, rows, mirror
-        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
-        self.labels = checked_labels(labels, len(self), classes)
+        super().__init__(pixels)
+        self.shards, self.index, self.mirror = tuple(shards), index, mirror
+        self.labels = checked_labels(labels, len(index), classes)
         self.classes = tuple(classes)
 
     def __len__(self) -> int:
-        return len(self.index) if self.rows is None else len(self.rows)
-
-    def row(self, index: int) -> int:
-        """Where an image stands in the index."""
-        return index if self.rows is None else int(self.rows[index])
-
-    def read(self, index: int) -> Tensor:
-        return decode.load_bytes(self.file(index), self.name(index), None, self.pixels)
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        return decode.load_bytes(self.file(index), self.name(index), reduce, self.pixels)
-
-    def values(self, index: int) -> np.ndarray:
-        return decode.values_of_bytes(self.file(index), self.name(index))
+        return len(self.index)
 
     def file(self, index: int) -> decode.Bytes:
         """The file of an image as it is, (bytes,) uint8. Unreadable where the shard ends before it, or is not there."""
-        row = self.row(index)
         self.prefetch([index])
-        number, offset = (int(self.index.columns[name][row]) for name in PLACE)
-        return decode.read_part(self.shards[number], offset, self.index.size(row), self.name(index))
+        number, offset = (self.index.number(column, index) for column in PLACE)
+        return decode.read_part(self.shards[number], offset, self.index.size(index), self.name(index))
 
     def is_whole(self, index: int) -> bool:
-        """Whether an image's bytes have the checksum of the index; True where that has none."""
+        """Return whether an image's bytes have the checksum of the index; True where that has none."""
         if CHECKSUM not in self.index.columns:
             return True
-        return zlib.crc32(self.file(index).data) == int(self.index.columns[CHECKSUM][self.row(index)])
+        return zlib.crc32(self.file(index).data) == self.index.number(CHECKSUM, index)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         if self.mirror is not None:
-            self.mirror.fetch([self.row(index) for index in indices], self.index)
+            self.mirror.fetch(indices, self.index)
+
+    def inner_name(self, index: int) -> str:
+        """Return the name of an image in its shard."""
+        return self.index.name(index)
 
     def name(self, index: int) -> str:
-        row = self.row(index)
-        return f"{self.shards[int(self.index.columns[PLACE[0]][row])]}/{self.index.name(row)}"
+        return f"{self.shards[self.index.number(PLACE[0], index)]}/{self.index.name(index)}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the names and sizes of the images, wherever they stand in the shards."""
-        return self.index.fingerprint(self.rows)
+        """The sha256 of the names and sizes of the images, wherever they stand in the shards."""
+        return self.index.fingerprint()
 
     def take(self, indices: Tensor) -> Self:
-        """The set of the images at `indices`, in that order."""
-        rows = indices if self.rows is None else self.rows[indices]
+        """Return the set of the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        given = (self.shards, self.index, labels, self.classes)
-        return type(self)(*given, rows=rows, mirror=self.mirror, pixels=self.pixels)
+        index = self.index.take(indices)
+        return type(self)(self.shards, index, labels, self.classes, mirror=self.mirror, pixels=self.pixels)
 
 
 def find(
@@ -122,7 +118,7 @@ def find(
     """
     mirror = None
     if is_remote(root):
-        folder = copies(root, cache)
+        folder = Path(cache or caches("shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
         with locked(folder):  # of the processes of a machine one downloads
             beside = {os.path.dirname(name) for name in names}
             index = _read(download(root, os.path.join(*beside, INDEX), folder), names) if len(beside) == 1 else None
@@ -137,14 +133,8 @@ def find(
         index = _local(root, names)
     assert index is not None
     labels = index.labels(classes, root=root)
-    if labels is None:
-        return Shards(shards, index, mirror=mirror, pixels=pixels)
-    return Shards(shards, index, labels, tuple(classes) or index.classes, mirror=mirror, pixels=pixels)
-
-
-def copies(root: str, cache: str | None) -> Path:
-    """The folder for copies of an address."""
-    return Path(cache or caches("shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
+    names_of_classes = () if labels is None else tuple(classes) or index.classes
+    return Shards(shards, index, labels, names_of_classes, mirror=mirror, pixels=pixels)
 
 
 def _read(path: Path | None, names: Sequence[str]) -> Index | None:
@@ -164,28 +154,24 @@ def _local(root: str, names: Sequence[str]) -> Index:
     shards = [os.path.join(root, name) for name in names]
     for folder in {os.path.dirname(shard) for shard in shards}:
         if index := _read(Path(folder, INDEX), names):
-            _check_sizes(shards, index)
+            for shard, (_, size, *_) in zip(shards, index.facts["shards"], strict=True):
+                if (there := os.path.getsize(shard)) != size:
+                    raise UserError(f"{shard}: has {there} bytes, and its index says {size}: copy it again")
             return index
 
     def stamp() -> list[list[Any]]:
         status = [os.stat(shard) for shard in shards]
         return [[name, one.st_size, one.st_mtime_ns] for name, one in zip(names, status, strict=True)]
 
-    def made() -> Index:
+    def make() -> Index:
         before = stamp()
         rows = tqdm(scan(shards), f"read the headers of {len(shards)} shards", unit=" images", delay=2, leave=False)
         return Index.of(rows, PLACE, numbered=True, shards=before)
 
-    index = kept(f"shards {os.path.realpath(root)} {list(names)}", lambda index: index.facts["shards"] == stamp(), made)
+    index = kept(f"shards {os.path.realpath(root)} {list(names)}", lambda index: index.facts["shards"] == stamp(), make)
     if not len(index):
         raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
     return index
-
-
-def _check_sizes(shards: Sequence[str], index: Index) -> None:
-    for shard, (_, size, *_) in zip(shards, index.facts["shards"], strict=True):
-        if (there := os.path.getsize(shard)) != size:
-            raise UserError(f"{shard}: has {there} bytes, and its index says {size}: copy it again")
 
 
 def scan(shards: Sequence[str]) -> Iterator[Row]:

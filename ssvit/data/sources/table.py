@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ssvit.data.sources.folder import AUTO, KNOWN
+from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve
 from ssvit.options import OptionError, UserError, printable
 
 _MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # as pandas writes them too
@@ -37,22 +37,6 @@ class Row(NamedTuple):
     path: str
     label: str | tuple[str, ...] | None  # several classes where the columns may name several
     split: str
-
-
-class Splits(NamedTuple):
-    """The values of the column of splits by what their rows are for; train: None for all other rows."""
-
-    train: str | None
-    validation: str | None
-    test: str | None
-
-    def part(self, row: Row) -> str | None:
-        """What a row is for: train, validation, test, or None for nothing."""
-        if self.validation is not None and row.split == self.validation:
-            return "validation"
-        if self.test is not None and row.split == self.test:
-            return "test"
-        return "train" if self.train in (None, row.split) else None
 
 
 def columns(table: object, given: Columns) -> Columns:
@@ -123,52 +107,32 @@ def _is_marked(table: str, line: int, name: str, cell: str) -> bool:
     return _MARKS[cell]
 
 
-def splits(table: str, of: Columns, *, train: str | None, validation: str | None, test: str | None) -> Splits:
-    """Which split of a table is trained on, which is for choices, which for the reported figure.
+def splits(table: str, of: Columns, names: Mapping[str, str | None]) -> Splits:
+    """Resolve the values of the column of splits by what their rows are for.
 
-    Each is named, or None, or auto: the first of the KNOWN names that a row has. Without a column of splits all rows
-    are trained on. OptionError if no row has a split that is named, or two have one name; UserError for a row of a
-    split that is neither known nor named.
+    Without such a column, or with train=null, all other rows are trained on. UserError for a row whose split is neither
+    known nor named.
     """
-    asked = _texts(train=train, validation=validation, test=test)
+    names = {part: None if name is None else str(name) for part, name in names.items()}  # a user's 0 is a number
     lines: dict[str, int] = {}  # of the first row of each split
     for row in rows(table, of):
         lines.setdefault(row.split, row.line)
     if not lines:
         raise OptionError("table", table, "names no image")
-    there = ", ".join(map(printable, lines))
-    found: dict[str, str | None] = {}
-    for part, name in asked.items():
-        if name == AUTO:
-            found[part] = next((known for known in KNOWN[part] if known in lines), None)
-        elif name is None or (of.split is not None and name in lines):
-            found[part] = name
-        else:
-            right = f"a split in {table}: {there}" if of.split else "data.split must name the column of splits"
-            raise OptionError(part, name, f"must be {AUTO}, null, or {right}" if of.split else right)
-    chosen = Splits(**found)
-    _check(table, chosen, asked, lines if of.split else {})
-    return chosen
-
-
-def _check(table: str, chosen: Splits, asked: Mapping[str, str | None], lines: Mapping[str, int]) -> None:
-    for part, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
-        name = getattr(chosen, part)
-        if name is not None and name == getattr(chosen, other):
-            raise OptionError(part, asked[part], f"must be another split than data.{other}; null for none")
-    known = [name for names in KNOWN.values() for name in names]
+    allowed = {*NAMES, *names.values()}
     for name, line in lines.items():
-        if asked["train"] is not None and name not in (*known, *chosen):
-            right = f"must be one of {', '.join(known)}, or the value of data.train, data.validation or data.test"
+        if of.split and names["train"] is not None and name not in allowed:
+            right = f"must be one of {', '.join(NAMES)}, or the value of data.train, data.validation or data.test"
             raise UserError(f"{table}, line {line}: split={printable(name)}: {right}")
-    if lines and chosen.train is None and (asked["train"] or not lines.keys() - {chosen.validation, chosen.test}):
-        right = f"must name the split to train on: {table} has {', '.join(map(printable, lines))}"
-        raise OptionError("train", asked["train"], right)
 
+    def find(name: str) -> Items:
+        return (name,) if of.split and name in lines else ()
 
-def _texts(**names: object) -> dict[str, str | None]:
-    """Names as a table has them, as text: a user's 0 is a number."""
-    return {option: None if name is None else str(name) for option, name in names.items()}
+    def rest(held_out: Items) -> Items:
+        return tuple(name for name in lines if name not in held_out) if not of.split or names["train"] is None else ()
+
+    there = ", ".join(map(printable, lines)) if of.split else "none; data.split names the column of splits"
+    return resolve(names, find, rest, expected=f"a split of {table}, which has {there}")
 
 
 def _lines(table: str) -> Iterator[tuple[int, list[str]]]:

@@ -383,7 +383,7 @@ def test_a_wrong_option_is_told_before_torch_loads(tmp_path: Path, no_torch: str
 
 def test_bytes_that_are_no_image_are_unreadable() -> None:
     with pytest.raises(Unreadable, match="there: no image of a known format"):
-        decode.load_bytes(np.frombuffer(b"text", np.uint8).copy(), "there")
+        decode.decoded(np.frombuffer(b"text", np.uint8).copy(), "there")
     file = io.BytesIO()
     Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")
-    assert decode.load_bytes(np.frombuffer(file.getvalue(), np.uint8).copy(), "x").shape == (3, 2, 3)
+    assert decode.decoded(np.frombuffer(file.getvalue(), np.uint8).copy(), "x").shape == (3, 2, 3)

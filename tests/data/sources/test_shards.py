@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pickle
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options, remote, shards
 from ssvit.data.sources.base import Data, Unreadable
-from ssvit.data.sources.files import Files
 from ssvit.data.sources.shard_folder import ending, splits
 from ssvit.options import OptionError, UserError
+
+AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "auto")
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +76,7 @@ def test_images_and_classes_are_those_of_the_tar_files(tmp_path: Path) -> None:
     images = several(tmp_path)
     data = datasets.shards(datasets_options.Shards(root=str(tmp_path)))
     assert (len(data.train), data.test and len(data.test), data.classes) == (36, 4, ("0", "1", "2"))
-    found = shards.find(str(tmp_path), splits(str(tmp_path)).train)
+    found = shards.find(str(tmp_path), splits(str(tmp_path), AUTO).train)
     assert all(torch.equal(found.read(i), pixels(image)) for i, image in enumerate(images))
     assert [found.file(i).tobytes() for i in range(len(images))] == images
     assert found.labels is not None
@@ -138,18 +136,15 @@ def test_the_names_of_shards_say_what_they_are_for(tmp_path: Path) -> None:
     names = ["set-test-0.tar", "set-train-0.tar", "set-train-1.tar", "set-val-0.tar"]
     for place, name in enumerate(names):
         tar(root / name, {"1.png": picture(place)})
-    assert splits(str(root)) == (tuple(names[1:3]), (names[3],), (names[0],))
-    assert splits(str(root), test=None).test == ()
-    assert splits(str(root), train="set-train-1*").train == (names[2],)
-    assert splits(str(root), train="*", validation=None, test=None).train == tuple(names)
-    with pytest.raises(OptionError, match=r"validation=set-train-0\*: shares set-train-0.tar with train"):
-        splits(str(root), validation="set-train-0*")
-    with pytest.raises(OptionError, match="test=other: must be auto, null, or a subfolder or pattern of shards in"):
-        splits(str(root), test="other")
+    assert splits(str(root), AUTO) == (tuple(names[1:3]), (names[3],), (names[0],))
+    assert splits(str(root), AUTO | {"train": "set-train-1*"}).train == (names[2],)
+    assert splits(str(root), {"train": "*", "validation": None, "test": None}).train == tuple(names)
+    with pytest.raises(OptionError, match=r"validation=set-train-0\*: "):
+        splits(str(root), AUTO | {"validation": "set-train-0*"})
     root = tmp_path / "folders"
     for place, name in enumerate(("train/0.tar", "train/1.tar", "valid/0.tar")):
         tar(root / name, {"1.png": picture(place)})
-    assert splits(str(root)) == (("train/0.tar", "train/1.tar"), ("valid/0.tar",), ())
+    assert splits(str(root), AUTO) == (("train/0.tar", "train/1.tar"), ("valid/0.tar",), ())
     data = datasets.shards(datasets_options.Shards(root=str(root)))
     assert (len(data.train), data.validation and len(data.validation), data.test) == (2, 1, None)
     assert data.told == "2 shards: 2 images to train on; 1 shards: 1 to measure on"
@@ -200,24 +195,6 @@ def test_an_index_is_made_anew_when_a_shard_has_changed(tmp_path: Path, monkeypa
     tar(tmp_path / "set/0001.tar", {"9.png": picture(9)})
     assert len(shards.find(str(tmp_path / "set"), ["0000.tar", "0001.tar"])) == 4
     assert len(looks) == 3
-
-
-def test_a_batch_of_shards_is_that_of_the_same_files(tmp_path: Path) -> None:
-    for i, image in enumerate(several(tmp_path / "shards")):
-        (tmp_path / f"{i:05d}.png").write_bytes(image)
-    files = Files([str(tmp_path / f"{i:05d}.png") for i in range(40)])
-    found = pickle.loads(pickle.dumps(shards.find(str(tmp_path / "shards"), splits(str(tmp_path / "shards")).train)))
-    assert found.fingerprint == files.fingerprint
-
-    def batches(source: Files | shards.Shards, first: int, workers: int = 0) -> list[torch.Tensor]:
-        loader = Loader(
-            source=source, transform=InceptionCrop(size=6), seed=1, batch_size=16, order="bijection", workers=workers
-        )
-        return [batch.images for batch in loader.batches(first, 6)]
-
-    expected = batches(files, 0)
-    assert all(map(torch.equal, expected, batches(found, 0, workers=1)))
-    assert all(map(torch.equal, expected[4:], batches(found, 4)))
 
 
 def in_memory(folder: Path, address: str) -> str:

@@ -31,38 +31,6 @@ def paint(path: Path, colour: tuple[int, int, int] = (1, 2, 3)) -> None:
     Image.new("RGB", (8, 6), colour).save(path)
 
 
-def test_labels_out_of_range_are_named() -> None:
-    images = torch.zeros(3, 3, 4, 4, dtype=torch.uint8)
-    for value in (-1, 2):
-        with pytest.raises(UserError, match=rf"label {value} is outside of \[0, 2\)"):
-            Memory(images, [0, value, 1], ("a", "b"))
-    with pytest.raises(UserError, match="2 labels for 3 images"):
-        Files(["a", "b", "c"], [0, 0], ("a",))
-
-
-def test_memory_fingerprint_tells_pixels_order_and_shape() -> None:
-    images = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8)
-    changed = images.clone()
-    changed[4, 2, 3, 5] ^= 1
-    sets = (images, changed, images.flip(0), images.view(5, 3, 6, 4))
-    assert len({Memory(one).fingerprint for one in sets}) == 4
-    assert Memory(images).fingerprint == Memory(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)).fingerprint
-
-
-def test_files_fingerprint_tells_names_sizes_and_order_but_not_the_place(tmp_path: Path) -> None:
-    def make(root: Path, second: bytes = b"22") -> list[str]:
-        for name, body in (("a/1.jpg", b"1"), ("b/2.jpg", second)):
-            (root / name).parent.mkdir(parents=True)
-            (root / name).write_bytes(body)
-        return [str(root / "a/1.jpg"), str(root / "b/2.jpg")]
-
-    here = make(tmp_path / "here")
-    first = Files(here).fingerprint
-    assert Files(make(tmp_path / "there")).fingerprint == first
-    others = {Files(here[::-1]).fingerprint, Files(here[:1]).fingerprint, Files(make(tmp_path / "x", b"3")).fingerprint}
-    assert len(others | {first}) == 4
-
-
 def test_the_fingerprint_covers_contents_where_asked(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a.jpg", "b.jpg")]
     (tmp_path / "a.jpg").write_bytes(b"one")
@@ -142,30 +110,6 @@ def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
         hold_out(source.take(torch.arange(1)), fraction=0.5, seed=0)
 
 
-def test_folder_of_classes(tmp_path: Path) -> None:
-    for name in ("cat", "ant"):
-        for i in range(10):
-            paint(tmp_path / name / f"{i}.png")
-    data = datasets.folder(datasets_options.Folder(root=str(tmp_path), held_out=0.2, seed=0))
-    assert data.classes == ("ant", "cat")
-    assert (len(data.train), data.validation, len(data.test)) == (16, None, 4)
-    assert data.told == f"{tmp_path.name}/ 16 images to train on, 4 others to measure on (data.held_out=0.2)"
-    for part in (data.train, data.test):
-        assert [data.classes[label] for label in part.labels] == [Path(path).parent.name for path in part.paths]
-
-
-def test_folder_with_its_own_split(tmp_path: Path) -> None:
-    for name in ("train/ant/1", "train/cat/1", "train/cat/2", "val/cat/3"):
-        paint(tmp_path / f"{name}.png")
-    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
-    assert (len(data.train), len(data.validation), data.test) == (3, 1, None)
-    assert data.validation.labels.tolist() == [1]
-    assert data.told == "train/ 3 images to train on; val/ 1 to measure on"
-    paint(tmp_path / "val" / "eel" / "4.png")
-    with pytest.raises(UserError, match="the class eel is not among the 2 that are trained on"):
-        datasets.folder(datasets_options.Folder(root=str(tmp_path)))
-
-
 def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
     for name in ("train/ant/1", "train/cat/1", "train/cat/2", "validation/cat/3", "test/ant/4", "test/cat/5"):
         paint(tmp_path / f"{name}.png")
@@ -213,22 +157,6 @@ def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
     assert data.classes == ()
     assert data.train.labels is None
     assert (len(data.train), len(data.test)) == (4, 1)
-
-
-def test_imagenet_layout(tmp_path: Path) -> None:
-    for name in ("train/n01/1", "train/n02/2", "val/n02/3"):
-        paint(tmp_path / f"{name}.png")
-    data = datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
-    assert data.classes == ("n01", "n02")
-    assert data.validation.labels.tolist() == [1]
-    assert data.reported == ("validation", data.validation)
-    assert len(data.without_test(0.5).train) == 1  # what is reported on is not chosen on
-    (tmp_path / "val/n02/3.png").rename(tmp_path / "val/3.png")
-    with pytest.raises(OptionError, match="images lie in val/ itself"):
-        datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
-    (tmp_path / "val").rename(tmp_path / "other")
-    with pytest.raises(OptionError, match="holds no folder val"):
-        datasets.imagenet(datasets_options.Imagenet(root=str(tmp_path)))
 
 
 def test_synthetic_parts_share_no_image() -> None:

@@ -1,0 +1,356 @@
+"""What every source of images must do, whatever it reads: one set of numbered pictures, written in each of its ways."""
+
+import io
+import pickle
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets as hub
+import fsspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.loader import Loader
+from ssvit.data.sources import datasets
+from ssvit.data.sources.base import Data, Source, Unreadable
+from ssvit.data.sources.datasets_options import Csv, Folder, Imagenet, Shards, Vtab
+from ssvit.data.sources.files import Files
+from ssvit.data.sources.huggingface import hugging_face
+from ssvit.data.sources.huggingface_options import HuggingFace
+from ssvit.data.sources.memory import Memory
+from ssvit.options import OptionError, UserError
+
+CLASSES = ("ant", "bee", "cat")
+PARTS: Mapping[str, Sequence[int]] = {"train": range(12), "val": range(12, 15), "test": range(15, 18)}
+Bodies = Mapping[int, bytes]
+
+
+def png(number: int, size: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    shape = (*(size or (8 + number % 3, 7)), 3)
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def pixels(body: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(body)))).permute(2, 0, 1)
+
+
+def put(path: Path, body: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    return path
+
+
+def name(number: int) -> str:
+    """Of the class and the place of a picture in its part: sources that sort by names keep the order of numbers."""
+    return f"{CLASSES[number % 3]}/{number:02d}.png"
+
+
+def tree(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies) -> None:
+    for part, numbers in parts.items():
+        for number in numbers:
+            put(root / part / name(number), bodies[number])
+
+
+def folder(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
+    tree(root, parts, bodies)
+    return datasets.folder(Folder(root=str(root), **options))
+
+
+def folders(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
+    for place in range(2):  # even numbers in one, odd ones in the other
+        of_place = {part: [n for n in numbers if n % 2 == place] for part, numbers in parts.items()}
+        tree(root / str(place), of_place, bodies)
+    return datasets.folder(Folder(root=[str(root / "0"), str(root / "1")], **options))
+
+
+def csv(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
+    rows = ["path,label,split"]
+    for part, numbers in parts.items():
+        for number in numbers:
+            put(root / name(number), bodies[number])
+            rows.append(f"{name(number)},{CLASSES[number % 3]},{part}")
+    put(root / "t.csv", "\n".join(rows).encode())
+    return datasets.csv(Csv(table=str(root / "t.csv"), **options))
+
+
+def write_shards(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies) -> None:
+    for part, numbers in parts.items():
+        for start in range(0, len(numbers), 5):
+            path = put(root / part / f"{start:02d}.tar", b"")
+            with tarfile.open(path, "w") as file:
+                for number in numbers[start : start + 5]:
+                    for suffix, body in (("cls", CLASSES[number % 3].encode()), ("png", bodies[number])):
+                        about = tarfile.TarInfo(f"{number:02d}.{suffix}")
+                        about.size = len(body)
+                        file.addfile(about, io.BytesIO(body))
+
+
+def shards(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
+    write_shards(root, parts, bodies)
+    return datasets.shards(Shards(root=str(root), **options))
+
+
+def store(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
+    write_shards(root / "far", parts, bodies)
+    system, top = fsspec.url_to_fs(f"memory://{root.name}")
+    if system.exists(top):
+        system.rm(top, recursive=True)
+    system.put(str(root / "far"), top, recursive=True)
+    return datasets.shards(Shards(root=f"memory://{root.name}", cache=str(root / "copies"), **options))
+
+
+def saved(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
+    features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=list(CLASSES))})
+    kinds = {}
+    for part, numbers in parts.items():
+        images = [{"bytes": bodies[n], "path": None} for n in numbers]
+        columns = {"image": images, "label": [n % 3 for n in numbers]}
+        kinds[part] = hub.Dataset.from_dict(columns, features=features)
+    hub.DatasetDict(kinds).save_to_disk(root / "saved")
+    return hugging_face(HuggingFace(root=str(root / "saved"), **options))
+
+
+class Case(NamedTuple):
+    """A kind of source, and how it orders a part of pictures."""
+
+    make: Callable[..., Data]
+    order: Callable[[int], Any] = lambda number: number
+    verifies: bool = True  # has the option verify
+    nowhere: str = "nowhere"
+
+
+CASES = {
+    "folder": Case(folder, lambda n: n % 3),
+    "folders": Case(folders, lambda n: (n % 2, n % 3)),
+    "csv": Case(csv),
+    "shards": Case(shards, verifies=False),
+    "store": Case(store, verifies=False),
+    "huggingface": Case(saved),
+}
+every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+BODIES = {number: png(number) for number in range(18)}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.disable_progress_bars()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def assert_holds(source: Source | None, numbers: Sequence[int], bodies: Bodies = BODIES) -> None:
+    """A source has the numbered pictures, in their order, with their classes."""
+    assert source is not None
+    assert source.labels is not None
+    assert len(source) == len(numbers)
+    assert [source.classes[label] for label in source.labels] == [CLASSES[n % 3] for n in numbers]
+    for place, number in enumerate(numbers):
+        image = source.read(place)
+        assert (image.dtype, image.equal(pixels(bodies[number]))) == (torch.uint8, True)
+        assert (source.values(place) == image.numpy()).all()
+    assert len({source.name(place) for place in range(len(source))}) == len(source)
+
+
+@every
+def test_images_labels_and_order_are_those_that_were_written(tmp_path: Path, case: Case) -> None:
+    data = case.make(tmp_path / "set", PARTS, BODIES)
+    assert data.classes == CLASSES
+    for source, numbers in zip((data.train, data.validation, data.test), PARTS.values(), strict=True):
+        ordered = sorted(numbers, key=lambda n: (case.order(n), n))
+        assert_holds(source, ordered)
+        chosen = torch.tensor([2, 0, 1])
+        assert source is not None
+        copy = pickle.loads(pickle.dumps(source)).take(chosen)
+        assert_holds(copy, [ordered[place] for place in chosen])
+        assert_holds(copy.take(torch.tensor([1])), ordered[:1])
+        assert copy.name(0) == source.name(2)
+
+
+@every
+def test_batches_are_those_of_the_same_files_for_any_number_of_workers(tmp_path: Path, case: Case) -> None:
+    data = case.make(tmp_path / "set", PARTS, BODIES)
+    ordered = sorted(PARTS["train"], key=lambda n: (case.order(n), n))
+    files = [str(put(tmp_path / f"{place:02d}.png", BODIES[n])) for place, n in enumerate(ordered)]
+    reference = Files(files, [n % 3 for n in ordered], CLASSES)
+
+    def batches(source: Source, first: int, workers: int = 0) -> list[torch.Tensor]:
+        crop = InceptionCrop(size=6)
+        loader = Loader(source=source, transform=crop, seed=1, batch_size=4, workers=workers, order="bijection")
+        return [tensor for batch in loader.batches(first, 6) for tensor in batch.tensors]
+
+    expected = batches(reference, 0)
+    assert all(map(torch.equal, expected, batches(data.train, 0, workers=0 if case.make is store else 1)))
+    assert all(map(torch.equal, expected[3 * 4 :], batches(data.train, 4)))
+
+
+@every
+def test_the_fingerprint_tells_images_and_order_and_not_the_place(tmp_path: Path, case: Case) -> None:
+    one, other = (case.make(tmp_path / place, PARTS, BODIES).train for place in ("here", "there"))
+    longer = case.make(tmp_path / "longer", PARTS, BODIES | {4: BODIES[4] + b"0"}).train
+    turned = one.take(torch.arange(11, -1, -1))
+    assert one.fingerprint == other.fingerprint == pickle.loads(pickle.dumps(one)).fingerprint
+    assert len({one.fingerprint, longer.fingerprint, turned.fingerprint, one.take(torch.arange(6)).fingerprint}) == 4
+    if case.verifies:
+        changed = bytearray(BODIES[4])
+        changed[-1] ^= 1
+        same_size = BODIES | {4: bytes(changed)}
+        found = [case.make(tmp_path / f"changed {way}", PARTS, same_size, verify=way) for way in ("size", "content")]
+        whole = case.make(tmp_path / "here", PARTS, BODIES, verify="content").train if case.make is not saved else None
+        assert found[0].train.fingerprint == one.fingerprint
+        assert whole is None or found[1].train.fingerprint not in (whole.fingerprint, one.fingerprint)
+
+
+@every
+def test_a_damaged_image_is_named_and_replaced(tmp_path: Path, case: Case) -> None:
+    data = case.make(tmp_path / "set", PARTS, BODIES | {4: b"no image"})
+    ordered = sorted(PARTS["train"], key=lambda n: (case.order(n), n))
+    place = ordered.index(4)
+    with pytest.raises(Unreadable) as caught:
+        data.train.read(place)
+    assert str(caught.value) == f"{data.train.name(place)}: no image of a known format"
+    loader = Loader(source=data.train, transform=InceptionCrop(size=6), seed=1, batch_size=12)
+    with pytest.raises(UserError, match="1 of 12 image files cannot be read"):
+        list(loader.batches(0, 1))
+    assert list(loader.unreadable) == [data.train.name(place)]
+
+
+@every
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("train", "val", "test")),
+        ({"test": None}, ("train", "val", None)),
+        ({"validation": None}, ("train", None, "test")),
+        ({"validation": "test", "test": "val"}, ("train", "test", "val")),
+        ({"train": "val", "validation": None}, ("val", None, "test")),
+    ],
+)
+def test_splits_have_names(tmp_path: Path, case: Case, options: dict, expected: tuple[str | None, ...]) -> None:
+    data = case.make(tmp_path / "set", PARTS, BODIES, **options)
+    for source, part in zip((data.train, data.validation, data.test), expected, strict=True):
+        assert (source is None) == (part is None)
+        if source is not None and part is not None:
+            assert_holds(source, sorted(PARTS[part], key=lambda n: (case.order(n), n)))
+
+
+@every
+def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case) -> None:
+    data = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25)
+    assert (len(data.train), data.validation, len(data.watched)) == (9, None, 3)
+    assert "(data.held_out=0.25)" in data.told
+    both = [source.read(i) for source in (data.train, data.watched) for i in range(len(source))]
+    assert sorted(image.sum().item() for image in both) == sorted(pixels(BODIES[n]).sum().item() for n in range(12))
+    again = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25) if case.make is not saved else data
+    assert again.watched.fingerprint == data.watched.fingerprint
+
+
+@every
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"validation": "nowhere"}, "validation"),
+        ({"train": "nowhere"}, "train"),
+        ({"validation": "train"}, "validation"),
+        ({"test": "val"}, "test"),
+        ({"held_out": 1.5}, "held_out"),
+        ({"channels": 0}, "channels"),
+        ({"range": [2, 1]}, "range"),
+        ({"verify": "names"}, "verify"),
+        ({"train": ["a"]}, "train"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, case: Case, options: dict, option: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        case.make(tmp_path / "set", PARTS, BODIES, **options)
+    assert caught.value.name == option
+    assert "\n" not in str(caught.value)
+
+
+@every
+def test_a_class_that_training_lacks_is_an_error_unless_the_test_split_was_found_by_auto(
+    tmp_path: Path, case: Case
+) -> None:
+    parts = {"train": (0, 1, 3, 4), "val": (6, 7), "test": (2, 5)}  # cats in the test images alone
+    data = case.make(tmp_path / "set", parts, BODIES)
+    if case.make is saved:  # whose description has all classes
+        assert data.classes == CLASSES
+        return
+    assert (data.test, data.classes) == (None, ("ant", "bee"))
+    assert "is not used" in data.told
+    for options in ({"test": "test"}, {"validation": "test", "test": None}, {"validation": None}):
+        with pytest.raises(UserError, match="the class cat is not among the 2 that are trained on"):
+            case.make(tmp_path / "set", parts, BODIES, **options)
+
+
+def test_public_layouts_are_read(tmp_path: Path) -> None:
+    tree(tmp_path / "imagenet", {part: PARTS[part] for part in ("train", "val")}, BODIES)
+    data = datasets.imagenet(Imagenet(root=str(tmp_path / "imagenet")))
+    assert_holds(data.train, sorted(PARTS["train"], key=lambda n: (n % 3, n)))
+    assert data.reported == ("validation", data.validation)
+    assert len(data.without_test(0.5).train) == 6  # what is reported on is not chosen on
+    cifar = tmp_path / "vtab/cifar"
+    lists = {"train800": PARTS["train"], "val200": PARTS["val"], "test": PARTS["test"], "train800val200": range(15)}
+    for part, numbers in lists.items():
+        put(cifar / f"{part}.txt", "".join(f"{name(n)} {n % 3}\n" for n in numbers).encode())
+    for number, body in BODIES.items():
+        put(cifar / name(number), body)
+    data = datasets.vtab(Vtab(root=str(tmp_path / "vtab"), task="cifar"))
+    assert (data.classes, [len(part) for part in (data.train, data.watched, data.reported[1])]) == (
+        ("0", "1", "2"), [12, 3, 3],
+    )  # fmt: skip
+    every_image = datasets.vtab(Vtab(root=str(tmp_path / "vtab"), task="cifar", all_images=True))
+    assert (len(every_image.train), every_image.validation, every_image.reported[0]) == (15, None, "test")
+    for number in (0, 11):
+        assert data.train.read(number).equal(pixels(BODIES[number]))
+    (tmp_path / "imagenet/val/ant/12.png").rename(tmp_path / "imagenet/val/12.png")
+    with pytest.raises(OptionError, match=r"^root="):
+        datasets.imagenet(Imagenet(root=str(tmp_path / "imagenet")))
+    for build in (lambda: Imagenet(root=str(tmp_path)), lambda: Vtab(root=str(tmp_path / "vtab"), task="dtd")):
+        with pytest.raises(OptionError, match=r"^root=.*holds no "):
+            build()
+
+
+def test_a_set_in_memory_is_a_source(tmp_path: Path) -> None:
+    numbers = range(12)
+    images = torch.stack([pixels(png(n, (6, 5))) for n in numbers])
+    memory = Memory(images, [n % 3 for n in numbers], CLASSES)
+    assert_holds(memory, numbers, {n: png(n, (6, 5)) for n in numbers})
+    files = Files([str(put(tmp_path / f"{n:02d}.png", png(n, (6, 5)))) for n in numbers], memory.labels, CLASSES)
+    chosen = torch.tensor([7, 3, 9] * 4)
+    for one, other in ((memory, files), (memory.take(chosen), files.take(chosen))):
+        batches = (
+            Loader(source=source, transform=InceptionCrop(size=4), seed=0, batch_size=6).batches(0, 3)
+            for source in (one, other)
+        )
+        for of_memory, of_files in zip(*batches, strict=True):
+            assert (of_memory.images.int() - of_files.images.int()).abs().max() <= 1
+            assert of_memory.labels.equal(of_files.labels)
+    changed = images.clone()
+    changed[4, 2, 3, 4] ^= 1
+    sets = (images, changed, images.flip(0), images.view(12, 3, 5, 6))
+    assert len({Memory(one).fingerprint for one in sets}) == 4
+    assert Memory(images.mT.contiguous().mT).fingerprint == Memory(images).fingerprint
+    for labels in ([0, -1] * 6, [0, 3] * 6, [0, 1]):
+        for make, content in ((Memory, images), (Files, files.paths)):
+            with pytest.raises(UserError, match="label"):
+                make(content, labels, CLASSES)
+
+
+OPTIONS = ("datasets_options", "huggingface_options", "synthetic_options", "packing_options", "robustness", "vtab",
+           "shard_folder", "splits", "folder", "table")  # fmt: skip
+
+
+def test_options_are_checked_without_heavy_packages() -> None:
+    code = f"""import importlib, sys
+for name in {OPTIONS}: importlib.import_module("ssvit.data.sources." + name)
+print([m for m in ("torch", "numpy", "PIL", "datasets", "fsspec", "pyarrow", "torchvision") if m in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
