@@ -19,7 +19,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.config.declaration import select
-from ssvit.data.augment import crop_options
+from ssvit.data.augment import crop_options, geometry
 from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
 from ssvit.data.augment.randaugment import RandAugment
 from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
@@ -50,6 +50,25 @@ class RandomCrop(crop_options.RandomCrop):
         for change in self.changes:
             out = change(out, slots, seed, view)
         return out
+
+    def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps of the crop and the flip from left to right alone, as `geometry`."""
+        raise NotImplementedError
+
+    def geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return where the points of views lie in their images; see `ssvit.data.augment.geometry`.
+
+        Args:
+            sides: (b, 2), height and width of each image.
+
+        Returns:
+            The maps (b, 2, 3).
+        """
+        maps = self.crop_geometry(sides, slots, seed, view)
+        for change in self.changes:
+            if isinstance(change, VerticalFlip | QuarterTurns | Rotation | RandAugment):
+                maps = geometry.composed(maps, change.geometry(self.size, slots, seed, view))
+        return maps
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -95,6 +114,10 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
         start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
 
+    def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        boxes, flips = self.sample(seed, slots, sides[:, 0], sides[:, 1], view)
+        return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
+
     def reduction(self, height: int, width: int, *, slot: int, seed: int) -> int:
         """By what an image may be decoded smaller, 1, 4 or 8: its crop keeps `size` pixels, but for rounding.
 
@@ -132,17 +155,28 @@ class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
         if min(free_h, free_w) < 0 or self.padding >= min(h, w):
             crop = f"{self.size[1]}x{self.size[0]}"
             raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={self.padding}")
-        numbers = uniform(seed, "shift crop", slots, 3, view)
-        rows = self._places(numbers[:, 0], free_h, self.size[0], h)
-        columns = self._places(numbers[:, 1], free_w, self.size[1], w)
-        columns = columns.flip(1).where(numbers[:, 2:] < self.flip, columns)
+        top, left, flips = self._sample(torch.tensor([[h, w]], device=slots.device), slots, seed, view)
+        rows, columns = self._places(top, self.size[0], h), self._places(left, self.size[1], w)
+        columns = columns.flip(1).where(flips[:, None], columns)
         taken = images.reshape(b * c * h, w).index_select(0, _rows(rows[:, :, None], c, h).flatten())
         return taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
 
-    def _places(self, numbers: Tensor, free: int, crop: int, n: int) -> Tensor:
+    def _sample(self, sides: Tensor, slots: Tensor, seed: int, view: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the top and the left of crops in their images (b,) int64, and which are flipped (b,) bool."""
+        numbers = uniform(seed, "shift crop", slots, 3, view)
+        free = sides + 2 * self.padding - torch.tensor(self.size, device=slots.device)
+        top, left = ((numbers[:, :2] * (free + 1)).long() - self.padding).unbind(1)
+        return top, left, numbers[:, 2] < self.flip
+
+    def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        top, left, flips = self._sample(sides, slots, seed, view)
+        boxes = torch.stack((top, left, *(torch.full_like(top, side) for side in self.size)), dim=1)
+        return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
+
+    @staticmethod
+    def _places(start: Tensor, crop: int, n: int) -> Tensor:
         """Which of n pixels each pixel of the crop shows, in one direction: (b,) -> (b, crop)."""
-        start = (numbers * (free + 1)).long() - self.padding
-        place = start[:, None] + torch.arange(crop, device=numbers.device)
+        place = start[:, None] + torch.arange(crop, device=start.device)
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
@@ -155,7 +189,17 @@ class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
             images = resize(images, square)
         else:
             images = torch.cat([resize(image[None], square) for image in images])
-        return ShiftCrop(size=self.size, padding=0, flip=self.flip).crop(images, slots, seed, view)
+        return self._shift.crop(images, slots, seed, view)
+
+    @property
+    def _shift(self) -> ShiftCrop:
+        return ShiftCrop(size=self.size, padding=0, flip=self.flip)
+
+    def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        whole = torch.cat((torch.zeros_like(sides), sides), dim=1)
+        square = torch.full_like(sides, self.resize)
+        of_square = self._shift.crop_geometry(square, slots, seed, view)
+        return geometry.composed(geometry.cropped(whole, (self.resize, self.resize)), of_square)
 
 
 class CenterCrop(crop_options.CenterCrop):
@@ -180,6 +224,16 @@ class CenterCrop(crop_options.CenterCrop):
             return mask
         resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
         return center_crop_image(resized, self.size)[0, 0]
+
+    def geometry(self, sides: Tensor, slots: Tensor | None = None, seed: int = 0, view: int = 0) -> Tensor:
+        """Return where the points of views lie in their images: sides (b, 2) -> (b, 2, 3)."""
+        boxes = []
+        for h, w in sides.tolist():
+            fitted = self.size if (h, w) == self.size else self._fitted(h, w)
+            scales = h / fitted[0], w / fitted[1]
+            start = (round((n - m) / 2) * scale for n, m, scale in zip(fitted, self.size, scales, strict=True))
+            boxes.append([*start, *(m * scale for m, scale in zip(self.size, scales, strict=True))])
+        return geometry.cropped(torch.tensor(boxes, dtype=torch.float64, device=sides.device), self.size)
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
         """The size to resize to; to cover, sides in proportion, the longer one rounded down as torchvision does."""

@@ -14,9 +14,11 @@ import torch
 import torchvision.transforms.v2.functional as tvf
 from torch import Tensor
 
-from ssvit.data.augment import randaugment_options
+from ssvit.data.augment import geometry, randaugment_options
 from ssvit.data.augment.color import adjust_contrast
 from ssvit.randomness import uniform
+
+_SHEAR, _SHIFT, _TURN = 0.3, 150 / 331, 30  # of full strength: pixels per pixel, parts of a side, degrees
 
 
 def _affine(images: Tensor, **changed: Any) -> Tensor:
@@ -25,11 +27,11 @@ def _affine(images: Tensor, **changed: Any) -> Tensor:
 
 
 def _shear(strength: float) -> float:
-    return math.degrees(math.atan(0.3 * strength))
+    return math.degrees(math.atan(_SHEAR * strength))
 
 
 def _shift(strength: float, side: int) -> int:
-    return int(150 / 331 * strength * side)
+    return int(_SHIFT * strength * side)
 
 
 def _contrast(images: Tensor, factor: float) -> Tensor:
@@ -43,7 +45,7 @@ OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "shear_y": lambda x, s: _affine(x, shear=[0.0, _shear(s)], center=[0, 0]),
     "translate_x": lambda x, s: _affine(x, translate=[_shift(s, x.shape[3]), 0]),
     "translate_y": lambda x, s: _affine(x, translate=[0, _shift(s, x.shape[2])]),
-    "rotate": lambda x, s: tvf.rotate(x, 30 * s),
+    "rotate": lambda x, s: tvf.rotate(x, _TURN * s),
     "brightness": lambda x, s: tvf.adjust_brightness(x, 1 + 0.9 * s),
     "saturation": lambda x, s: tvf.adjust_saturation(x, 1 + 0.9 * s),
     "contrast": lambda x, s: _contrast(x, 1 + 0.9 * s),
@@ -79,3 +81,18 @@ class RandAugment(randaugment_options.RandAugment):
                 rows = ((which[:, turn] == place) & (strengths[:, turn] == strength)).nonzero()[:, 0]
                 images[rows] = operations[place](images[rows], strength)
         return images
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of images of one size; see `geometry`."""
+        which, strengths = self.sample(seed, slots, view)
+        (height, width), names = size, list(OPERATIONS)
+        maps = geometry.turned(torch.zeros(len(slots), device=slots.device), size)
+        for operation, strength in zip(which.unbind(1), strengths.unbind(1), strict=True):
+            shares = {name: strength.where(operation == names.index(name), 0) for name in names[:5]}
+            step = geometry.turned(_TURN * shares["rotate"], size)
+            step[:, 0, 1] += _SHEAR * shares["shear_x"]
+            step[:, 1, 0] += _SHEAR * shares["shear_y"]
+            step[:, 0, 2] -= (_SHIFT * shares["translate_x"] * width).trunc()
+            step[:, 1, 2] -= (_SHIFT * shares["translate_y"] * height).trunc()
+            maps = geometry.composed(maps, step)
+        return maps

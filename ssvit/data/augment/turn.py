@@ -1,7 +1,7 @@
 """Images flipped and turned, whole batches at a time, for data without an up: satellites, aeroplanes, microscopes.
 
 Each class is called with images (b, c, h, w), uint8 or float32 in [0, 1], and slots (b,), and gives the same. An
-image's parameters are hashed from (seed, slot, view).
+image's parameters are hashed from (seed, slot, view). `geometry` returns the maps (b, 2, 3) of images of one size.
 
 Letters: b images, c channels, h, w pixels.
 """
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.augment import turn_options
+from ssvit.data.augment import geometry, turn_options
 from ssvit.randomness import uniform
 
 
@@ -18,8 +18,15 @@ class VerticalFlip(turn_options.VerticalFlip):
     """Top and bottom change places."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        chosen = uniform(seed, "vertical flip", slots, 1, view) < self.probability
-        return images.flip(2).where(chosen[:, :, None, None], images)
+        chosen = self.sample(seed, slots, view)
+        return images.flip(2).where(chosen[:, None, None, None], images)
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
+        """slots (b,) -> which images are flipped (b,) bool."""
+        return uniform(seed, "vertical flip", slots, 1, view)[:, 0] < self.probability
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return geometry.flipped(self.sample(seed, slots, view), size, axis=1)
 
 
 class QuarterTurns:
@@ -37,6 +44,9 @@ class QuarterTurns:
             turned[rows] = images[rows].rot90(quarter, (2, 3))
         return turned
 
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return geometry.turned(90 * self.sample(seed, slots, view), size)
+
 
 class Rotation(turn_options.Rotation):
     """A turn by an angle from -degrees to degrees."""
@@ -47,6 +57,9 @@ class Rotation(turn_options.Rotation):
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         return rotate(images, self.sample(seed, slots, view))
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return geometry.turned(self.sample(seed, slots, view), size)
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:

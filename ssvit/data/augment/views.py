@@ -21,7 +21,8 @@ class Augmentation(Protocol):
     """What makes one view of each image.
 
     Called with (b, c, h, w) uint8, or a list of (c, h, w), with slots (b,), a seed and the number of the view; returns
-    (b, c, h', w') uint8.
+    (b, c, h', w') uint8. For views with masks or boxes it also has a method `geometry`, which takes the sides (b, 2) of
+    images in their place, and returns maps (b, 2, 3); see `ssvit.data.augment.geometry`.
     """
 
     @property
@@ -46,6 +47,14 @@ class Views:
         number = itertools.count()
         return {
             name: torch.stack([view(images, slots, seed, next(number)) for view in views], dim=1)
+            for name, views in self.groups.items()
+        }
+
+    def geometry(self, sides: Tensor, slots: Tensor, seed: int) -> dict[str, Tensor]:
+        """Return where the points of views lie in their images: sides (b, 2) -> for each group (b, v, 2, 3)."""
+        number = itertools.count()
+        return {
+            name: torch.stack([view.geometry(sides, slots, seed, next(number)) for view in views], dim=1)  # type: ignore[attr-defined]
             for name, views in self.groups.items()
         }
 

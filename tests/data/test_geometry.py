@@ -1,0 +1,111 @@
+"""The geometry that augmentations return takes each pixel of a view to the place in its image that the pixel shows."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ssvit.data.augment import views_options
+from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
+from ssvit.data.augment.randaugment import OPERATIONS, RandAugment
+from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
+from ssvit.data.augment.views import MultiCrop
+
+COUNT = 64
+SLOTS = torch.arange(COUNT) + 11
+TURNS: dict[str, Any] = {"vertical_flip": 0.5, "quarter_turns": True}
+WHOLE: dict[str, Any] = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
+
+
+def places(height: int, width: int) -> torch.Tensor:
+    """An image whose two channels are the place (x, y) of each pixel's middle, as a part of the sides: (2, h, w)."""
+    x, y = ((torch.arange(side) + 0.5) / side for side in (width, height))
+    return torch.stack((x.expand(height, width), y[:, None].expand(height, width)))
+
+
+def predicted(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Where the middle of each pixel of views lies in their images: (b, 2, 3) -> (b, 2, h, w)."""
+    x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
+    points = torch.stack((x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width)))
+    return torch.einsum("bij,jhw->bihw", maps, points.double())
+
+
+def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) -> None:
+    """Views of `places` show what the maps say, inside of the image, within half a pixel at the ends of boxes."""
+    assert maps.dtype == torch.float64
+    found = predicted(maps, *shown.shape[2:])
+    width_height = sides.flip(1)[:, :, None, None]
+    inside = ((found > 0.5) & (found < width_height - 0.5)).all(1)
+    scale = maps[:, :, :2].square().sum(2).sqrt().clamp(min=1)[:, :, None, None]  # of a view's pixel, in the image's
+    error = (shown * width_height - found) / scale
+    assert inside.double().mean() > 0.5
+    assert error.abs().amax(1)[inside].max() < 0.55
+    assert error.abs().amax(1)[inside].median() < 0.06  # of the resampling filter
+    assert error.movedim(1, 3)[inside].mean(0).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("sides", [(40, 40), (31, 47)])
+@pytest.mark.parametrize(
+    "crop",
+    [
+        InceptionCrop(size=(24, 20)), InceptionCrop(size=24, **TURNS), InceptionCrop(size=(60, 70)),
+        InceptionCrop(size=40, rotation=180, **TURNS, **WHOLE), ShiftCrop(size=(30, 28), padding=6),
+        ShiftCrop(size=30, **TURNS), ResizeCrop(size=(20, 24), resize=36), ResizeCrop(size=24, resize=30, **TURNS),
+        CenterCrop(size=(24, 18)), CenterCrop(size=24, resize=40), CenterCrop(size=24, fit="squash"),
+        CenterCrop(size=40),
+    ],
+    ids=lambda crop: f"{type(crop).__name__}-{crop.size}",
+)  # fmt: skip
+def test_crops_show_the_pixels_that_their_geometry_names(crop: Any, sides: tuple[int, int]) -> None:
+    if getattr(crop, "rotation", 0) and sides[0] != sides[1]:
+        pytest.skip("a crop of ratio 1 does not show the whole image, and a turn reflects its end")
+    image, many = places(*sides), torch.tensor([sides] * COUNT)
+    for view in (0, 3):
+        maps = crop.geometry(many, SLOTS, 5, view)
+        for images in (image.expand(COUNT, -1, -1, -1), [image] * COUNT):
+            assert_places(crop(images, SLOTS, 5, view), maps, many)
+        part = slice(7, 19)
+        assert crop.geometry(many[part], SLOTS[part], 5, view).equal(maps[part])
+
+
+@pytest.mark.parametrize("size", [(32, 32), (21, 36)])
+@pytest.mark.parametrize("step", [VerticalFlip(probability=0.5), QuarterTurns(), Rotation(degrees=180)])
+def test_turns_show_the_pixels_that_their_geometry_names(step: Any, size: tuple[int, int]) -> None:
+    if isinstance(step, QuarterTurns) and size[0] != size[1]:
+        pytest.skip("turns square images alone")
+    images = places(*size).expand(COUNT, -1, -1, -1)
+    assert_places(step(images, SLOTS, 2, 1), step.geometry(size, SLOTS, 2, 1), torch.tensor([size] * COUNT))
+
+
+@pytest.mark.parametrize("size", [(40, 40), (30, 50)])
+def test_randaugment_shows_the_pixels_that_its_geometry_names(size: tuple[int, int]) -> None:
+    step, slots = RandAugment(operations=2, magnitude=12), torch.arange(600)
+    plain = torch.tensor([name == "identity" or place < 5 for place, name in enumerate(OPERATIONS)])
+    slots = slots[plain[step.sample(4, slots)[0]].all(1)]  # which change no colour
+    assert len(slots) > 60
+    x, y = (places(*size) * torch.tensor(size[::-1])[:, None, None]).to(torch.uint8)
+    image = torch.stack((x, y, torch.full_like(x, 255)))
+    shown = step(image.expand(len(slots), -1, -1, -1), slots, 4)
+    found = predicted(step.geometry(size, slots, 4), *size)
+    drawn = shown[:, 2] == 255  # others are black, outside of the image
+    # Each operation takes the nearest pixel, so that two of them may be off by a pixel and a half.
+    assert ((shown[:, :2] + 0.5 - found).abs().amax(1)[drawn] < 1.6).all()
+    assert ((shown[:, :2] + 0.5 - found).abs().amax(1)[drawn] < 0.51).double().mean() > 0.5
+    limit = torch.tensor(size[::-1])[:, None, None]
+    far_inside = ((found > 2) & (found < limit - 2)).all(1)
+    assert drawn[far_inside].double().mean() > 0.9
+
+
+def test_each_view_has_a_geometry_of_its_own() -> None:
+    options = views_options.MultiCrop(size=24, local_size=16, local_views=3, vertical_flip=0.5, jitter=0, grayscale=0,
+                                      blur=(0, 0, 0), solarize=(0, 0, 0))  # fmt: skip
+    views, sides = MultiCrop(options), torch.tensor([(31 + i % 3, 40 + i % 5) for i in range(COUNT)])
+    images = [places(*of_image) for of_image in sides.tolist()]
+    maps, shown = views.geometry(sides, SLOTS, 3), views(images, SLOTS, 3)
+    assert {name: tuple(of_group.shape) for name, of_group in maps.items()} == {
+        "global": (COUNT, 2, 2, 3), "local": (COUNT, 3, 2, 3),
+    }  # fmt: skip
+    for name, of_group in maps.items():
+        for view in range(of_group.shape[1]):
+            assert_places(shown[name][:, view], of_group[:, view], sides)
+        assert not of_group[:, 0].equal(of_group[:, 1])
