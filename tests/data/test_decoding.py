@@ -43,7 +43,7 @@ def test_a_smaller_image_is_the_mean_over_the_larger(
     means = F.avg_pool2d(full.float(), factor)
     assert (small[:, : means.shape[1], : means.shape[2]] - means).abs().mean() < 3
     data = np.frombuffer((tmp_path / "a.jpg").read_bytes(), np.uint8).copy()
-    assert torch.equal(decode.load_bytes(data, "a", lambda *size: factor), small)
+    assert torch.equal(decode.decoded(data, "a", lambda *size: factor), small)
 
 
 def test_other_formats_and_damaged_files_are_as_before(tmp_path: Path) -> None:

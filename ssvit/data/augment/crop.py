@@ -20,9 +20,16 @@ from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.config.declaration import select
 from ssvit.data.augment import crop_options, geometry
-from ssvit.data.augment.color import ColorJitter, GaussianBlur, Grayscale, Solarize
-from ssvit.data.augment.randaugment import RandAugment
-from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
+from ssvit.data.augment.changes import (
+    ColorJitter,
+    GaussianBlur,
+    Grayscale,
+    QuarterTurns,
+    RandAugment,
+    Rotation,
+    Solarize,
+    VerticalFlip,
+)  # fmt: skip
 from ssvit.options import UserError
 from ssvit.randomness import uniform
 

@@ -7,9 +7,7 @@ from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Limits, Run, ShareLimits, Whole
-from ssvit.data.augment.color_options import SIGMA, ColorChange, GaussianBlur
-from ssvit.data.augment.randaugment_options import MAGNITUDE, Magnitude
-from ssvit.data.augment.turn_options import Angle
+from ssvit.data.augment.changes_options import MAGNITUDE, SIGMA, Angle, ColorChange, GaussianBlur, Magnitude
 from ssvit.data.decode_options import PixelFormat
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.models.encoder_options import Normalized, grid

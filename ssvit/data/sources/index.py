@@ -6,7 +6,6 @@ A row has the image's name, its size in bytes, its class, and more numbers where
 Letters: n images, t bytes of text.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -14,14 +13,14 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ssvit import atomic_io
@@ -86,29 +85,27 @@ class Index:
         return cls(made, {"classes": classes, **facts})
 
     @classmethod
+    def joined(cls, parts: "Sequence[Index]", facts: Mapping[str, Any]) -> "Index":
+        """Return the index of the rows of several, which have the same columns."""
+        columns = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
+        starts = accumulate((len(part.columns["text"]) for part in parts), initial=0)
+        columns["ends"] = torch.cat([part.columns["ends"] + start for part, start in zip(parts, starts, strict=False)])
+        return cls(columns, facts)
+
+    @classmethod
     def read(cls, path: Path) -> "Index":
         """Mapped from a file: its pages are shared by all processes, and read when needed. OSError, ValueError."""
         atomic_io.check_regular(path)
         try:
             with safe_open(path, "pt") as file:
                 columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
-                facts = json.loads((file.metadata() or {})["facts"])
-        except (SafetensorError, KeyError) as error:
+                return cls(columns, json.loads(file.metadata()["facts"]))
+        except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError(f"no index of images: {error}") from None
-        if not {"text", "ends"} <= columns.keys() or not isinstance(facts, dict):
-            raise ValueError("no index of images")
-        return cls(columns, facts)
 
     def write(self, path: Path) -> None:
         """Write it whole or not at all. OSError if it cannot be."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            save_file(self.columns, beside, {"facts": json.dumps(self.facts)})
-            atomic_io.synchronise(beside)
-            beside.replace(path)
-        except (OSError, SafetensorError) as error:  # safetensors' own where the disk is full
-            beside.unlink(missing_ok=True)
-            raise error if isinstance(error, OSError) else OSError(errno.EIO, str(error), str(path)) from None
+        atomic_io.replace(path, save(self.columns, {"facts": json.dumps(self.facts)}))
 
     def __len__(self) -> int:
         return len(self._ends) if self.rows is None else len(self.rows)

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -35,87 +34,82 @@ from ssvit.options import OptionError, UserError
 
 _AHEAD = 16  # images for each thread that are read together
 _PART = ".part.safetensors"  # the index of one shard, until all are made
-_PLAN = ".plan"  # what the shards of a folder are made of, until all are made
-_COLUMNS = (*PLACE, CHECKSUM)
 Progress = Callable[[int, int], None]  # of how many are done, and all
+Packed = tuple[str, bytes]  # the name of an image in its shard, and its file
 
 
-class Packed(NamedTuple):
-    """An image as it stands in a shard."""
-
-    name: str
-    data: bytes
-
-
-def pack(data: Data, output: Path, own: packing_options.Pack, progress: Progress) -> list[str]:
-    """Write the splits of a data set below a folder, going on from what is there; returns what they hold, in lines.
+def pack(data: Data, output: Path, options: packing_options.Pack, progress: Progress) -> list[str]:
+    """Write the splits of a data set below a folder, and continue what is there; return lines on what they hold.
 
     OptionError if the folder holds shards of other images or by other options, or those that the images are read from;
     UserError if no image of a split can be read.
     """
     splits = {"train": data.train, "val": data.validation, "test": data.test}
-    sources = {name: source for name, source in splits.items() if source is not None}
-    packers = {name: _Packer(source, output / name, own) for name, source in sources.items()}
-    shards = (shard for source in sources.values() if isinstance(source, Shards) for shard in source.shards)
-    read = {os.path.realpath(os.path.dirname(shard)) for shard in shards}
-    if not read.isdisjoint(os.path.realpath(packer.folder) for packer in packers.values()):
-        raise OptionError("output", own.output, "is the folder that the images are read from; give another one")
-    for packer in packers.values():
+    packers = [_Packer(source, output / name, options) for name, source in splits.items() if source is not None]
+    for packer in packers:
         packer.check()
-    total, before, lines = sum(map(len, sources.values())), 0, []
-    for name, packer in packers.items():
+    total, before, lines = sum(len(packer.source) for packer in packers), 0, []
+    for packer in packers:
 
         def show(done: int, before: int = before) -> None:
             progress(before + done, total)
 
         lines.append(packer.run(show))
-        before += len(sources[name])
+        before += len(packer.source)
         progress(before, total)
     return lines
 
 
 class _Packer:
-    """One split."""
+    """Writes one split."""
 
-    def __init__(self, source: Source, folder: Path, own: packing_options.Pack) -> None:
-        self.source, self.folder, self.own = source, folder, own
-        self.plan = json.dumps([source.fingerprint, list(source.classes), own.size, own.quality, own.shard_size])
+    def __init__(self, source: Source, folder: Path, options: packing_options.Pack) -> None:
+        self.source, self.folder, self.options = source, folder, options
+        stored = [options.size, options.quality, options.shard_size]
+        self.plan = json.dumps([source.fingerprint, list(source.classes), *stored])
 
     def check(self) -> None:
-        """UserError if no image can be read: before shards of an earlier command are replaced by none."""
+        """Check what is read and what is there, before shards of an earlier command are replaced."""
+        shards = self.source.shards if isinstance(self.source, Shards) else ()
+        if os.path.realpath(self.folder) in {os.path.realpath(os.path.dirname(shard)) for shard in shards}:
+            right = "is the folder that the images are read from; give another one"
+            raise OptionError("output", self.options.output, right)
         if all(self._image(place) is None for place in range(len(self.source))):
             raise UserError(f"{self.folder}: none of the {len(self.source):,} images that it is to hold can be read")
 
     def run(self, show: Callable[[int], None]) -> str:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.own.overwrite:
-            for pattern in (f"*{SUFFIX}", f".*{SUFFIX}.part", f".*{_PART}", INDEX, _PLAN):
+        if self.options.overwrite:
+            for pattern in (f"*{SUFFIX}", f".*{SUFFIX}.part", f".*{_PART}", INDEX):
                 for path in self.folder.glob(pattern):
                     path.unlink()
-        plan, index = self.folder / _PLAN, self.folder / INDEX
-        if index.exists() or plan.exists() or any(self.folder.glob(f"*{SUFFIX}")):
-            there = Index.read(index).facts.get("plan") if index.exists() else plan.read_text() if plan.exists() else ""
-            if there != self.plan:
-                right = f"{self.folder} holds shards of other images or by other options: overwrite=true replaces them"
-                raise OptionError("output", self.own.output, right)
+        index = self.folder / INDEX
+        parts = [Index.read(path) for path in sorted((*self.folder.glob(INDEX), *self.folder.glob(f".*{_PART}")))]
+        if any(part.facts.get("plan") != self.plan for part in parts) or (
+            not parts and any(self.folder.glob(f"*{SUFFIX}"))
+        ):
+            right = f"{self.folder} holds shards of other images or by other options: overwrite=true replaces them"
+            raise OptionError("output", self.options.output, right)
         if index.exists():
-            return self._told(Index.read(index), "there already")
-        atomic_io.replace(plan, self.plan.encode())
-        parts = [Index.read(path) for path in sorted(self.folder.glob(f".*{_PART}"))]
+            return self._summary(Index.read(index), "there already")
+        # A shard gets its name after its index.
+        parts = [part for part in parts if (self.folder / part.facts["shard"][0]).exists()]
         done = parts[-1].facts["next"] if parts else 0
         show(done)
         images = self._images(done)
         while done < len(self.source):
             parts.append(self._shard(len(parts), images, done, show))
             done = parts[-1].facts["next"]
-        joined = self._joined(parts)
+        classes = {} if self.source.labels is None else {"classes": list(self.source.classes)}
+        facts = {"plan": self.plan, "shards": [part.facts["shard"] for part in parts], **classes}
+        joined = Index.joined(parts, facts)
         joined.write(index)
         atomic_io.synchronise(self.folder)
-        for path in (*self.folder.glob(f".*{_PART}"), plan):
+        for path in self.folder.glob(f".*{_PART}"):
             path.unlink()
-        return self._told(joined, "written")
+        return self._summary(joined, "written")
 
-    def _told(self, index: Index, words: str) -> str:
+    def _summary(self, index: Index, words: str) -> str:
         left_out = len(self.source) - len(index)
         more = f"; {left_out:,} could not be read" if left_out else ""
         size = sum(size for _, size, _ in index.facts["shards"])
@@ -127,88 +121,68 @@ class _Packer:
     ) -> Index:
         """Write the next shard from the images, and its index; the latter says which image comes next."""
         path = self.folder / f"{number:06d}{SUFFIX}"
-        beside = path.with_name(f".{path.name}.part")
+        beside, labels = path.with_name(f".{path.name}.part"), self.source.labels
         rows: list[Row] = []
-        keys = set()
-        with atomic_io.naming(path), open(beside, "wb") as file:
-            written = _Hashed(file)
-            with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as shard:  # type: ignore[call-overload]
+        places, keys = list[int](), set[str]()
+        with atomic_io.naming(path), open(beside, "w+b") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as shard:
                 for place, image in images:
                     done = place + 1
                     show(done)
                     if image is None:
                         continue
-                    key, suffix = ending(image.name)
+                    name, data = image
+                    key, suffix = ending(name)
                     plain = "." not in suffix and key not in keys
-                    member = (
-                        image.name if plain else f"{_without_dots(image.name)}.{image.name.rpartition('.')[2].lower()}"
-                    )
-                    keys.add(ending(member)[0])
-                    if self.source.labels is not None:
-                        label = self.source.labels[place]
-                        if label.ndim:
-                            numbers = json.dumps({"labels": label.nonzero()[:, 0].tolist()})
-                            _add(shard, f"{ending(member)[0]}.json", numbers.encode())
-                        else:
-                            _add(shard, f"{ending(member)[0]}.cls", str(int(label)).encode())
-                    offset = _add(shard, member, image.data)
-                    rows.append((image.name, len(image.data), None, (number, offset, zlib.crc32(image.data), place)))
-                    if shard.offset >= self.own.shard_size * 1_000_000:
+                    member = name if plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
+                    key = ending(member)[0]
+                    if labels is not None and labels.ndim == 2:
+                        numbers = json.dumps({"labels": labels[place].nonzero()[:, 0].tolist()})
+                        _add(shard, f"{key}.json", numbers.encode())
+                    elif labels is not None:
+                        _add(shard, f"{key}.cls", str(int(labels[place])).encode())
+                    rows.append((name, len(data), None, (number, _add(shard, member, data), zlib.crc32(data))))
+                    keys.add(key)
+                    places.append(place)
+                    if shard.offset >= self.options.shard_size * 1_000_000:
                         break
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        beside.replace(path)
-        index = Index.of(rows, (*_COLUMNS, "place"), next=done, shard=[path.name, size, written.digest])
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        index = Index.of(rows, (*PLACE, CHECKSUM), plan=self.plan, next=done, shard=[path.name, size, digest])
+        if labels is not None:
+            index.columns["labels"] = labels[torch.tensor(places, dtype=torch.int64)]
         index.write(self.folder / f".{number:06d}{_PART}")
+        beside.replace(path)
         return index
-
-    def _joined(self, parts: list[Index]) -> Index:
-        """The index of all shards, with the classes as the source numbers them."""
-
-        def rows() -> Iterator[Row]:
-            for part in parts:
-                columns = [part.columns[name].tolist() for name in (*_COLUMNS, "place")]
-                for row in range(len(part)):
-                    yield part.name(row), part.size(row), None, tuple(column[row] for column in columns)
-
-        facts = {"plan": self.plan, "shards": [part.facts["shard"] for part in parts]}
-        if self.source.labels is not None:
-            facts["classes"] = list(self.source.classes)
-        index = Index.of(rows(), (*_COLUMNS, "place"))
-        columns = {name: column for name, column in index.columns.items() if name != "place"}
-        if self.source.labels is not None:
-            columns["labels"] = self.source.labels[index.columns["place"]]
-        return Index(columns, facts)
 
     def _images(self, first: int) -> Iterator[tuple[int, Packed | None]]:
         """The images from a place on, None for one that cannot be read; the next are read while some are written."""
-        with ThreadPoolExecutor(self.own.workers) as pool:
+        with ThreadPoolExecutor(self.options.workers) as pool:
             places = iter(range(first, len(self.source)))
-            parts = iter(lambda: list(islice(places, _AHEAD * self.own.workers)), [])
+            parts = iter(lambda: list(islice(places, _AHEAD * self.options.workers)), [])
             begun = ((part, pool.map(self._image, part)) for part in parts)
             for (part, found), _ in pairwise(chain(begun, [([], iter(()))])):
                 yield from zip(part, found, strict=True)
 
     def _image(self, place: int) -> Packed | None:
+        """The name of an image below its folder, and its file, encoded anew if it is resized or has none."""
+        source, size = self.source, self.options.size
         try:
-            name, data = self._file(place)
-            if self.own.size is None and data is not None:
-                return Packed(name, data)
-            image = self.source.read(place)
-            if self.own.size is None or min(image.shape[1:]) <= self.own.size:
-                return Packed(name, _encoded(image, "PNG") if data is None else data)
-            name = f"{name.rpartition('.')[0]}.jpg"
-            return Packed(name, _encoded(_resized(image, self.own.size), "JPEG", quality=self.own.quality))
+            stored = isinstance(source, Files | Shards)
+            name = source.inner_name(place) if stored else f"{place:08d}.png"  # type: ignore[attr-defined]
+            data = source.file(place).tobytes() if stored else None  # type: ignore[attr-defined]
+            if size is None and data is not None:
+                return name, data
+            image = source.read(place)
+            if size is None or min(image.shape[1:]) <= size:
+                return name, _encoded(image, "PNG") if data is None else data
+            resized = _encoded(_resized(image, size), "JPEG", quality=self.options.quality)
+            return f"{name.rpartition('.')[0]}.jpg", resized
         except Unreadable:
             return None
-
-    def _file(self, place: int) -> tuple[str, bytes | None]:
-        """The name of an image below its folder, and the bytes of its file if it has one."""
-        source = self.source
-        if isinstance(source, Files | Shards):
-            return source.inner_name(place), source.file(place).tobytes()
-        return f"{place:08d}.png", None
 
 
 def _without_dots(name: str) -> str:
@@ -225,24 +199,6 @@ def _add(shard: tarfile.TarFile, name: str, data: bytes) -> int:
     shard.addfile(about, io.BytesIO(data))
     blocks = -(-len(data) // tarfile.BLOCKSIZE)
     return shard.offset - blocks * tarfile.BLOCKSIZE
-
-
-class _Hashed:
-    """A file to be written, and the sha256 of what is."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self._sha256 = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self._sha256.update(data)
-        return self.file.write(data)
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    @property
-    def digest(self) -> str:
-        return self._sha256.hexdigest()
 
 
 def _resized(image: Tensor, size: int) -> Tensor:

@@ -20,7 +20,6 @@ NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two of files above 4 GB
 NO_NUMBERS = "holds values that are no numbers (NaN): store a number in their place, as the least one for no data"
 VALUE_LIMIT = 3 << 27  # of an image: 1.6 GB as float32
-_HEADER = 1 << 14  # bytes of the header of .npy, of which numpy reads 10,000
 # Of Pillow's modes, what its numbers are read as: indices of a palette and single bits mean nothing by themselves.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
 
@@ -77,27 +76,14 @@ def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
 
     channels: tells which axis counts them; None, or where neither does: the shorter one.
     """
-    file = io.BytesIO(data[:_HEADER].tobytes())
-    shape, is_fortran, dtype = _npy_header(file)
-    _check(shape, dtype)
-    if len(shape) not in (2, 3):
-        raise ValueError(f"has the shape {shape}, and an image has (h, w), (c, h, w) or (h, w, c)")
-    if dtype.itemsize * math.prod(shape) > len(data) - file.tell():
-        raise ValueError(f"ends before its {math.prod(shape)} values")
-    array = np.frombuffer(data, dtype, math.prod(shape), file.tell()).reshape(shape, order="F" if is_fortran else "C")
-    if len(shape) == 2:
+    array = np.load(io.BytesIO(data.data), allow_pickle=False)
+    _check(array.shape, array.dtype)
+    if array.ndim not in (2, 3):
+        raise ValueError(f"has the shape {array.shape}, and an image has (h, w), (c, h, w) or (h, w, c)")
+    if array.ndim == 2:
         return array[None]
-    first, _, last = shape
+    first, _, last = array.shape
     return array if first == channels or (last != channels and first <= last) else np.moveaxis(array, 2, 0)
-
-
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape of an array, whether its first axis is the fastest, and the kind of its numbers."""
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"is of version {version} of .npy, and 1.0 and 2.0 are read")
-    return readers[version](file)
 
 
 def tiff(data: np.ndarray) -> np.ndarray:
@@ -183,7 +169,7 @@ def size(file: IO[bytes]) -> tuple[int, int]:
     start = file.read(len(NPY))
     file.seek(0)
     if start == NPY:
-        height, width = sorted(_npy_header(file)[0])[-2:]
+        height, width = sorted(np.load(file, allow_pickle=False).shape)[-2:]
         return height, width
     if start.startswith(TIFF):
         with _opened_tiff(file) as opened:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from ssvit.data.augment import views_options
+from ssvit.data.augment.changes import OPERATIONS, QuarterTurns, RandAugment, Rotation, VerticalFlip
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
-from ssvit.data.augment.randaugment import OPERATIONS, RandAugment
-from ssvit.data.augment.turn import QuarterTurns, Rotation, VerticalFlip
 from ssvit.data.augment.views import MultiCrop
 
 COUNT = 64

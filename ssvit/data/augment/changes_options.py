@@ -1,11 +1,27 @@
-"""The options of changes of colours."""
+"""The options of what changes a training crop."""
 
 import math
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from ssvit.config.declaration import Fraction, Limits, NotNegative, Options
+from ssvit.config.declaration import Fraction, Limits, NotNegative, Options, Whole
+
+Angle = Annotated[float, Ge(0), Le(180)]
+
+
+class VerticalFlip(Options):
+    """Top and bottom change places."""
+
+    probability: Fraction = 0.5
+
+
+class Rotation(Options):
+    """Images turned by any angle."""
+
+    degrees: Angle = 180.0
+    """The greatest angle to either side."""
+
 
 SIGMA = (0.1, 2.0)  # DINO's limits of a blur's standard deviation
 Hue = Annotated[float, Ge(0), Le(0.5)]
@@ -55,3 +71,15 @@ class Solarize(Options):
     probability: Fraction = 0.2
     threshold: Annotated[int, Ge(0), Le(255)] = 128
     """The least value that is inverted."""
+
+
+MAGNITUDES = 30  # of RandAugment, the greatest
+MAGNITUDE = 9  # the paper's for ResNet-50 on ImageNet
+Magnitude = Annotated[int, Ge(0), Le(MAGNITUDES)]
+
+
+class RandAugment(Options):
+    """Random operations of one strength, as torchvision's; the defaults are the paper's for ResNet-50 on ImageNet."""
+
+    operations: Whole = 2
+    magnitude: Magnitude = MAGNITUDE

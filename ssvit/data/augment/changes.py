@@ -1,0 +1,300 @@
+"""What changes a training crop: flips and turns, colours and sharpness, and RandAugment, for whole batches.
+
+Each class is called with images (b, c, h, w), uint8 or float32 in [0, 1], and slots (b,), and gives the same shape and
+type. Changes of colours take uint8 of 1 or 3 channels, and with 1 channel leave out saturation and hue. An image's
+parameters are hashed from (seed, slot, view), and its pixels do not depend on the images beside it: sums and products
+have a fixed order. `geometry` returns the maps (b, 2, 3) of images of one size.
+
+The operations are those of torchvision. RandAugment (Cubuk et al. 2020) applies a few of 14, all of one strength.
+
+Letters: b images, c channels, h, w pixels, k taps of a filter, n operations one after the other.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torchvision.transforms.v2.functional as tvf
+from torch import Tensor
+
+from ssvit.data.augment import changes_options, geometry
+from ssvit.randomness import uniform
+
+_RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # of a grey, as torchvision has them
+_LEVELS = 256 - 1e-3  # of a colour in [0, 1], cut off below
+_CHUNK = 1 << 19  # values that are filtered at a time: they stay in a CPU's cache
+_SHEAR, _SHIFT, _TURN = 0.3, 150 / 331, 30  # of full strength: pixels per pixel, parts of a side, degrees
+
+
+class VerticalFlip(changes_options.VerticalFlip):
+    """Top and bottom change places."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        chosen = self.sample(seed, slots, view)
+        return images.flip(2).where(chosen[:, None, None, None], images)
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
+        """slots (b,) -> which images are flipped (b,) bool."""
+        return uniform(seed, "vertical flip", slots, 1, view)[:, 0] < self.probability
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return geometry.flipped(self.sample(seed, slots, view), size, axis=1)
+
+
+class QuarterTurns:
+    """Square images turned by 0, 90, 180 or 270 degrees, each as likely."""
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
+        """slots (b,) -> quarters of a counter-clockwise turn (b,) int64, 0 to 3."""
+        return (4 * uniform(seed, "quarter turns", slots, 1, view)[:, 0]).long()
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        quarters = self.sample(seed, slots, view)
+        turned = images.clone()
+        for quarter in (1, 2, 3):
+            rows = (quarters == quarter).nonzero()[:, 0]
+            turned[rows] = images[rows].rot90(quarter, (2, 3))
+        return turned
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return geometry.turned(90 * self.sample(seed, slots, view), size)
+
+
+class Rotation(changes_options.Rotation):
+    """A turn by an angle from -degrees to degrees."""
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
+        """slots (b,) -> degrees, counter-clockwise (b,) float64."""
+        return self.degrees * (2 * uniform(seed, "rotation", slots, 1, view)[:, 0] - 1)
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return rotate(images, self.sample(seed, slots, view))
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        return geometry.turned(self.sample(seed, slots, view), size)
+
+
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Turned counter-clockwise about the middle, bilinear: (b, c, h, w), degrees (b,) -> (b, c, h, w).
+
+    Where the turned image ends it is continued by its reflection, so that no black corner tells the angle.
+    """
+    h, w = images.shape[2:]
+    angle = degrees.deg2rad()[:, None, None]
+    cos, sin = angle.cos().float(), angle.sin().float()
+    x = torch.arange(w, dtype=torch.float32, device=images.device) - (w - 1) / 2
+    y = torch.arange(h, dtype=torch.float32, device=images.device)[:, None] - (h - 1) / 2
+    # Which point is shown at (y, x), in halves of the image's sides from its middle.
+    shown = torch.stack(((cos * x - sin * y) * (2 / w), (sin * x + cos * y) * (2 / h)), dim=-1)
+    turned = F.grid_sample(images.float(), shown, padding_mode="reflection", align_corners=False)
+    return turned if images.is_floating_point() else turned.round_().to(torch.uint8)
+
+
+class ColorJitter(changes_options.ColorJitter):
+    """Brightness, contrast, saturation and hue, changed one after the other in a random order, as torchvision's.
+
+    The factors of the first three lie in [max(0, 1 - x), 1 + x], the turn of the hue in [-x, x]; x = 0 leaves it out.
+    """
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """slots (b,) -> which images are changed (b,) bool, factors (b, 4), and the order of operations (b, 4)."""
+        numbers = uniform(seed, "color jitter", slots, 9, view)
+        strengths = slots.new_tensor([self.brightness, self.contrast, self.saturation, self.hue], dtype=torch.float32)
+        middle = slots.new_tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float32)
+        low = torch.where(middle > 0, (1 - strengths).clamp(min=0), -strengths)
+        factors = low + (middle + strengths - low) * numbers[:, 1:5]
+        return numbers[:, 0] < self.probability, factors.float(), numbers[:, 5:].argsort(dim=1)
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        changed, factors, order = self.sample(seed, slots, view)
+        images = images.clone()
+        operations = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
+        if images.shape[1] == 1:
+            strengths = (self.brightness, self.contrast, 0, 0)
+        for turn in range(len(operations)):
+            for which, (operation, strength) in enumerate(zip(operations, strengths, strict=True)):
+                rows = (changed & (order[:, turn] == which)).nonzero()[:, 0] if strength else ()
+                if len(rows):
+                    images[rows] = operation(images[rows], factors[rows, which])
+        return images
+
+
+class Grayscale(changes_options.Grayscale):
+    """All three channels become the image's brightness."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        rows = (uniform(seed, "grayscale", slots, 1, view)[:, 0] < self.probability).nonzero()[:, 0]
+        return images.index_copy(0, rows, _gray(images[rows]).to(torch.uint8).expand_as(images[rows]))
+
+
+class GaussianBlur(changes_options.GaussianBlur):
+    """A Gaussian filter of random width `sigma`, cut off at twice the greatest, over reflected edges."""
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+        """slots (b,) -> which images are blurred (b,) bool, and sigma (b,) float64."""
+        numbers = uniform(seed, "gaussian blur", slots, 2, view)
+        low, high = self.sigma
+        return numbers[:, 0] < self.probability, low + (high - low) * numbers[:, 1]
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        blurred, sigma = self.sample(seed, slots, view)
+        images = images.clone()
+        for rows in blurred.nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
+            images[rows] = blur(images[rows], sigma[rows], self.reach)
+        return images
+
+
+class Solarize(changes_options.Solarize):
+    """Values of `threshold` and more are inverted."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        chosen = uniform(seed, "solarize", slots, 1, view) < self.probability
+        full = 1 if images.is_floating_point() else 255
+        bright = images >= self.threshold * (full / 255)
+        return (full - images).where(chosen[:, :, None, None] & bright, images)
+
+
+def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
+    """Values times factors (b,): (b, c, h, w) uint8 -> uint8."""
+    return (images * _each(factors)).clamp_(0, 255).to(torch.uint8)
+
+
+def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
+    """Between the image's mean brightness and the image, at factors (b,): (b, 3, h, w) uint8 -> uint8."""
+    # Whole numbers, whose sum is the same in any order.
+    mean = _gray(images).sum((2, 3), keepdim=True, dtype=torch.float64) / images[0, 0].numel()
+    return _between(mean.float(), images, factors)
+
+
+def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
+    """Between the grey image and the image, at factors (b,): (b, 3, h, w) uint8 -> uint8."""
+    return _between(_gray(images), images, factors)
+
+
+def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Colours turned by `turns` (b,) of the whole circle: (b, 3, h, w) uint8 -> uint8."""
+    colors = images.float() / 255
+    red, green, blue = colors.unbind(1)
+    most, least = colors.amax(1), colors.amin(1)
+    spread = most - least
+    divisor = spread.where(spread > 0, 1)
+    # Sixths of the circle, from red by way of green and blue.
+    hue = (red - green) / divisor + 4
+    hue = torch.where(most == green, (blue - red) / divisor + 2, hue)
+    hue = torch.where(most == red, (green - blue) / divisor, hue)
+    hue = hue + turns[:, None, None] * 6
+    channels = []
+    for corner in (5, 3, 1):
+        distance = (hue + corner).remainder(6)
+        channels.append(most - spread * torch.minimum(distance, 4 - distance).clamp(0, 1))
+    return (torch.stack(channels, 1) * _LEVELS).to(torch.uint8)
+
+
+def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
+    """Gaussian filters of widths sigma (b,), of 2 * reach + 1 taps: (b, c, h, w) uint8, or float, -> the same."""
+    distance = torch.arange(reach + 1, device=images.device)
+    weights = torch.exp(-0.5 * (distance / sigma[:, None].double()).square())
+    weights = (weights / (2 * weights.sum(1, keepdim=True) - 1)).float()
+    x = F.pad(images.float(), (reach,) * 4, mode="reflect")
+    for axis in (2, 3):
+        size = x.shape[axis] - 2 * reach
+        shifted = [x.narrow(axis, start, size) for start in range(2 * reach + 1)]
+        x = shifted[reach] * _each(weights[:, 0])
+        for step in range(1, reach + 1):
+            x += (shifted[reach - step] + shifted[reach + step]).mul_(_each(weights[:, step]))
+    return x if images.is_floating_point() else x.round_().to(torch.uint8)
+
+
+def _each(factors: Tensor) -> Tensor:
+    """One number for each image: (b,) -> (b, 1, 1, 1)."""
+    return factors[:, None, None, None]
+
+
+def _gray(images: Tensor) -> Tensor:
+    """The brightness of each pixel, a whole number: (b, 3, h, w) or (b, 1, h, w) uint8 -> (b, 1, h, w) float32."""
+    if images.shape[1] == 1:
+        return images.float()
+    red, green, blue = images.float().split(1, dim=1)
+    return (red * _RED + green * _GREEN + blue * _BLUE).floor_()
+
+
+def _between(first: Tensor, second: Tensor, factors: Tensor) -> Tensor:
+    return (second * _each(factors) + first * _each(1 - factors)).clamp_(0, 255).to(torch.uint8)
+
+
+def _affine(images: Tensor, **changed: Any) -> Tensor:
+    unchanged = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
+    return tvf.affine(images, **(unchanged | changed))
+
+
+def _shear(strength: float) -> float:
+    return math.degrees(math.atan(_SHEAR * strength))
+
+
+def _shift(strength: float, side: int) -> int:
+    return int(_SHIFT * strength * side)
+
+
+def _contrast(images: Tensor, factor: float) -> Tensor:
+    # Not torchvision's: its mean of a large image may depend on the number of threads.
+    return adjust_contrast(images, torch.full((len(images),), factor, device=images.device))
+
+
+# Each takes images (b, 3, h, w) uint8 and a strength: from -1 to 1 of the first nine, from 0 to 1 of the others.
+OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "shear_x": lambda x, s: _affine(x, shear=[_shear(s), 0.0], center=[0, 0]),
+    "shear_y": lambda x, s: _affine(x, shear=[0.0, _shear(s)], center=[0, 0]),
+    "translate_x": lambda x, s: _affine(x, translate=[_shift(s, x.shape[3]), 0]),
+    "translate_y": lambda x, s: _affine(x, translate=[0, _shift(s, x.shape[2])]),
+    "rotate": lambda x, s: tvf.rotate(x, _TURN * s),
+    "brightness": lambda x, s: tvf.adjust_brightness(x, 1 + 0.9 * s),
+    "saturation": lambda x, s: tvf.adjust_saturation(x, 1 + 0.9 * s),
+    "contrast": lambda x, s: _contrast(x, 1 + 0.9 * s),
+    "sharpness": lambda x, s: tvf.adjust_sharpness(x, 1 + 0.9 * s),
+    "identity": lambda x, s: x,
+    "posterize": lambda x, s: tvf.posterize(x, bits=round(8 - 4 * s)),
+    "solarize": lambda x, s: tvf.solarize(x, threshold=255 * (1 - s)),
+    "autocontrast": lambda x, s: tvf.autocontrast(x),
+    "equalize": lambda x, s: tvf.equalize(x),
+}
+_SIGNED = 9
+
+
+class RandAugment(changes_options.RandAugment):
+    """Random operations, one after the other. What a turned or shifted image leaves free is black."""
+
+    def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+        """slots (b,) -> places in `OPERATIONS` (b, n) int64, and strengths with their signs (b, n) float64."""
+        numbers = uniform(seed, "randaugment", slots, 2 * self.operations, view)
+        which = (len(OPERATIONS) * numbers[:, : self.operations]).long()
+        negative = (which < _SIGNED) & (numbers[:, self.operations :] < 0.5)
+        strength = torch.tensor(self.magnitude / changes_options.MAGNITUDES, dtype=torch.float64, device=slots.device)
+        return which, (-strength).where(negative, strength)
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        which, strengths = self.sample(seed, slots, view)
+        images, operations = images.clone(), tuple(OPERATIONS.values())
+        for turn in range(self.operations):
+            # Images with the same operation and the same sign go through it together.
+            for place, strength in {*zip(which[:, turn].tolist(), strengths[:, turn].tolist(), strict=True)}:
+                rows = ((which[:, turn] == place) & (strengths[:, turn] == strength)).nonzero()[:, 0]
+                images[rows] = operations[place](images[rows], strength)
+        return images
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of images of one size; see `geometry`."""
+        which, strengths = self.sample(seed, slots, view)
+        (height, width), names = size, list(OPERATIONS)
+        maps = geometry.turned(torch.zeros(len(slots), device=slots.device), size)
+        for operation, strength in zip(which.unbind(1), strengths.unbind(1), strict=True):
+            shares = {name: strength.where(operation == names.index(name), 0) for name in names[:5]}
+            step = geometry.turned(_TURN * shares["rotate"], size)
+            step[:, 0, 1] += _SHEAR * shares["shear_x"]
+            step[:, 1, 0] += _SHEAR * shares["shear_y"]
+            step[:, 0, 2] -= (_SHIFT * shares["translate_x"] * width).trunc()
+            step[:, 1, 2] -= (_SHIFT * shares["translate_y"] * height).trunc()
+            maps = geometry.composed(maps, step)
+        return maps
