@@ -32,15 +32,16 @@ PARTS: Mapping[str, Sequence[int]] = {"train": range(12), "val": range(12, 15), 
 Bodies = Mapping[int, bytes]
 
 
-def png(number: int, size: tuple[int, int] | None = None) -> bytes:
+def picture(number: int, kind: str = "PNG", size: tuple[int, int] | None = None) -> bytes:
+    """A file of noise, of 7 columns and 8 to 10 rows by default."""
     file = io.BytesIO()
     shape = (*(size or (8 + number % 3, 7)), 3)
-    Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)).save(file, "PNG")
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)).save(file, kind)
     return file.getvalue()
 
 
 def pixels(body: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(body)))).permute(2, 0, 1)
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(body)).convert("RGB"))).permute(2, 0, 1)
 
 
 def put(path: Path, body: bytes) -> Path:
@@ -137,7 +138,7 @@ CASES = {
     "huggingface": Case(saved),
 }
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-BODIES = {number: png(number) for number in range(18)}
+BODIES = {number: picture(number) for number in range(18)}
 
 
 @pytest.fixture(autouse=True)
@@ -320,10 +321,12 @@ def test_public_layouts_are_read(tmp_path: Path) -> None:
 
 def test_a_set_in_memory_is_a_source(tmp_path: Path) -> None:
     numbers = range(12)
-    images = torch.stack([pixels(png(n, (6, 5))) for n in numbers])
+    images = torch.stack([pixels(picture(n, size=(6, 5))) for n in numbers])
     memory = Memory(images, [n % 3 for n in numbers], CLASSES)
-    assert_holds(memory, numbers, {n: png(n, (6, 5)) for n in numbers})
-    files = Files([str(put(tmp_path / f"{n:02d}.png", png(n, (6, 5)))) for n in numbers], memory.labels, CLASSES)
+    assert_holds(memory, numbers, {n: picture(n, size=(6, 5)) for n in numbers})
+    files = Files(
+        [str(put(tmp_path / f"{n:02d}.png", picture(n, size=(6, 5)))) for n in numbers], memory.labels, CLASSES
+    )
     chosen = torch.tensor([7, 3, 9] * 4)
     for one, other in ((memory, files), (memory.take(chosen), files.take(chosen))):
         batches = (

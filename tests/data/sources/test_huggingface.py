@@ -1,16 +1,14 @@
 """data=huggingface: sets of the library `datasets` from disk and from its cache, made here, without a network."""
 
-import io
 import os
 import sys
 from pathlib import Path
 
 import datasets as hub
-import numpy as np
 import pytest
 import torch
 from command import TINY
-from PIL import Image
+from test_contract import picture, pixels
 
 from ssvit.data.sources import huggingface_options
 from ssvit.data.sources.base import Source, Unreadable
@@ -31,17 +29,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def picture(number: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 3, 7, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def pixels(number: int) -> torch.Tensor:
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(picture(number))))).permute(2, 0, 1)
-
-
 def made(of: range, kind: object = CLASSES, *, images: list | None = None, labels: list | None = None):
     """Numbered images with the class of their number modulo 3."""
     images = images or [{"bytes": picture(i), "path": None} for i in of]
@@ -54,19 +41,19 @@ def numbers(source: Source | None, of: range) -> bool:
     """Whether a source has the numbered images, in their order, with their classes."""
     assert source is not None
     assert source.labels is not None
-    return all(torch.equal(source.read(place), pixels(i)) for place, i in enumerate(of)) and source.labels.tolist() == [
-        i % 3 for i in of
-    ]
+    return all(
+        torch.equal(source.read(place), pixels(picture(i))) for place, i in enumerate(of)
+    ) and source.labels.tolist() == [i % 3 for i in of]
 
 
 def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Path) -> None:
     (tmp_path / "Pictures").mkdir()
     for name, of in (("train", range(6)), ("test", range(6, 9))):
         made(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
-    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "Pictures")))
+    data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "Pictures")))
     assert numbers(data.train, range(6))
     os.rename(own_cache / "pictures", own_cache / "somebody___pictures")  # as what came from the Hub lies there
-    cached = hugging_face(huggingface_options.HuggingFace(root="somebody/Pictures"))
+    cached = hugging_face(HuggingFaceOptions(root="somebody/Pictures"))
     assert numbers(cached.train, range(6))
     assert numbers(cached.test, range(6, 9))
     assert cached.train.fingerprint == data.train.fingerprint
@@ -79,7 +66,7 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Pat
 def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, classes: tuple[str, ...]) -> None:
     parts = hub.DatasetDict(train=made(range(7), label), test=made(range(5, 6), label))
     parts.save_to_disk(tmp_path / "saved")
-    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
+    data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert data.classes == classes
     assert numbers(data.train, range(7))
     assert numbers(data.test, range(5, 6))
@@ -108,7 +95,7 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
     hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
     options = HuggingFaceOptions(root=str(tmp_path / "saved"), label="label")
     assert options.multi_label
-    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"), label="label"))
+    data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), label="label"))
     assert data.classes == classes
     for source, of in ((data.train, range(9)), (data.test, range(5, 8))):
         assert source is not None
@@ -116,19 +103,17 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
         assert source.labels.dtype == torch.bool
         assert source.labels.tolist() == [[i % 2 == 0, i % 3 == 0, i % 4 == 0] for i in of]
     assert (
-        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"))).train.labels is None
+        hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"))).train.labels is None
     )  # a run that did not name it keeps its set
     assert HuggingFaceOptions(root=str(tmp_path / "saved")).multi_label is False
     few = [None, *lists(range(1, 3), kind)]
     hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(tmp_path / "few")
-    assert (
-        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "few"), label="label")).watched.labels is None
-    )
+    assert hugging_face(HuggingFaceOptions(root=str(tmp_path / "few"), label="label")).watched.labels is None
     if not isinstance(kind, hub.ClassLabel):
         other = [[7 if kind.dtype == "int64" else "wasp"]]
         hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(tmp_path / "other")
         with pytest.raises(UserError, match=r"other/test: the class (7|wasp) is not among the 3 that are trained on"):
-            hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "other"), label="label"))
+            hugging_face(HuggingFaceOptions(root=str(tmp_path / "other"), label="label"))
 
 
 def test_lists_as_older_versions_of_the_library_describe_them(tmp_path: Path) -> None:
@@ -145,9 +130,9 @@ def test_test_images_without_labels_serve_only_where_nothing_else_does(tmp_path:
     bare = made(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
     parts = {"train": made(range(6)), "test": bare, "validation": made(range(6, 9))}
     hub.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved")))
+    data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert (data.test, data.validation and len(data.validation)) == (None, 3)
-    data = hugging_face(huggingface_options.HuggingFace(root=str(tmp_path / "saved"), validation=None))
+    data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), validation=None))
     assert (data.test and len(data.test), data.watched.labels) == (3, None)
 
 
@@ -159,7 +144,7 @@ def test_the_fingerprint_covers_labels_and_sizes_or_contents(tmp_path: Path) -> 
         found.append(tmp_path / str(len(found)))
         dataset.save_to_disk(found[-1], **given)
         return hugging_face(
-            huggingface_options.HuggingFace(root=str(found[-1]), held_out=0.5, verify=verify)
+            HuggingFaceOptions(root=str(found[-1]), held_out=0.5, verify=verify)
         ).train.whole.fingerprint
 
     several, beside = made(range(6)), []
@@ -221,7 +206,7 @@ def test_what_is_wrong_is_one_line(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/dataset_dict.json").write_text("{")
     with pytest.raises(UserError) as caught:
-        hugging_face(huggingface_options.HuggingFace(**{"root": "saved"} | given))
+        hugging_face(HuggingFaceOptions(**{"root": "saved"} | given))
     assert str(caught.value).startswith(begins)
     assert "\n" not in str(caught.value)
 
@@ -229,7 +214,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^root=.*: needs datasets: pip install 'ssvit\[huggingface\]'$"):
-        hugging_face(huggingface_options.HuggingFace(root=str(tmp_path)))
+        hugging_face(HuggingFaceOptions(root=str(tmp_path)))
 
 
 def test_a_finished_run_is_known_again(tmp_path: Path, tool) -> None:

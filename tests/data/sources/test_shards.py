@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from test_contract import picture, pixels
 
 from ssvit.data.sources import datasets, datasets_options, remote, shards
 from ssvit.data.sources.base import Data, Unreadable
@@ -26,13 +25,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def picture(number: int, kind: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 3, 7, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
-
-
 def tar(path: Path, members: Mapping[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as file:
@@ -41,10 +33,6 @@ def tar(path: Path, members: Mapping[str, bytes]) -> Path:
             about.size = len(content)
             file.addfile(about, io.BytesIO(content))
     return path
-
-
-def pixels(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB"))).permute(2, 0, 1)
 
 
 def several(root: Path, count: int = 40, each: int = 16) -> list[bytes]:
