@@ -10,7 +10,6 @@ from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.datasets_options import Csv, Folder
 from ssvit.options import print_lines
-from ssvit.progress import progress
 from ssvit.retrieval import describer
 from ssvit.retrieval.options import ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as named_pictures
@@ -51,11 +50,9 @@ def run(config: Config) -> Path:
             splits[part], read = gallery.of_data_set(called, data, part, read)
         every = sum(1 for _ in chosen.rows()) if isinstance(chosen, Csv) else sum(sizes.values())
         left_out = every - sum(len(splits[part]) for part in written)
-    describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers, bar=False)
-    output, identity = Path(options.output), f"{describe.extractor.identity} {describe.transform}"
-    bar = progress("pictures", " pictures")
-    print_lines(embedding.embed(splits, describe, output, identity=identity, progress=bar, left_out=left_out))
-    return output
+    describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers)
+    print_lines(embedding.embed(splits, describe, Path(options.output), left_out=left_out))
+    return Path(options.output)
 
 
 command = Command("embed", run, expansions=SHORT_FORMS, positional="images", options=Embed)

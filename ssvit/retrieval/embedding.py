@@ -3,94 +3,64 @@
 Letters: n pictures, d width.
 """
 
-import hashlib
 import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-import torch
 
 from ssvit import atomic_io
-from ssvit.options import UserError
-from ssvit.retrieval.gallery import Describer, NoneRead
-
-_PART = 1024  # pictures whose vectors are stored together until all are there
+from ssvit.retrieval.gallery import Describer, fill
+from ssvit.retrieval.options import encoder_of
+from ssvit.retrieval.store import LOCK, MANIFEST, Store, writing
 
 
 def embed(
-    splits: Mapping[str, Mapping[str, str | None]],
-    describe: Describer,
-    output: Path,
-    *,
-    identity: str,
-    progress: Callable[[int, int], None],
-    left_out: int = 0,
+    splits: Mapping[str, Mapping[str, str | None]], describe: Describer, output: Path, *, left_out: int = 0
 ) -> str:
     """Write names, classes, splits and vectors of pictures into `output`, and return a line on what it holds.
+
+    Until all are there, they lie in a store next to the output, which the next call continues.
 
     Args:
         splits: The pictures of each split, {name: class}. Those of no split have "".
         describe: Computes the vectors of files.
         output: The file to write.
-        identity: What the vectors depend on besides the pictures.
-        progress: Called with the number of pictures done and of all.
         left_out: How many pictures of the data set are in none of the splits.
     """
     pictures = {name: (of_class, split) for split, part in splits.items() for name, of_class in part.items()}
-    names = list(pictures)
     folder = output.with_name(f"{output.name}.parts")
-    parts = [names[start : start + _PART] for start in range(0, len(names), _PART)]
-    plan = hashlib.sha256(json.dumps([identity, names]).encode()).hexdigest()
-
-    def refusal(holder: str) -> UserError:
-        return UserError(f"output={output}: {holder} is writing it; wait until it has ended")
-
-    with atomic_io.locked(output.with_name(f".{output.name}.lock"), refusal):
-        if folder.exists():
-            if not (folder / "plan").is_file() and any(folder.iterdir()):
-                raise UserError(f"{folder}: is needed for parts of {output.name}, and holds something else")
-            if (folder / "plan").is_file() and (folder / "plan").read_text() != plan:  # other pictures, another encoder
-                shutil.rmtree(folder)
-        folder.mkdir(exist_ok=True)
-        atomic_io.replace(folder / "plan", plan.encode())
-        done = 0
-        for number, part in enumerate(parts):
-            file = folder / f"{number:08}.safetensors"
-            if not file.exists():
-                try:
-                    read, vectors = describe(part)
-                except NoneRead:
-                    read, vectors = [], torch.zeros(0, 0)
-                content = {"features": np.asarray(vectors, np.float32)}
-                atomic_io.replace(file, safetensors.numpy.save(content, {"names": json.dumps(read)}))
-            done += len(part)
-            progress(done, len(names))
-        kept, features = [], []
-        for number in range(len(parts)):
-            with safetensors.safe_open(folder / f"{number:08}.safetensors", "np") as content:
-                if read := json.loads(content.metadata()["names"]):
-                    kept += read
-                    features.append(content.get_tensor("features"))
-        if not kept:
-            shutil.rmtree(folder)
-            raise UserError(f"none of the {len(names)} pictures can be read")
-        classes, split_of = [pictures[name][0] for name in kept], [pictures[name][1] for name in kept]
-        write(output, kept, classes, split_of, np.concatenate(features), identity)
+    identity = f"{describe.extractor.identity} {describe.transform}"
+    with writing(folder):
+        if encoder_of(folder) not in ("", identity):
+            for file in {*folder.iterdir()} - {folder / LOCK}:
+                atomic_io.remove(file)
+        is_store = (folder / MANIFEST).exists()
+        store = Store.open(folder, encoder=identity) if is_store else Store.create(folder, identity)
+        fill(store, {name: of_class for name, (of_class, _) in pictures.items()}, describe)
+        kept = [name for name in pictures if name in store.places]
+        classes, split_of = ([pictures[name][place] for name in kept] for place in (0, 1))
+        features = store.features[[store.places[name] for name in kept]].numpy()
+        write(output, kept, classes, [str(split) for split in split_of], features, identity)
         shutil.rmtree(folder)
     counts = ", ".join(f"{count:,} {split}" for split, count in Counter(split_of).items() if split)
-    unread = f"; {len(names) - len(kept)} could not be read" if len(kept) < len(names) else ""
+    unread = f"; {len(pictures) - len(kept)} could not be read" if len(kept) < len(pictures) else ""
     others = f"; left out {left_out:,} of other splits or of none" if left_out else ""
     of_splits = f" ({counts})" if counts else ""
-    return f"{output}: {len(kept)} pictures{of_splits}, {features[0].shape[1]} numbers each{unread}{others}"
+    return f"{output}: {len(kept)} pictures{of_splits}, {features.shape[1]} numbers each{unread}{others}"
 
 
 def write(
-    output: Path, names: list[str], classes: list[str | None], splits: list[str], features: np.ndarray, identity: str
+    output: Path,
+    names: Sequence[str],
+    classes: Sequence[str | None],
+    splits: Sequence[str],
+    features: np.ndarray,
+    identity: str,
 ) -> None:
     """Write one file in the format of its suffix: names (n,), classes (n,), splits (n,), features (n, d) float32.
 
@@ -98,20 +68,21 @@ def write(
     parquet: four columns.
     """
     content = io.BytesIO()
+    texts: dict[str, Sequence[str | None]] = {"names": names, "classes": classes, "splits": splits}
     if output.suffix == ".npz":
-        texts = names, [name or "" for name in classes], splits
-        columns = dict(zip(("names", "classes", "splits"), map(np.array, texts), strict=True))
-        np.savez(content, allow_pickle=False, features=features, **columns)
+        arrays = {key: np.array([text or "" for text in of]) for key, of in texts.items()}
+        np.savez(content, allow_pickle=False, features=features, **arrays)
     elif output.suffix == ".safetensors":
-        about = {"names": json.dumps(names), "classes": json.dumps(classes), "encoder": identity}
-        about["splits"] = json.dumps(splits)
-        content.write(safetensors.numpy.save({"features": features}, about))
+        metadata = {"encoder": identity, **{key: json.dumps(of) for key, of in texts.items()}}
+        content.write(safetensors.numpy.save({"features": features}, metadata))
     else:
         import pyarrow
         from pyarrow import parquet
 
         def as_text(values: Sequence[str | None]) -> pyarrow.StringArray:  # names of files may hold other bytes
-            return pyarrow.array([one and one.encode(errors="backslashreplace").decode() for one in values], "string")
+            return pyarrow.array(
+                [text and text.encode(errors="backslashreplace").decode() for text in values], "string"
+            )
 
         vectors = pyarrow.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
         table = pyarrow.table({"name": as_text(names), "class": as_text(classes), "split": splits, "features": vectors})

@@ -3,7 +3,7 @@
 A picture's name in the store is its path, and its class the name of its folder where that is known; one of a data set
 in memory is named after its place there.
 
-Letters: m queries, k neighbours, d width, c channels, h, w pixels.
+Letters: m queries, k neighbours, n pictures, d width, c channels, h, w pixels.
 """
 
 import json
@@ -37,35 +37,41 @@ from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.png import png
 from ssvit.figures.style import evenly_spaced
 from ssvit.options import UserError, one_of, printable, whole, within
-from ssvit.retrieval.store import UNKNOWN, Store, check_vacant
+from ssvit.progress import progress
+from ssvit.retrieval.store import Store, check_directions, writing
 
 Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
 
+PART = 1024  # pictures whose features are computed before they are stored
 _LINES = 20  # of queries reported on the console
 _LONGER = 340  # pixels of a picture on a sheet
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
 
 
 def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple[dict[str, str | None], Load]:
-    """The pictures {name: class} of a split of a data set, and what opens a picture of any split by its name.
+    """Return the pictures {name: class} of a split of a data set, and a function that opens one of any split by name.
 
-    split: train, validation, test, or held_out for what is reported on. Files have their path for a name. Other
-    pictures are named like cifar10/train/17 and read from their source; any other name is taken for a file's, which
-    `load` opens. An image of several classes has their names, joined by |, for its class. OptionError if the data set
-    has no such split.
+    Files have their path for a name. Other pictures are named like cifar10/train/17 and read from their source. An
+    image of several classes has their names, joined by |, for its class.
+
+    Args:
+        called: The name of the data set.
+        data: The data set.
+        split: train, validation, test, or held_out for what is reported on. OptionError if there is no such split.
+        load: Opens any other name, which is taken for a file's.
     """
     splits: dict[str, dict[str, str | None]] = {}
     places = {}
-    for own, source in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        if source is None:
+    for part in ("train", "validation", "test"):
+        if (source := getattr(data, part)) is None:
             continue
-        splits[own] = {}
+        splits[part] = {}
         for index in range(len(source)):
             name = source.name(index)
-            name = os.path.abspath(name) if os.path.isfile(name) else f"{called}/{own}/{index}"
+            name = os.path.abspath(name) if os.path.isfile(name) else f"{called}/{part}/{index}"
             places[name] = source, index
             label = None if source.labels is None else class_text(source.labels[index], source.classes)
-            splits[own][name] = label or None
+            splits[part][name] = label or None
     splits["held_out"] = splits[data.reported[0]]
     one_of("split", split, splits)
 
@@ -78,16 +84,18 @@ def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple
     return splits[split], opened
 
 
-class NoneRead(UserError):
-    """None of the pictures can be read."""
-
-
 class Describer:
-    """Vectors of transformed pictures by an extractor of one feature.
+    """The vectors of transformed pictures by an extractor of one feature.
 
-    Files that cannot be read are named on the console and left out; `report` says how many, and how fast it went.
-    workers: threads that read files. load: what opens a picture. display: makes the RGB images of sheets. bar: whether
-    a terminal shows the progress.
+    Files that cannot be read are named on the console and left out; `report` tells how many, and the speed.
+
+    Args:
+        extractor: Computes the vectors of images.
+        transform: Makes pictures of any size into images.
+        batch_size: Images in a call of the extractor.
+        workers: Threads that read files.
+        load: Opens a picture.
+        display: Makes the RGB images of contact sheets.
     """
 
     def __init__(
@@ -99,40 +107,41 @@ class Describer:
         workers: int = 4,
         load: Load = load,
         display: Display = PLAIN,
-        bar: bool = True,
     ) -> None:
         whole("batch_size", batch_size)
         whole("workers", workers)
-        self.extractor, self.transform, self.load, self.display, self.bar = extractor, transform, load, display, bar
+        self.extractor, self.transform, self.load, self.display = extractor, transform, load, display
         self.batch_size, self.workers = batch_size, workers
         self.opened, self.left_out, self.seconds = 0, 0, 0.0
 
     @property
     def report(self) -> str:
-        """Of the files read so far."""
+        """A line on the files read so far."""
         left_out = f"; {self.left_out} could not be read and stayed out" if self.left_out else ""
         return f"read {self.opened} pictures, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
 
-    def __call__(self, paths: Sequence[str]) -> tuple[list[str], Tensor]:
-        """The files that can be read, in order, and their vectors (n, d). NoneRead if there is none."""
-        read, vectors, began = [], [], time.perf_counter()
-        with tqdm(total=len(paths), unit=" pictures", disable=not (self.bar and sys.stderr.isatty())) as bar:
-            for part, images in self._batches(paths):
-                for path, image in zip(part, images, strict=True):
-                    if isinstance(image, Tensor):
-                        read.append(path)
-                    else:
-                        tqdm.write(str(image), file=sys.stdout)
-                        self.left_out += 1
-                if good := [image for image in images if isinstance(image, Tensor)]:
-                    (values,) = self.extractor(torch.cat(good)).values()
-                    vectors.append(values)
-                bar.update(len(part))
-        self.opened += len(paths)
+    def __call__(self, paths: Sequence[str]) -> Iterator[tuple[list[str], Tensor]]:
+        """Yield the files that can be read, some thousand at a time in their order, and their vectors (n, d)."""
+        show, began, done = progress("pictures", " pictures"), time.perf_counter(), 0
+        names: list[str] = []
+        vectors: list[Tensor] = []
+        for part, images in self._batches(paths):
+            read = {path: image for path, image in zip(part, images, strict=True) if isinstance(image, Tensor)}
+            for failure in images:
+                if isinstance(failure, Unreadable):
+                    tqdm.write(str(failure), file=sys.stdout)
+                    self.left_out += 1
+            if read:
+                (values,) = self.extractor(torch.cat([*read.values()])).values()
+                names += read
+                vectors.append(values)
+            done += len(part)
+            self.opened += len(part)
+            show(done, len(paths))
+            if names and (len(names) >= PART or done == len(paths)):
+                yield names, torch.cat(vectors)
+                names, vectors = [], []
         self.seconds += time.perf_counter() - began
-        if not read:
-            raise NoneRead(f"none of the {len(paths)} pictures can be read")
-        return read, torch.cat(vectors)
 
     def _batches(self, paths: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Tensor | Unreadable]]]:
         """Parts of the paths and what came of each file; the next part is read while one is worked on."""
@@ -150,110 +159,117 @@ class Describer:
             return failure
 
 
+def fill(store: Store, pictures: Mapping[str, str | None], describe: Describer) -> int:
+    """Add to a store those of the pictures {name: class} that it lacks, part by part, and return their number.
+
+    UserError if the store then holds none of them.
+    """
+    before = len(store)
+    for names, vectors in describe(store.absent([*pictures])):
+        store.add(names, [pictures[name] for name in names], vectors)
+    if store.places.keys().isdisjoint(pictures):
+        raise UserError(f"none of the {len(pictures)} pictures can be read")
+    return len(store) - before
+
+
 def index(folder: str, pictures: Mapping[str, str | None], describe: Describer, *, standardize: bool = False) -> str:
-    """Make a store of pictures {path: class}, and say what it holds. StoreError if the folder holds something."""
-    check_vacant(Path(folder))
-    names, vectors = describe(list(pictures))
-    labels, encoder = _labels(names, pictures), describe.extractor.identity
-    store = Store.create(folder, vectors, names, *labels, encoder=encoder, standardize=standardize)
-    standardized = "; each feature is standardised" if standardize else ""
-    return f"{folder}: holds {len(store)} pictures of {len(store.classes)} classes{standardized}"
+    """Make a store of pictures {path: class}, and return a line on it. StoreError if the folder holds something."""
+    with writing(Path(folder)):
+        store = Store.create(folder, describe.extractor.identity, standardize=standardize)
+        fill(store, pictures, describe)
+    return f"{folder}: {_holds(store)}{'; each feature is standardised' if standardize else ''}"
 
 
 def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
-    """Add to a store the pictures {path: class} that it does not hold, and say what became of them.
+    """Add to a store the pictures {path: class} that it does not hold, and return a line on them.
 
-    StoreError if another encoder made the store; NoneRead if it holds none of them and none can be read.
+    StoreError if another encoder made the store; UserError if it holds none of them and none can be read.
     """
-    store, paths = Store.open(folder, encoder=describe.extractor.identity), list(pictures)
-    before = len(store)
-    absent = [paths[place] for place in store.absent(paths)]
-    if absent:
-        try:
-            names, vectors = describe(absent)
-        except NoneRead:
-            if len(absent) == len(paths):
-                raise
-        else:
-            store.add(vectors, names, *_labels(names, pictures))
-    known = f", {len(paths) - len(absent)} were there already" if len(absent) < len(paths) else ""
-    return (
-        f"{folder}: {len(store) - before} pictures added{known}; "
-        f"holds {len(store)} pictures of {len(store.classes)} classes"
-    )
+    with writing(Path(folder)):
+        store = Store.open(folder, encoder=describe.extractor.identity)
+        known = len(pictures) - len(store.absent([*pictures]))
+        added = fill(store, pictures, describe)
+    return f"{folder}: {added} pictures added{f', {known} were there already' if known else ''}; {_holds(store)}"
+
+
+def _holds(store: Store) -> str:
+    return f"holds {len(store)} pictures of {len({*store.classes} - {None})} classes"
 
 
 @dataclass(frozen=True)
 class Answer:
     """The pictures of a store that are most like each of m queries.
 
-    names, classes, vectors (m, d): of the queries. own (m,): their places in the store, -1 for none, or None if none
-    has one. exactness: the share of the true neighbours that an approximate index has found, or None. load, display: as
-    of `Describer`.
+    Attributes:
+        store: The store.
+        vectors: (n, d), of its pictures, of length one.
+        names: The names of the queries.
+        classes: Their classes.
+        queries: (m, d), of length one.
+        own: (m,), the queries' rows in the store, -1 for none.
+        neighbours: The neighbours.
+        exactness: The share of the true neighbours that an approximate index has found; None of an exact one.
+        describe: Opens and displays pictures.
     """
 
     store: Store
+    vectors: Tensor
     names: list[str]
     classes: list[str | None]
-    vectors: Tensor
-    own: Tensor | None
+    queries: Tensor
+    own: Tensor
     neighbours: Neighbours
     exactness: float | None
-    load: Load
-    display: Display
+    describe: Describer
 
     @cached_property
-    def distances(self) -> Tensor:
-        """(m, k) of `relative_distances`."""
-        return relative_distances(self.neighbours, self.vectors, self.store.vectors)
-
-    def record(self, row: int) -> dict[str, Any]:
-        """A query and its neighbours, best first; an approximate index may have found fewer than k."""
-        columns = (self.neighbours.indices, self.neighbours.similarities, self.distances)
-        classes = (*self.store.classes, None)  # the last is that of UNKNOWN
-        neighbours = [
-            {
-                "image": self.store.names[place],
-                "class": classes[self.store.labels[place]],
-                "similarity": similarity,
-                "relative_distance": distance,
-            }
-            for place, similarity, distance in zip(*(column[row].tolist() for column in columns), strict=True)
-            if place >= 0
-        ]
-        return {"image": self.names[row], "class": self.classes[row], "neighbours": neighbours}
-
     def records(self) -> list[dict[str, Any]]:
-        """For JSON."""
-        return [self.record(row) for row in range(len(self.names))]
+        """The queries and their neighbours, best first; an approximate index may have found fewer than k."""
+        names, classes = self.store.names, self.store.classes
+        distances = relative_distances(self.neighbours, self.queries, self.vectors)
+        columns = [column.tolist() for column in (self.neighbours.indices, self.neighbours.similarities, distances)]
+        return [
+            {
+                "image": name,
+                "class": of_class,
+                "neighbours": [
+                    {"image": names[row], "class": classes[row], "similarity": similar, "relative_distance": distance}
+                    for row, similar, distance in zip(*rows, strict=True)
+                    if row >= 0
+                ],
+            }
+            for name, of_class, *rows in zip(self.names, self.classes, *columns, strict=True)
+        ]
 
     def measures(self, *, ranking: bool) -> dict[str, float]:
-        """Of `measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
+        """Return `measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
 
         UserError if the store knows classes of the queries but has no other picture of any.
         """
-        numbers = {name: number for number, name in enumerate(self.store.classes)}
-        labels = torch.tensor([numbers.get(name, UNKNOWN) for name in self.classes])
-        if (labels == UNKNOWN).all():
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, self.store.classes)))}
+        labels, searched = (
+            torch.tensor([numbers.get(name or "", -1) for name in classes])
+            for classes in (self.classes, self.store.classes)
+        )
+        if (labels < 0).all():
             return {}
         k = self.neighbours.indices.shape[1]
-        ks = sorted({*(n for n in (1, 5, 10) if n < k), k})
-        found = measure(self.neighbours, labels, self.store.labels, own=self.own, ks=ks)
+        ks = sorted({k, *(n for n in (1, 5, 10) if n < k)})
+        values = measure(self.neighbours, labels, searched, own=self.own, ks=ks)
         if ranking:
-            searched = (self.store.vectors, self.store.labels)
-            found["map"] = average_precisions(self.vectors, labels, *searched, own=self.own).mean().item()
-        return found
+            precisions = average_precisions(self.queries, labels, self.vectors, searched, own=self.own)
+            values["map"] = precisions.mean().item()
+        return values
 
     def report(self, *, ranking: bool) -> str:
         """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
         lines = []
-        for record in map(self.record, range(min(_LINES, len(self.names)))):
-            nearest = "nothing"
-            for best in record["neighbours"][:1]:
-                of_class = f" ({best['class']})" if best["class"] else ""
-                distance = f"{100 * best['relative_distance']:.1f} % of the median distance"
-                nearest = f"{best['image']}{of_class}, {distance}"
-            lines.append(printable(f"{record['image']}: {nearest}"))
+        for record in self.records[:_LINES]:
+            best = "nothing"
+            for first in record["neighbours"][:1]:
+                of_class = f" ({first['class']})" if first["class"] else ""
+                best = f"{first['image']}{of_class}, {100 * first['relative_distance']:.1f} % of the median distance"
+            lines.append(printable(f"{record['image']}: {best}"))
         if len(self.names) > _LINES:
             lines.append(f"… and {len(self.names) - _LINES} more; output=FILE has all")
         if self.exactness is not None:
@@ -269,57 +285,53 @@ class Answer:
     def write(self, *, sheet: str | None, output: str | None) -> None:
         """Save the contact sheet as a PNG file and the records as a JSON file, where they are named; each whole."""
         if output is not None:
-            atomic_io.replace(Path(output), (json.dumps(self.records(), indent=1) + "\n").encode())
+            atomic_io.replace(Path(output), (json.dumps(self.records, indent=1) + "\n").encode())
         if sheet is not None:
             atomic_io.replace(Path(sheet), png(self.sheet()))
 
     def sheet(self) -> Figure:
         """As many queries as a contact sheet holds, evenly spaced."""
         rows = []
-        for query in map(self.record, evenly_spaced(len(self.names), QUERIES)):
+        for query in (self.records[row] for row in evenly_spaced(len(self.names), QUERIES)):
             neighbours = []
-            for one in query["neighbours"]:
-                right = None if None in (query["class"], one["class"]) else query["class"] == one["class"]
-                name = one["class"] or Path(one["image"]).name
-                neighbours.append(Neighbour(self._small(one["image"]), one["relative_distance"], name, right))
+            for other in query["neighbours"]:
+                is_same = None if None in (query["class"], other["class"]) else query["class"] == other["class"]
+                image, distance = self._small(other["image"]), other["relative_distance"]
+                neighbours.append(Neighbour(image, distance, other["class"] or Path(other["image"]).name, is_same))
             rows.append(Row(self._small(query["image"]), query["class"] or Path(query["image"]).name, neighbours))
         return contact_sheet(rows)
 
     def _small(self, path: str) -> Tensor:
         """A picture of a sheet, (3, h, w) in [0, 1]."""
         try:
-            image = self.load(path)
+            image = self.describe.load(path)
         except Unreadable:
-            return self.display(_BLANK)
+            return self.describe.display(_BLANK)
         h, w = image.shape[1:]
         scale = min(1, _LONGER / max(h, w))
-        return self.display(resize(image, (math.ceil(scale * h), math.ceil(scale * w))))
+        return self.describe.display(resize(image, (math.ceil(scale * h), math.ceil(scale * w))))
 
 
 def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, kind: Kind, k: int) -> Answer:
-    """The k pictures of a store most like each of `pictures`, {path: class}, by an index of that kind.
+    """Find the k pictures of a store that are most like each of `pictures`, {path: class}, by an index of a kind.
 
-    A picture that stands in the store itself is no neighbour of its own. OptionError if the store has too few;
+    A picture that is in the store itself is no neighbour of its own. OptionError if the store has too few;
     StoreError if another encoder made it.
     """
     store = Store.open(folder, encoder=describe.extractor.identity)
-    check_k(k, len(store), own=len(store.absent(list(pictures))) < len(pictures))
+    check_k(k, len(store), own=not store.places.keys().isdisjoint(pictures))
+    vectors = store.directions(store.features)
     with within("index"):
-        built = kind.over(store.vectors)
-    names, vectors = describe(list(pictures))
-    vectors, places = store.directions(vectors, names), store.places(names)
-    own = places if (places >= 0).any() else None
-    neighbours, exactness = nearest(built, vectors, k, own=own), None
+        built = kind.over(vectors)
+    parts = list(describe([*pictures]))
+    if not parts:
+        raise UserError(f"none of the {len(pictures)} pictures can be read")
+    names, features = [name for part, _ in parts for name in part], torch.cat([part for _, part in parts])
+    check_directions(features, names)
+    queries, own = store.directions(features), torch.tensor([store.places.get(name, -1) for name in names])
+    left_out = own if (own >= 0).any() else None
+    neighbours, exactness = nearest(built, queries, k, own=left_out), None
     if not isinstance(kind, Flat):
-        exact = nearest(Flat().over(store.vectors), vectors, k, own=own)
-        exactness = recall(neighbours, exact)
+        exactness = recall(neighbours, nearest(Flat().over(vectors), queries, k, own=left_out))
     classes = [pictures[name] for name in names]
-    return Answer(store, names, classes, vectors, own, neighbours, exactness, describe.load, describe.display)
-
-
-def _labels(names: Sequence[str], pictures: Mapping[str, str | None]) -> tuple[list[int], list[str]]:
-    """Labels of pictures, -1 for none, and the names of the classes."""
-    known = [pictures[name] for name in names]
-    classes = sorted({label for label in known if label is not None})
-    number = {label: number for number, label in enumerate(classes)}
-    return [UNKNOWN if label is None else number[label] for label in known], classes
+    return Answer(store, vectors, names, classes, queries, own, neighbours, exactness, describe)

@@ -53,9 +53,9 @@ class Retrieve(Pictures):
     split: Split = "train"
     """Which images of a data set; held_out: test images if there are any, else validation images."""
     standardize: Literal["auto"] | bool = "auto"
-    """Whether a new store scales each feature to mean 0 and standard deviation 1 over its pictures. auto: if the
-    objective of the checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store begins
-    with 5 pictures or more."""
+    """Whether a new store scales each feature to mean 0 and standard deviation 1 over all of its pictures when they are
+    compared. auto: if the objective of the checkpoint's run declares `needs_standardizing`, as those of masked models
+    do, and the store begins with 5 pictures or more."""
     k: Count = 10
     """Neighbours of a query."""
     sheet: Name | None = None

@@ -13,9 +13,9 @@ from pyarrow import parquet
 from safetensors import safe_open
 
 import ssvit
+from ssvit.data.sources.base import Unreadable
 from ssvit.options import UserError
-from ssvit.retrieval import embedding
-from ssvit.retrieval.gallery import NoneRead
+from ssvit.retrieval import embedding, gallery
 from ssvit.retrieval.options import EMBEDDINGS
 
 
@@ -95,84 +95,86 @@ def test_a_data_set_is_written_with_its_splits_and_what_is_left_out_is_counted(t
     assert read(tmp_path / "g.npz")[3] == ["test"]
 
 
-class Describe:
-    """Stands for a `Describer`: a picture's vector is its number. Fails at a call."""
+class Number:
+    """An extractor whose features are a picture's number and one."""
+
+    identity = "number"
+
+    def __call__(self, images):
+        return {"number": torch.stack([images.flatten(), torch.ones(len(images))], 1)}
+
+
+class Pictures:
+    """Opens pictures that are their own number, and fails at a number of calls."""
 
     def __init__(self, fails_at: int = -1, failure: type[BaseException] = KeyboardInterrupt) -> None:
-        self.calls, self.fails_at, self.failure = [], fails_at, failure
+        self.opened, self.fails_at, self.failure = [], fails_at, failure
 
-    def __call__(self, part):
-        if len(self.calls) == self.fails_at:
+    def __call__(self, name):
+        if len(self.opened) == self.fails_at:
             raise self.failure
-        self.calls.append(list(part))
-        read = [name for name in part if name != "bad"]
-        if not read:
-            raise NoneRead("none")
-        return read, torch.tensor([[float(name), 1.0] for name in read])
+        self.opened.append(name)
+        if name == "bad":
+            raise Unreadable(name, "no picture")
+        return torch.tensor([[float(name)]])
 
 
-def embed(path, names, describe, identity="one"):
-    splits = {"": dict.fromkeys(names)}
-    return embedding.embed(splits, describe, path, identity=identity, progress=lambda done, total: None)
+def embed(path, names, pictures, transform=torch.stack):
+    describe = gallery.Describer(Number(), transform, batch_size=1, workers=1, load=pictures)
+    return embedding.embed({"": dict.fromkeys(names)}, describe, path)
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter of a store that does not answer
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter of an object store without an answer
 def test_what_was_read_is_not_read_again(tmp_path, monkeypatch, failure):
-    monkeypatch.setattr(embedding, "_PART", 3)
+    monkeypatch.setattr(gallery, "PART", 3)
     names, path = [str(number) for number in range(10)], tmp_path / "f.npz"
     with pytest.raises(failure):
-        embed(path, names, Describe(fails_at=2, failure=failure))
+        embed(path, names, Pictures(fails_at=8, failure=failure))
     assert not path.exists()
-    again = Describe()
-    embed(path, names, again)
-    assert again.calls == [["6", "7", "8"], ["9"]]
+    names = ["9", "bad", *names[1:]]  # other pictures of the same encoder
+    again = Pictures()
+    assert "1 could not be read" in embed(path, names[1:], again)
+    assert again.opened == ["bad", "6", "7", "8", "9"]
     found, _, features, _ = read(path)
-    assert found == names
-    assert features[:, 0].tolist() == list(range(10))
+    assert found == names[2:]
+    assert features[:, 0].tolist() == list(range(1, 10))
+    assert os.listdir(tmp_path) == ["f.npz"]
 
 
-@pytest.mark.parametrize("change", ["names", "identity"])
-def test_parts_of_something_else_are_thrown_away(tmp_path, monkeypatch, change):
-    monkeypatch.setattr(embedding, "_PART", 3)
+def test_parts_of_another_encoder_are_thrown_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "PART", 3)
     names, path = [str(number) for number in range(6)], tmp_path / "f.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        embed(path, names, Describe(fails_at=1))
-    again = Describe()
-    names = names[::-1] if change == "names" else names
-    embed(path, names, again, identity="other" if change == "identity" else "one")
-    assert [name for part in again.calls for name in part] == names
-    assert read(path)[0] == names
+        embed(path, names, Pictures(fails_at=5))
+    again = Pictures()
+    embed(path, names, again, transform=lambda images: torch.stack(images))
+    assert again.opened == read(path)[0] == names
 
 
-def test_a_part_of_which_nothing_can_be_read_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding, "_PART", 1)
-    embed(tmp_path / "f.npz", ["1", "bad", "3"], Describe())
-    assert read(tmp_path / "f.npz")[0] == ["1", "3"]
+def test_nothing_is_written_if_nothing_can_be_read(tmp_path):
     with pytest.raises(UserError, match="none of the 1 pictures"):
-        embed(tmp_path / "g.npz", ["bad"], Describe())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.npz"]
+        embed(tmp_path / "g.npz", ["bad"], Pictures())
+    assert not os.listdir(tmp_path)
 
 
 def test_a_second_command_for_the_same_output_names_the_process_that_writes_it(tmp_path):
     path, messages = tmp_path / "f.npz", []
-    (tmp_path / ".f.npz.lock").write_text("process 1 on another host")  # of a process that was killed
 
-    def describe(part):
+    def pictures(name):
         with pytest.raises(UserError) as refused:
-            embed(path, ["1"], Describe())
+            embed(path, ["1"], Pictures())
         messages.append(str(refused.value))
-        return Describe()(part)
+        return Pictures()(name)
 
-    embed(path, ["1", "2"], describe)
-    assert f"output={path}: process {os.getpid()} on {socket.gethostname()} " in messages[0]
+    embed(path, ["1", "2"], pictures)
+    assert f"{path}.parts: process {os.getpid()} on {socket.gethostname()} " in messages[0]
     assert read(path)[0] == ["1", "2"]
-    assert os.listdir(tmp_path) == ["f.npz"]
 
 
 def test_a_folder_of_the_user_s_is_not_thrown_away(tmp_path):
     kept = tmp_path / "f.npz.parts" / "mine"
     kept.parent.mkdir()
     kept.write_text("precious")
-    with pytest.raises(UserError, match=r"f\.npz\.parts: is needed for parts of f\.npz, and holds something else"):
-        embed(tmp_path / "f.npz", ["1"], Describe())
+    with pytest.raises(UserError, match=r"f\.npz\.parts: holds something already"):
+        embed(tmp_path / "f.npz", ["1"], Pictures())
     assert kept.read_text() == "precious"

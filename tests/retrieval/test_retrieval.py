@@ -14,7 +14,6 @@ from ssvit.evaluation.probes.retrieval import average_precisions, measure
 from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
 from ssvit.figures.display import PLAIN
 from ssvit.options import OptionError, UserError
-from ssvit.retrieval.store import unit
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +22,10 @@ def one_thread():
     faiss.omp_set_num_threads(1)
     yield
     faiss.omp_set_num_threads(before)
+
+
+def unit(vectors: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(vectors.double()).float()
 
 
 def clustered(count: int, *, seed: int, width: int = 16, clusters: int = 40) -> torch.Tensor:
@@ -43,30 +46,6 @@ BANK, QUERIES = clustered(3000, seed=1), clustered(100, seed=2)
 def plain_order(query: list[float], bank: list[list[float]], own: int = -1) -> list[int]:
     similarity = [sum(a * b for a, b in zip(query, row, strict=True)) for row in bank]
     return sorted((i for i in range(len(bank)) if i != own), key=lambda i: (-similarity[i], i))
-
-
-@pytest.mark.parametrize("count", [1, 25])
-def test_flat_finds_what_a_plain_search_finds(count):
-    bank, queries = clustered(200, seed=3), clustered(count, seed=4)
-    answer = nearest(build(bank), queries, 7)
-    for row, query in enumerate(queries.tolist()):
-        assert answer.indices[row].tolist() == plain_order(query, bank.tolist())[:7]
-    wanted = (queries.double() @ bank.double().T).gather(1, answer.indices)
-    assert torch.allclose(answer.similarities.double(), wanted, atol=1e-6)
-    assert answer.similarities.dtype == torch.float32
-    assert answer.indices.dtype == torch.int64
-
-
-def test_the_query_itself_is_left_out_but_not_its_double():
-    bank = clustered(50, seed=3)
-    bank[30] = bank[4]
-    own = torch.tensor([4, 9, -1])
-    answer = nearest(build(bank), bank[[4, 9, 4]], 49, own=own)
-    assert answer.indices[0, 0] == 30
-    assert 4 not in answer.indices[0]
-    assert answer.indices[1].tolist() == plain_order(bank[9].tolist(), bank.tolist(), own=9)
-    assert answer.indices[2, :2].tolist() == [4, 30]
-    assert (answer.indices >= 0).all()
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
@@ -129,9 +108,9 @@ def test_equals_count_as_found_whichever_is_returned():
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("ivf", {"nprobe": 0}, "nprobe=0: must be a whole number"),
-        ("ivf", {"nlist": 4, "nprobe": 5}, "nprobe=5: must be at most nlist=4"),
-        ("ivf", {"nlist": 41}, "nlist=41: must be at most 40"),
+        ("ivf", {"nprobe": 0}, "nprobe=0"),
+        ("ivf", {"nlist": 4, "nprobe": 5}, "nprobe=5: .*4"),
+        ("ivf", {"nlist": 41}, "nlist=41: .*40"),
         ("ivf", {"seed": -1}, "seed=-1"),
         ("hnsw", {"links": 1}, "links=1"),
         ("hnsw", {"ef_search": 2.5}, "ef_search=2.5"),
@@ -141,14 +120,6 @@ def test_equals_count_as_found_whichever_is_returned():
 def test_an_index_that_cannot_be_is_refused(kind, options, message):
     with pytest.raises(OptionError, match=message):
         build(BANK[:40], kind, **options)
-
-
-def test_more_neighbours_than_images_are_refused():
-    index = build(BANK[:40])
-    with pytest.raises(OptionError, match="k=41: must be at most 40"):
-        nearest(index, QUERIES, 41)
-    with pytest.raises(OptionError, match="k=40: must be at most 39, the images to search besides the query"):
-        nearest(index, BANK[:2], 40, own=torch.arange(2))
 
 
 def plain_measures(ranking, query_labels, labels, own, ks):
