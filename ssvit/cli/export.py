@@ -30,9 +30,7 @@ def run(config: Config) -> None:
     encoder = options.encoder.values()
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check_model(
-        build_options.vit(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier")
-    )
+    options.check_model(build_options.of(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(options.outputs)
     folder = Path(options.output or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)
@@ -40,17 +38,15 @@ def run(config: Config) -> None:
 
     from ssvit.exchange.export import export
     from ssvit.loading.encoder import load_classifier, load_encoder
-    from ssvit.models import vit
+    from ssvit.models.encoder import Encoder
     from ssvit.objectives.classify import Classify
 
-    model: vit.ViT | Classify
+    model: Encoder | Classify
     if checkpoint.has_classifier:
         model = load_classifier(LoadEncoder(path=checkpoint.path, image_size=size, resize=options.resize))
     else:
         changes = {"image_size": size, "resize": options.resize, **encoder}
-        loaded = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))
-        assert isinstance(loaded, vit.ViT)
-        model = loaded
+        model = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))
     remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
     print_lines(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks)
     if options.push is not None:

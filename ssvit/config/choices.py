@@ -9,9 +9,12 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
-from ssvit.config.declaration import Options
+import yaml
+
+from ssvit.config.declaration import Options, find
 from ssvit.groups import GROUPS, Group
 
 
@@ -76,6 +79,26 @@ def choice(
         return options
 
     return declare
+
+
+def declare_files(group: str, folder: Path) -> None:
+    """Declare the parts of a user's own that the files of a folder name as choices of a group, each by its file's name.
+
+    A checkpoint names the class of its encoder by the choice; a file may also have other options of a declared class.
+    """
+    for file in sorted(folder.glob("*.yaml")):
+        try:
+            content = yaml.safe_load(file.read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # which choosing the file reports
+        options = find(str(content.get("_target_", ""))) if isinstance(content, Mapping) else None
+        if options and not options.__module__.startswith("ssvit.") and name_of(group, options) is None:
+            choice(group, file.stem)(options)
+
+
+def name_of(group: str, options: type[Options]) -> str | None:
+    """Return the name of the choice that a class of options is in a group; None if it is not declared."""
+    return next((name for (of, name), choice in _CHOICES.items() if of == group and choice.options is options), None)
 
 
 def _group(name: str) -> Group:

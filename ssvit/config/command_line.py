@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import declared, import_options, is_group, lookup
+from ssvit.config.choices import declare_files, declared, import_options, is_group, lookup
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
@@ -75,6 +75,7 @@ class CommandLine:
             flag, _, value = argument.partition("=")
             if flag in _CONFIG_DIR:
                 self.config_dir = Path(value or next(waiting, "")).absolute()
+                declare_files("encoder", self.config_dir / "encoder")
             elif flag == _PLUGIN:
                 self.plugins.append(value or next(waiting, ""))
                 _import_plugin(self.plugins[-1])

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -11,11 +11,7 @@ from ssvit.config.declaration import Count, Expect, OneOf, Options
 from ssvit.evaluation.panels.online_options import AUTO
 from ssvit.models.build_options import of
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
-from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, one_of, whole
-
-if TYPE_CHECKING:
-    from ssvit.models.timm_options import Timm
 
 POOLINGS = (*TOKENS, POOLED)
 FOLDER = "evaluation"  # of the report that names the chosen features, in the run's folder
@@ -43,14 +39,14 @@ class Reading:
         """The name for tables and files: layer6_patch_mean."""
         return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
 
-    def check(self, encoder: "ViT | Timm") -> None:
+    def check(self, encoder: Any) -> None:
         """OptionError unless an encoder with these options has it."""
         if self.layer > encoder.depth:
             raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
         if self.pooling == PATCHES or self.pooling in encoder.poolings:
             return
         if not encoder.has_patches:
-            right = f"must be {POOLED}: timm's {encoder.label} has no tokens to choose from"
+            right = f"must be {' or '.join(encoder.poolings)}: {encoder.label} has no other features"
         elif self.pooling == POOLED:
             right = f"is of timm's models alone; there are {', '.join(encoder.poolings)}"
         else:

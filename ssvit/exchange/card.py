@@ -31,12 +31,11 @@ model = torch.export.load("model.pt2", extra_files=facts).module()
 {outputs} = model(images)  # (b, {shape}), {input}""",
     "safetensors": """import json
 from safetensors.torch import load_file
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.build import build
 
-encoder = ViT(vit_options.ViT(**json.load(open("config.json"))["encoder"]))
+encoder = build(json.load(open("config.json"))["encoder"])
 encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").items()}})
-tokens = encoder.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
+{represented}  # (b, {shape}), in [0, 1] or uint8""",
     "timm": """import timm
 
 model = timm.create_model("{timm}", pretrained=True).eval()
@@ -50,14 +49,12 @@ inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors=
 _OPEN_CLASSIFIER = _OPEN | {
     "safetensors": """import json
 from safetensors.torch import load_file
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.build import build
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
 facts = json.load(open("config.json"))
-encoder = ViT(vit_options.ViT(**facts["encoder"]))
-model = Classify(classify_options.Classify(**facts["classifier"]), encoder=encoder)
+model = Classify(classify_options.Classify(**facts["classifier"]), encoder=build(facts["encoder"]))
 model.load_state_dict(load_file("model.safetensors"))
 logits = model.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
 }
@@ -74,12 +71,14 @@ def write(
     """
     channels, (height, width) = encoder["channels"], pair("image_size", encoder["image_size"])
     mean, std = (per_channel(encoder[name], channels) for name in ("mean", "std"))
-    kind = huggingface.architecture(encoder, is_classifier=bool(classes))
+    is_vit = "positions" in encoder
+    kind = huggingface.architecture(encoder, is_classifier=bool(classes)) if is_vit else ""
     code = (_OPEN_CLASSIFIER if classes else _OPEN)[options.format].format(
         outputs="(logits,)" if classes else "tokens, features",
         answer="logits" if classes else "tokens",
         method="" if classes else ".forward_features",
         field="logits" if classes else "last_hidden_state",
+        represented="tokens = encoder.eval()(images)" if is_vit else "features = encoder.eval().represent(images)",
         input=INPUTS[options.input],
         shape=f"{channels}, {height}, {width}",
         type=kind,
@@ -99,7 +98,8 @@ def write(
         "Measured": _table(results),
     }
     head = "that names classes" if classes else "without a head"
-    model = f"A Vision Transformer {head}, exported by ssvit as {options.format}, from step {step}."
+    network = "A Vision Transformer" if is_vit else "An encoder"
+    model = f"{network} {head}, exported by ssvit as {options.format}, from step {step}."
     name = options.push.partition("/")[2] if options.push else run.name
     matter = front_matter.write(
         name=name,

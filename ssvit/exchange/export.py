@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from ssvit.exchange.export_options import (
     CONFIG,
     GRAPH_FILES,
     GRAPHS,
-    HUGGINGFACE,
     INPUTS,
     ONNX,
     OURS,
@@ -29,31 +28,37 @@ from ssvit.exchange.export_options import (
 )
 from ssvit.exchange.layout import per_channel
 from ssvit.exchange.preprocessing import Preprocessing
+from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
 from ssvit.options import UserError
 
 
-def export(model: ViT | Classify, folder: Path, options: Export, *, facts: Mapping[str, Any], run: Path) -> list[str]:
+def export(
+    model: Encoder | Classify, folder: Path, options: Export, *, facts: Mapping[str, Any], run: Path
+) -> list[str]:
     """Write a folder; returns remarks about it.
 
     facts: the checkpoint's manifest. run: the folder of its run, whose options and results the card lists. OptionError
     as of `Export.check_folder`; UserError if the disk refuses.
     """
     options.check_folder(folder)
-    encoder, head = (model, None) if isinstance(model, ViT) else (model.encoder, model)
-    assert isinstance(encoder, ViT)  # as the options have checked
+    encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
     target = folder.resolve()  # of a link, the folder that it names
     part, old = (target.with_name(f".{target.name}.{what}") for what in ("part", "old"))
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         preprocessing = Preprocessing.of(facts, encoder.image_size)
-        if options.format in GRAPHS:
-            remarks = _program(encoder, head, part, preprocessing, options)
+        if options.format == OURS:
+            remarks = _ours(encoder, head, part)
         else:
-            remarks = _WRITERS[options.format](encoder, head, part, preprocessing)
+            assert isinstance(encoder, ViT)  # as the options have checked
+            if options.format in GRAPHS:
+                remarks = _program(encoder, head, part, preprocessing, options)
+            else:
+                remarks = (_timm if options.format == TIMM else _huggingface)(encoder, head, part, preprocessing)
         remarks += preprocessing.remarks()
         if head is not None and head.options.loss != "softmax":
             several = head.options.loss == MULTI_LABEL
@@ -99,7 +104,7 @@ def _weights(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
 
 
-def _ours(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
+def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
     _json(folder / CONFIG, {"encoder": encoder.arguments} if head is None else head.facts)
     state = {prefix + name: value.contiguous() for name, value in model.state_dict().items()}
@@ -169,10 +174,3 @@ def _program(
     if not difference < program.TOLERANCE:
         raise UserError(f"format=onnx: onnxruntime gives outputs that differ by {difference:.1g}; nothing was written")
     return [*remarks, f"largest difference from torch in onnxruntime {difference:.1e}"]
-
-
-_WRITERS: Mapping[str, Callable[[ViT, Classify | None, Path, Preprocessing], list[str]]] = {
-    OURS: _ours,
-    TIMM: _timm,
-    HUGGINGFACE: _huggingface,
-}

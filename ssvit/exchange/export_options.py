@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from ssvit.config.declaration import Name, OneOf, Options, Size
 from ssvit.exchange import dinov3, hub, huggingface, timm
+from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import Resize, ViT
 from ssvit.options import OptionError, UserError
 
@@ -79,8 +80,12 @@ class Export(Options):
         if not self.overwrite:
             raise OptionError("output", folder, "is there; overwrite=true replaces it")
 
-    def check_model(self, encoder: ViT, classifier: Mapping[str, object] | None) -> None:
+    def check_model(self, encoder: Normalized, classifier: Mapping[str, object] | None) -> None:
         """OptionError unless this encoder, and its head if there is one, can be written in the format."""
+        if not isinstance(encoder, ViT):
+            if self.format != OURS:
+                raise OptionError("format", self.format, f"is for a ViT; only {OURS} takes {encoder.label}")
+            return
         if self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
         if self.format in _LACKS:

@@ -22,7 +22,7 @@ from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Lay
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
-from ssvit.models import encoder_options, vit_options
+from ssvit.models import build_options, encoder_options, vit_options
 from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
@@ -103,11 +103,9 @@ class Own(Foreign):
     def weights(self) -> dict[str, "Tensor"]:
         import torch
 
-        from ssvit.models.vit import ViT
-
         tensors = files.tensors(self.path, self.names.values())
         with torch.device("meta"):
-            expected = ViT(vit_options.ViT(**self.arguments)).state_dict()
+            expected = build_options.of(self.arguments).build().state_dict()
         for name, tensor in expected.items():
             if name not in self.names or tensors[self.names[name]].shape != tensor.shape:
                 raise ForeignError(f"{self.path}: {name} is not that of the encoder in its config.json")
@@ -118,10 +116,10 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
     """The encoder of an export as safetensors; None if the file is none. UserError if its config.json is damaged."""
     names = {name.removeprefix("encoder."): name for name in shapes if name.startswith("encoder.")}
     arguments = described(path.parent / "config.json").get("encoder")
-    if "norm.weight" not in names or not isinstance(arguments, Mapping):
+    if not names or not isinstance(arguments, Mapping):
         return None
     try:
-        encoder = vit_options.ViT(**arguments)
+        encoder = build_options.of(arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
     if encoder.depth > len(names):  # nothing is built of what the file cannot hold

@@ -15,7 +15,7 @@ from ssvit.data.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
 from ssvit.models.build_options import of, vit
-from ssvit.models.timm_options import Timm
+from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, pair
 
@@ -23,7 +23,6 @@ from ssvit.options import OptionError, pair
 class LoadEncoder(ForeignEncoder):
     """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
 
-    is_stored: ClassVar[bool] = True
     is_function: ClassVar[bool] = True
 
     path: str | Path
@@ -64,7 +63,7 @@ class LoadEncoder(ForeignEncoder):
         """The checkpoint. OptionError, CheckpointError or ForeignError if there is none."""
         return open_checkpoint(self.path, vars(self))
 
-    def loaded(self) -> ViT | Timm:
+    def loaded(self) -> Normalized:
         """Return the options of the encoder. OptionError or CheckpointError unless they fit the checkpoint."""
         trained = self.checkpoint().encoder
         for name in ("patch_size", "width", "channels"):
@@ -102,7 +101,7 @@ class LoadLayers(Options):
 
     def check(self, run: Run) -> None:
         """Check that the encoder has patches of the same size."""
-        if self.checkpoint is None or not isinstance(run.encoder, ViT | Timm):
+        if self.checkpoint is None or not isinstance(run.encoder, ViT):
             return
         vits = run.encoder, vit(self.checkpoint.encoder)
         patch, theirs = ("x".join(map(str, (one.channels, *pair("patch_size", one.patch_size)))) for one in vits)
@@ -128,7 +127,7 @@ class LoadClassifier(LoadEncoder):
 
     def check(self, run: Run) -> None:
         """Check that it takes the images of the encoder, as a teacher must."""
-        if not isinstance(run.encoder, ViT | Timm):
+        if not isinstance(run.encoder, Normalized):
             return
         vits = run.encoder, of(self.checkpoint().encoder)
         size, teachers = ("x".join(map(str, (one.channels, *pair("image_size", one.image_size)))) for one in vits)

@@ -23,7 +23,7 @@ from ssvit.data.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
-from ssvit.models.build_options import kind
+from ssvit.models.build_options import kind, of
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
@@ -259,7 +259,7 @@ def from_scratch(config: Config) -> Config:
     given = config.values["encoder"]
     if "path" not in given:
         return config
-    trained = open_checkpoint(given["path"], given).encoder
+    trained = of(open_checkpoint(given["path"], given).encoder)
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in given}
-    encoder = {"_target_": kind(trained).part_name(), **trained, **changes}
+    encoder = {"_target_": trained.part_name(), **trained.values(), **changes}
     return config.changed({"encoder": encoder})

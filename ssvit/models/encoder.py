@@ -10,7 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ssvit.options import OptionError
+from ssvit.models.build_options import stored
+from ssvit.options import OptionError, typed
 
 UNDECAYED = ("positions", "token", "relative")
 _BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
@@ -37,10 +38,14 @@ class Encoder(nn.Module):
     mean: Tensor
     std: Tensor
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.class_token = self.distillation_token = None
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The options as plain data, as a checkpoint stores them."""
-        return self.options.values()
+        return stored(self.options)
 
     @property
     def depth(self) -> int:
@@ -63,9 +68,18 @@ class Encoder(nn.Module):
         """How many layers stand above a parameter, a head among them."""
         return 0
 
-    def take(self, other: Self, *, how: str) -> None:
-        """Take the weights, mean and std of an encoder whose images may have another size."""
-        raise NotImplementedError
+    @torch.no_grad()
+    def take(self, other: Self, *, how: str = "paper") -> None:
+        """Take the weights, mean and std of an encoder whose images may have another size.
+
+        OptionError where that changes the shape of a weight, unless a class resizes it.
+        """
+        theirs = other.state_dict()
+        if any(tensor.shape != theirs[name].shape for name, tensor in self.state_dict().items()):
+            right = f"must be {typed(other.arguments['image_size'])}: weights of {self.options.label} are not resized"
+            raise OptionError("image_size", self.arguments["image_size"], right)
+        self.load_state_dict(theirs)
+        self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
 
     def register_normalisation(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         """Make the buffers `mean` and `std`, (c,), of one number or one for each channel."""

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Options
+from ssvit.config.declaration import Count, Options, Size
 from ssvit.options import OptionError, number, pair
 
 TOKENS = ("patch_mean", "class_token", "both")  # ways to make one vector of tokens
@@ -33,12 +33,10 @@ class Normalized(Options):
     """An encoder, which normalises the channels of its images.
 
     Attributes:
-        has_patches: Whether it has outputs of patches and layers of its own, as a ViT of ssvit has.
-        is_stored: Whether checkpoints store what builds it again.
+        has_patches: Whether it has patches that can be masked and layers of their own, as a ViT of ssvit has.
     """
 
-    has_patches: ClassVar[bool] = True
-    is_stored: ClassVar[bool] = False
+    has_patches: ClassVar[bool] = False
 
     channels: Count = 3
     """Channels of the images."""
@@ -46,11 +44,13 @@ class Normalized(Options):
     """Mean of the images' channels, in [0, 1]: one number, or one for each."""
     std: ByChannel = 0.5
     """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
+    image_size: Size
+    """Pixels of an image's side, or [height, width]."""
 
     @property
     def label(self) -> str:
         """The name of the model in messages."""
-        return "ViT"
+        return type(self).__name__
 
     @model_validator(mode="after")
     def _check_normalisation(self) -> Self:

@@ -31,7 +31,6 @@ class Timm(Encoder):
         self.options = options
         self.image_size = pair("image_size", options.image_size)
         self.channels, self.pooling = options.channels, options.pooling
-        self.class_token = self.distillation_token = None
         self.norm = nn.Identity()  # the model's own stands in it
         try:
             self.model = self._created()
@@ -118,18 +117,13 @@ class Timm(Encoder):
         named = iter([*self.model.named_parameters(), (_HEAD, None)])
         return group_with_matcher(named, self.model.group_matcher(coarse=False), reverse=True)
 
-    @torch.no_grad()
-    def take(self, other: Self, *, how: str = "") -> None:
+    def take(self, other: Self, *, how: str = "paper") -> None:
         """Take the weights, mean and std. OptionError unless it is the same model, and for images of this size."""
-        own, their, theirs = self.arguments, other.arguments, other.state_dict()
+        own, their = self.arguments, other.arguments
         for name in ("model", "arguments", "channels"):
             if own[name] != their[name]:
                 raise OptionError(name, own[name], f"must be {typed(their[name])}, as in the other encoder")
-        if any(tensor.shape != theirs[name].shape for name, tensor in self.state_dict().items()):
-            right = f"must be {typed(their['image_size'])}: weights of timm's {own['model']} are not resized"
-            raise OptionError("image_size", own["image_size"], right)
-        self.load_state_dict(theirs)
-        self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
+        super().take(other, how=how)
 
 
 def _failed_statement(error: Exception) -> str:

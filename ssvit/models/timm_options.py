@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from ssvit.config.choices import lookup
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Expect, Size, find
+from ssvit.config.declaration import Expect, find
 from ssvit.models.encoder_options import POOLED, Normalized
 from ssvit.options import OptionError, UserError
 
@@ -21,13 +22,9 @@ class Timm(Normalized):
 
     model: str
     """Its name in timm."""
-    image_size: Size
-    """Pixels of an image's side, or [height, width]."""
     arguments: Annotated[Mapping[str, Any], Expect("{name: value}, arguments of timm's model")] = {}
     """Further keyword arguments of the model, such as {drop_path_rate: 0.1}."""
 
-    has_patches: ClassVar[bool] = False
-    is_stored: ClassVar[bool] = True
     patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
     depth: ClassVar[int] = 1
     pooling: ClassVar[str] = POOLED
@@ -35,7 +32,7 @@ class Timm(Normalized):
 
     @property
     def label(self) -> str:
-        return self.model
+        return f"timm's {self.model}"
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -57,8 +54,9 @@ def check_objective(line: CommandLine) -> None:
     options = line.values
     if options["encoder"] == "timm" and "experiment" not in options:
         name = options.get("objective", "masked_patch")
-        part = find(line.part("objective", name) or "")
-        if getattr(part, "needs_patches", False):
+        part, choice = find(line.part("objective", name) or ""), lookup("objective", name)
+        sets = choice.sets.get("encoder", {}) if choice else {}
+        if getattr(part, "needs_patches", False) or sets.keys() - Timm.model_fields.keys():
             raise OptionError("objective", name, "must be supervised with encoder=timm, which has no patches")
 
 

@@ -43,10 +43,8 @@ class Stem(Options):
 class ViT(Normalized):
     """A Vision Transformer without a head."""
 
-    is_stored: ClassVar[bool] = True
+    has_patches: ClassVar[bool] = True
 
-    image_size: Size
-    """Pixels of an image's side, or [height, width]."""
     patch_size: Size
     """Pixels of a patch's side, or [height, width]; must divide the image. In a hybrid, the area under a token."""
     width: Count

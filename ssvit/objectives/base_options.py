@@ -19,7 +19,7 @@ class Objective(Options):
         samples_patches: Whether it samples patches by their numbers, so that training images must have the size of the
             encoder's images.
         needs_labels: Whether it is built with the classes and the labels of the training images.
-        needs_patches: Whether it needs the outputs of patches, which a model of timm does not have.
+        needs_patches: Whether it needs the outputs of patches, which a ViT alone has.
     """
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder"}
@@ -39,8 +39,9 @@ class Objective(Options):
     def check(self, run: Run) -> None:
         """Check the encoder, the views of the augmentation and their size."""
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
-            right = "can learn from labels alone: objective=supervised"
-            raise RootOptionError("encoder.model", run.encoder.label, right)
+            model = getattr(run.encoder, "model", None)
+            name, value = ("encoder", run.encoder.label) if model is None else ("encoder.model", model)
+            raise RootOptionError(name, value, "has no patches, which the objective needs; supervised needs none")
         if isinstance(run.encoder, ViT):
             self.fits(run.encoder)
         if isinstance(run.augment, Augmentation):

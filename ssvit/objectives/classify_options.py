@@ -9,8 +9,8 @@ from pydantic import model_validator
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, NotNegative, Part, Run
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
+from ssvit.models.encoder_options import Normalized
 from ssvit.models.lora_options import Lora
-from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError, UserError
@@ -113,11 +113,11 @@ class Classify(Objective):
             raise OptionError("class_weights", weights, right)
         return self
 
-    def fits(self, encoder: ViT | Timm) -> None:
+    def fits(self, encoder: Normalized) -> None:
         """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""
-        if isinstance(encoder, Timm):
-            if self.trained != "all":
-                raise OptionError("trained", self.trained, f"must be all with timm's {encoder.model}")
+        if not isinstance(encoder, ViT):
+            if self.trained != "all" or self.lora is not None:
+                raise OptionError("trained", self.trained, f"must be all with {encoder.label}")
             return
         if isinstance(self.trained, int) and self.trained > encoder.depth:
             raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
@@ -126,9 +126,9 @@ class Classify(Objective):
             raise OptionError("lora.rank", self.lora.rank, right)
 
     def check(self, run: Run) -> None:
-        """Check also a model of timm, and that the images have labels of which these options learn."""
+        """Check also an encoder that is no ViT, and that the images have labels of which these options learn."""
         super().check(run)
-        if isinstance(run.encoder, Timm):
+        if isinstance(run.encoder, Normalized) and not isinstance(run.encoder, ViT):
             self.fits(run.encoder)
         if not isinstance(run.source, DataSet):
             return

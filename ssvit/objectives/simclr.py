@@ -61,7 +61,7 @@ class SimCLR(Contrastive):
         if noise:
             self.encoder.check_size(images)
             ids = rearrange(noise[0], "b v m -> (v b) m")
-        return self.head(self.encoder.represent(images, ids))
+        return self.head(self.encoder.represent(images) if ids is None else self.encoder.represent(images, ids))
 
     def losses(self, projections: Tensor) -> Tensor:
         """(v b, e) -> (v b,)."""

@@ -6,6 +6,7 @@ from annotated_types import Ge
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Positive, Run, Share
+from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError
@@ -31,6 +32,7 @@ class SimCLR(Objective):
     """
 
     views: ClassVar[tuple[str, ...]] = ("global",)
+    needs_patches: ClassVar[bool] = False
 
     temperature: Positive = 0.2
     """Divides the cosines; with lower values the nearest negatives count more. The authors have 0.5 for CIFAR-10 and
@@ -53,6 +55,8 @@ class SimCLR(Objective):
     def check(self, run: Run) -> None:
         """Check also the size of images whose patches are sampled."""
         super().check(run)
+        if self.keep < 1 and isinstance(run.encoder, Normalized) and not run.encoder.has_patches:
+            raise OptionError("keep", self.keep, f"must be 1: {run.encoder.label} has no patches to leave out")
         if self.keep < 1:
             self.check_size(run)
 

@@ -11,6 +11,7 @@ from ssvit.data.sources.base_options import Subset
 from ssvit.devices import Fabric
 from ssvit.evaluation.panels.online_options import Probing
 from ssvit.models import encoder_options
+from ssvit.models.build_options import is_stored
 from ssvit.options import OptionError, within
 from ssvit.training.recipe import Recipe
 
@@ -59,9 +60,9 @@ class Training(RunOptions):
     """What is predicted of a patch, if the objective takes a target."""
 
     def check(self, run: Run) -> None:
-        """Check that checkpoints store what builds the encoder again."""
-        if not getattr(self.encoder, "is_stored", False):
-            right = "must be ssvit's ViT or a model of timm: the commands that load a checkpoint build no other class"
+        """Check that a checkpoint can name the class of the encoder."""
+        if not is_stored(run.encoder):
+            right = "must be a declared choice of the group encoder, whose name a checkpoint stores"
             raise OptionError("encoder", type(self.encoder).__name__, right)
 
 

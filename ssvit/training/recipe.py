@@ -108,7 +108,7 @@ class Recipe(Options):
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.backend == "kernels":
-            right = f"is for a ViT, and the encoder is timm's {run.encoder.label}"
+            right = f"is for a ViT, and the encoder is {run.encoder.label}"
             raise OptionError("backend", self.backend, right)
         images = run.subset.images if isinstance(run.subset, Subset) else None
         if images is None and isinstance(run.source, DataSet):

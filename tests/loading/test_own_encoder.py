@@ -1,0 +1,170 @@
+"""An encoder class of a user's own: declared, trained, stored by a name, and built again where it is declared."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ssvit
+from ssvit import cli
+from ssvit.checkpoints import manifest, storage
+from ssvit.config import choices
+from ssvit.exchange.export import WEIGHTS
+from ssvit.loading.encoder import load_encoder
+from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.models.build import build
+from ssvit.options import Failure, UserError
+
+OPTIONS = '''
+from typing import Annotated, ClassVar
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Count, From, Size
+from ssvit.models.encoder_options import Normalized
+
+@DECLARED
+class Conv(Normalized):
+    """Two convolutions."""
+
+    depth: ClassVar[int] = 2
+    poolings: ClassVar[tuple[str, ...]] = ("patch_mean",)
+
+    image_size: Annotated[Size, From("data.image_size")]
+    """Pixels."""
+    width: Count = 8
+    """Channels of the layers."""
+    pooling: str = "patch_mean"
+    """The mean of the feature map."""
+'''
+ENCODER = """
+import torch
+from torch import nn
+from PACKAGE import encoder_options
+from ssvit.models.encoder import Encoder
+from ssvit.options import pair
+
+class Conv(Encoder):
+    def __init__(self, options: encoder_options.Conv) -> None:
+        super().__init__()
+        self.options, self.channels, self.width = options, options.channels, options.width
+        self.image_size, self.pooling = pair("image_size", options.image_size), options.pooling
+        self.norm = nn.Identity()
+        self.register_normalisation(options.mean, options.std)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(inputs, options.width, 3, padding=1, stride=2) for inputs in (options.channels, options.width)
+        )
+
+    @property
+    def depth(self):
+        return 2
+
+    def layers(self, images):
+        self.check_values(images)
+        x = self.normalise(images)
+        for convolution in self.convolutions:
+            x = torch.tanh(convolution(x))
+            yield x
+
+    def pooled(self, outputs, pooling, images):
+        return outputs.movedim(1, -1) if pooling == "patches" else outputs.mean((2, 3))
+
+    def represent(self, images):
+        *_, outputs = self.layers(images)
+        return self.pooled(outputs, self.pooling, images)
+"""
+TINY = (
+    "data=synthetic", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",
+    "recipe.steps=4", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=4", "recipe.precision=32-true",
+    "fabric.accelerator=cpu",
+)  # fmt: skip
+PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", "preset=null", "name=run", *TINY)
+
+
+@pytest.fixture(params=["choice", "file"])
+def conv(request, tmp_path, monkeypatch):
+    """The name of the encoder, and the arguments by which a command finds it: --plugin or --config-dir."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    choices.import_options.cache_clear()
+    package, is_choice = f"with_{request.param}", request.param == "choice"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / package / "encoder.py").write_text(ENCODER.replace("PACKAGE", package))
+    declared = "choice('encoder', 'conv')" if is_choice else "(lambda options: options)"
+    (tmp_path / package / "encoder_options.py").write_text(OPTIONS.replace("DECLARED", declared))
+    (tmp_path / "configs" / "encoder").mkdir(parents=True)
+    (tmp_path / "configs" / "encoder" / "conv.yaml").write_text(f"_target_: {package}.encoder.Conv\n")
+    yield ["--plugin", package] if is_choice else ["--config-dir", "configs"]
+    choices._CHOICES.pop(("encoder", "conv"), None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+
+
+def call(command: str, *arguments: str):
+    return cli.find(command).call(["outputs=outputs", *arguments])
+
+
+def test_is_carried_through_training_checkpoints_probes_and_export(conv):
+    call("pretrain", *conv, "encoder=conv", *PRETRAIN)
+    checkpoint = manifest.complete(Path("outputs/run"))[-1]
+    stored = manifest.read(checkpoint)["encoder"]
+    assert stored["choice"] == "conv"
+    for file in ("config.yaml", "step_00000004/manifest.json"):  # names and values, and no path of a class
+        assert "with_" not in Path("outputs/run", file).read_text()
+    encoder = load_encoder(LoadEncoder(path=checkpoint))
+    images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
+    state = storage.load(ssvit.checkpoints.checkpoint.Checkpoint.open(checkpoint))["model"]
+    again = build(stored)
+    again.load_state_dict({n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")})
+    assert torch.equal(again.represent(images), encoder.represent(images))
+    assert torch.equal(ssvit.load("outputs/run").features(list(images)), encoder.represent(images))
+
+    start = (*conv, "checkpoint=outputs/run")
+    call("pretrain", *start, *PRETRAIN, "name=goes_on")
+    for command, options in {
+        "finetune": ("recipe.steps=2", "recipe.warmup=0", "recipe.batch_size=8", "compare=null", "name=tuned"),
+        "knn": ("k=[3]", "baselines=false", "report=false"),
+        "linear_probe": ("baselines=false", "report=false"),
+    }.items():
+        call(command, *start, "fabric.accelerator=cpu", *options)
+    assert manifest.read(manifest.complete(Path("outputs/tuned"))[-1])["encoder"] == stored
+    call("predict", *conv, "checkpoint=outputs/tuned", *pictures())
+
+    call("export", *start, "format=safetensors", "output=exported")
+    exported = load_encoder(LoadEncoder(path=Path("exported", WEIGHTS)))
+    assert torch.equal(exported.represent(images), encoder.represent(images))
+    for refused in ("onnx", "timm", "huggingface"):
+        with pytest.raises(Failure, match=f"format={refused}: .*Conv"):
+            call("export", *start, f"format={refused}", "output=other")
+
+
+def pictures() -> list[str]:
+    from PIL import Image
+
+    Image.new("RGB", (20, 20)).save("picture.png")
+    return ["picture.png"]
+
+
+def test_a_checkpoint_is_loadable_only_where_its_class_is_declared(conv):
+    call("pretrain", *conv, "encoder=conv", *PRETRAIN, "recipe.steps=1", "recipe.warmup=0", "recipe.evaluate_every=1")
+    del choices._CHOICES["encoder", "conv"]
+    commands = {"finetune": "recipe.steps=2", "knn": "k=[3]", "export": "format=safetensors", "embed": "output=f.npz"}
+    for command, option in commands.items():
+        with pytest.raises(Failure, match=r"encoder=conv: .*--plugin.*--config-dir") as refused:
+            call(command, "checkpoint=outputs/run", option, *(pictures() if command == "embed" else ()))
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="encoder=conv"):
+        ssvit.load("outputs/run")
+
+
+@pytest.mark.parametrize("objective", ["masked_patch", "mae", "dino", "simclr"])
+def test_objectives_that_need_patches_refuse_it_by_name(conv, objective):
+    keeps = ["objective.keep=0.5"] if objective == "simclr" else []
+    with pytest.raises(Failure, match=r"encoder|keep"):
+        call("pretrain", *conv, "encoder=conv", *PRETRAIN[3:], f"objective={objective}", *keeps)
+
+
+def test_it_resizes_nothing_unless_it_does_so_itself(conv):
+    call("pretrain", *conv, "encoder=conv", *PRETRAIN, "recipe.steps=1", "recipe.warmup=0", "recipe.evaluate_every=1")
+    encoder = load_encoder(LoadEncoder(path=manifest.complete(Path("outputs/run"))[-1], image_size=24))
+    assert encoder.image_size == (24, 24)  # convolutions have no weights that depend on the size
