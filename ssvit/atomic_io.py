@@ -56,6 +56,27 @@ def replace(path: Path, data: bytes) -> None:
         raise
 
 
+@contextmanager
+def replaced_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder next to `target`, which takes its place after the block; the old one stays if the block fails."""
+    part, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "old"))
+    remove(part)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        synchronise(part)
+        if target.exists():
+            remove(old)
+            target.rename(old)
+        part.rename(target)
+        synchronise(target.parent)
+    finally:
+        if old.exists() and not target.exists():  # the new one could not take its place
+            old.rename(target)
+        remove(part)
+        remove(old)
+
+
 def synchronise(path: Path) -> None:
     """Flush a folder's entries, or the content of a file, to the disk."""
     with naming(path):

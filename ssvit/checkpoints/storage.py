@@ -19,15 +19,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from ssvit.atomic_io import check_regular, remove, replace, sealed, synchronise, write
-from ssvit.checkpoints import tensor_file
+from ssvit.atomic_io import check_regular, remove, replace, replaced_folder, sealed, synchronise, write, written
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
 
 KEPT = 3
-PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer says it
+PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer has it
+# As the format orders them, the last ones first.
+_NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
+    torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
+}  # fmt: skip
+_ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
 class Pending:
@@ -50,7 +56,7 @@ class Pending:
     def add(self, file: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> str:
         """Write a file; returns its sha256."""
         with self._naming():
-            return tensor_file.write(self._part / file, tensors, notes)
+            return write_tensors(self._part / file, tensors, notes)
 
     def complete(self, sums: Mapping[str, str]) -> Path:
         """Write the manifest, with the files' checksums, and move the folder to its place; set aside what is there."""
@@ -115,7 +121,7 @@ def merge(checkpoint: Checkpoint) -> Checkpoint:
     path, parts = checkpoint.path, checkpoint.facts["sha256"]
     states = load(checkpoint)
     try:
-        sums = {file: tensor_file.write(path / file, state) for file, state in _files(states).items()}
+        sums = {file: write_tensors(path / file, state) for file, state in _files(states).items()}
         synchronise(path)
         replace(path / "manifest.json", sealed({**checkpoint.facts, "sha256": sums}))
         synchronise(path)
@@ -153,24 +159,15 @@ def link(path: Path, target: Path) -> None:
 
     Where a disk has no links, its files are copied.
     """
-    part, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "old"))
     try:
-        remove(part)
-        part.mkdir()
-        for file in path.iterdir():
-            try:
-                os.link(file, part / file.name)
-            except OSError:
-                write(part / file.name, file.read_bytes())
-        synchronise(part)
-        if target.exists():
-            remove(old)
-            target.rename(old)
-        part.rename(target)
-        synchronise(target.parent)
+        with replaced_folder(target) as part:
+            for file in path.iterdir():
+                try:
+                    os.link(file, part / file.name)
+                except OSError:
+                    write(part / file.name, file.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written ({error.strerror})") from None
-    remove(old)
 
 
 def _set_aside(path: Path) -> None:
@@ -205,7 +202,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
             if not is_in_parts(checkpoint):
                 states[path.stem] = tensors
                 continue
-            places = json.loads(tensor_file.notes(data)[PLACES])
+            places = json.loads(metadata(data)[PLACES])
             for key, piece in tensors.items():
                 if key.partition("/")[0] != without:
                     place = zip(places[key]["saved_offsets"], piece.shape, strict=True)
@@ -276,3 +273,43 @@ def set_aside_after(folder: Path, step: int) -> None:
                 _set_aside(path)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file tensor by tensor, without a second copy of them, and return its sha256.
+
+    The bytes are those of `safetensors.torch.save`.
+
+    Args:
+        path: The file, which is on the disk afterwards.
+        tensors: The tensors by name.
+        notes: Texts in the file's header, by name.
+    """
+    digest = hashlib.sha256()
+    with written(path) as file:
+        for part in _parts(tensors, notes):
+            digest.update(part)
+            file.write(part)
+    return digest.hexdigest()
+
+
+def metadata(data: bytes) -> dict[str, str]:
+    """The texts in the header of a file's content."""
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]).get("__metadata__", {})
+
+
+def _parts(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
+    """The file's content in pieces."""
+    ordered = sorted(tensors, key=lambda name: (-_ORDER[tensors[name].dtype], name))
+    header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
+    end = 0
+    for name in ordered:
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        yield tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,7 +1,6 @@
 """A checkpoint as a folder for other libraries: weights, configuration and model card, written all or not at all."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ssvit.atomic_io import synchronise, write
+from ssvit.atomic_io import replaced_folder, write
 from ssvit.exchange import card, dinov3, huggingface, timm, writing
 from ssvit.exchange.export_options import (
     CARD,
@@ -44,50 +43,40 @@ def export(
     as of `Export.check_folder`; UserError if the disk refuses.
     """
     options.check_folder(folder)
-    encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
-    target = folder.resolve()  # of a link, the folder that it names
-    part, old = (target.with_name(f".{target.name}.{what}") for what in ("part", "old"))
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        preprocessing = Preprocessing.of(facts, encoder.image_size)
-        if options.format == OURS:
-            remarks = _ours(encoder, head, part)
-        else:
-            assert isinstance(encoder, ViT)  # as the options have checked
-            if options.format in GRAPHS:
-                remarks = _program(encoder, head, part, preprocessing, options)
-            else:
-                remarks = (_timm if options.format == TIMM else _huggingface)(encoder, head, part, preprocessing)
-        remarks += preprocessing.remarks()
-        if head is not None and head.options.loss != "softmax":
-            several = head.options.loss == MULTI_LABEL
-            trained = "on images of several classes" if several else f"with {head.options.loss}"
-            loss = f"the classifier was trained {trained}"
-            remarks.append(f"{loss}: its probabilities are the sigmoid of each logit, not a softmax")
-        text = card.write(
-            run=run,
-            step=facts["step"],
-            encoder=encoder.arguments,
-            options=options,
-            preprocessing=preprocessing.sentence(),
-            classes=_classes(head),
-            remarks=remarks,
-        )
-        write(part / CARD, text.encode())
-        synchronise(part)
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-        part.rename(target)
-        synchronise(target.parent)
+        with replaced_folder(folder.resolve()) as part:  # of a link, the folder that it names
+            return _write(model, part, options, facts, run)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
-    finally:
-        if old.exists() and not target.exists():  # the new export could not take its place
-            old.rename(target)
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write(model: Encoder | Classify, folder: Path, options: Export, facts: Mapping[str, Any], run: Path) -> list[str]:
+    encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
+    preprocessing = Preprocessing.of(facts, encoder.image_size)
+    if options.format == OURS:
+        remarks = _ours(encoder, head, folder)
+    else:
+        assert isinstance(encoder, ViT)  # as the options have checked
+        if options.format in GRAPHS:
+            remarks = _program(encoder, head, folder, preprocessing, options)
+        else:
+            remarks = (_timm if options.format == TIMM else _huggingface)(encoder, head, folder, preprocessing)
+    remarks += preprocessing.remarks()
+    if head is not None and head.options.loss != "softmax":
+        several = head.options.loss == MULTI_LABEL
+        trained = "on images of several classes" if several else f"with {head.options.loss}"
+        loss = f"the classifier was trained {trained}"
+        remarks.append(f"{loss}: its probabilities are the sigmoid of each logit, not a softmax")
+    text = card.write(
+        run=run,
+        step=facts["step"],
+        encoder=encoder.arguments,
+        options=options,
+        preprocessing=preprocessing.sentence(),
+        classes=_classes(head),
+        remarks=remarks,
+    )
+    write(folder / CARD, text.encode())
     return remarks
 
 

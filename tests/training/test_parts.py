@@ -16,7 +16,7 @@ from test_sharding import spread
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
-from ssvit.checkpoints import storage, tensor_file
+from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.training import runtime
@@ -32,13 +32,13 @@ def test_a_file_has_the_bytes_of_safetensors(tmp_path, notes):
              torch.float32, torch.float64, torch.int64)  # fmt: skip
     tensors = {f"{kind}": torch.arange(6).view(2, 3).to(kind) for kind in kinds}
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 4), "ä": torch.arange(12.0).view(3, 4).T}
-    checksum = tensor_file.write(tmp_path / "file", tensors, notes)
+    checksum = storage.write_tensors(tmp_path / "file", tensors, notes)
     expected = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, notes)
     if len(notes or ()) < 2:  # safetensors keeps them in no order
         assert (tmp_path / "file").read_bytes() == expected
     loaded = safetensors.torch.load_file(tmp_path / "file")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-    assert tensor_file.notes((tmp_path / "file").read_bytes()) == (notes or {})
+    assert storage.metadata((tmp_path / "file").read_bytes()) == (notes or {})
     assert checksum == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
 
 
@@ -144,7 +144,7 @@ def test_a_merge_that_fails_leaves_a_checkpoint_that_is_whole(parted, monkeypatc
 
         return writes
 
-    monkeypatch.setattr(tensor_file, "write", refusing(tensor_file.write))
+    monkeypatch.setattr(storage, "write_tensors", refusing(storage.write_tensors))
     monkeypatch.setattr(storage, "replace", refusing(storage.replace))
     with pytest.raises(CheckpointError, match="cannot be written"):
         storage.merge(Checkpoint.open(parted))
@@ -172,10 +172,10 @@ def test_parts_that_do_not_fit_are_refused(parted, offset):
     manifest = json.loads((parted / "manifest.json").read_text())
     part = parted / "part_00000.safetensors"
     data = part.read_bytes()
-    tensors, places = safetensors.torch.load(data), json.loads(tensor_file.notes(data)[storage.PLACES])
+    tensors, places = safetensors.torch.load(data), json.loads(storage.metadata(data)[storage.PLACES])
     name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
     places[name] = {"saved_offsets": offset}
-    manifest["sha256"][part.name] = tensor_file.write(part, tensors, {storage.PLACES: json.dumps(places)})
+    manifest["sha256"][part.name] = storage.write_tensors(part, tensors, {storage.PLACES: json.dumps(places)})
     checkpoint = Checkpoint(parted, manifest)
     with pytest.raises(CheckpointError, match=r"do not make a whole|where its parts lie"):
         storage.load(checkpoint)
@@ -183,7 +183,7 @@ def test_parts_that_do_not_fit_are_refused(parted, offset):
 
 def train(folder: Path, strategy: str, killed: bool) -> None:
     """One process of a run; killed: as it writes its part of the second checkpoint, in a second process."""
-    write, calls = tensor_file.write, []
+    write, calls = storage.write_tensors, []
 
     def write_or_die(path, *rest):
         calls.append(path)
@@ -192,7 +192,7 @@ def train(folder: Path, strategy: str, killed: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return write(path, *rest)
 
-    tensor_file.write = write_or_die
+    storage.write_tensors = write_or_die
     tiny.train(folder, strategy=strategy, double=True)
 
 
