@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
 from ssvit.models.encoder import Encoder
-from ssvit.models.vit import ViT, gather
+from ssvit.models.block import gather
+from ssvit.models.vit import ViT
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Corruption

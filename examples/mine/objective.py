@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule

@@ -13,18 +13,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.models.block import ALL, Attention, Ids, TokenInfo, gather
 from ssvit.models.positions import rotate
-from ssvit.models.vit import Attention, ViT, gather
+from ssvit.models.vit import ViT
 
 
 @torch.no_grad()
-def weights_of(
-    attention: Attention,
-    x: Tensor,
-    position_ids: Tensor | None = None,
-    output_ids: Tensor | None = None,
-    rotation: Tensor | None = None,
-) -> Tensor:
+def weights_of(attention: Attention, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
     """The softmax of an attention for its inputs, (b, t, d) -> (b, h, q, t) float32: rows sum to 1."""
     with torch.autocast(x.device.type, enabled=False):
         x = x.float()
@@ -33,11 +28,11 @@ def weights_of(
         query = F.linear(x if output_ids is None else gather(x, output_ids), query_weight, query_bias)
         key = F.linear(x, key_weight, key_bias)
         query, key = (rearrange(tokens, "b t (h k) -> b h t k", h=attention.heads) for tokens in (query, key))
-        if rotation is not None:
-            query, key = rotate(query, rotation, output_ids), rotate(key, rotation)
+        if info.rotation is not None:
+            query, key = rotate(query, info.rotation, output_ids), rotate(key, info.rotation)
         logits = (query * query.shape[-1] ** -0.5) @ key.mT
         if attention.relative is not None:
-            logits = logits + attention.relative(query, x.shape[1], position_ids, output_ids)
+            logits = logits + attention.relative(query, x.shape[1], info.position_ids, output_ids)
         return logits.softmax(-1)
 
 

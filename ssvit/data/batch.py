@@ -37,12 +37,14 @@ class Batch(NamedTuple):
         targets: What a model predicts of an image besides its class, by name, or None: "masks" (b, h, w) uint8, the
             class of each pixel, and "boxes" (b, m, 4) float32, top, left, height and width in pixels, of height 0 where
             an image has fewer than m.
+        seed: The seed of the run.
     """
 
     views: dict[str, Tensor]
     labels: Tensor | None
     slots: Tensor
     targets: dict[str, Tensor] | None = None
+    seed: int = 0
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
@@ -70,7 +72,7 @@ class Batch(NamedTuple):
         views = {name: function(view) for name, view in self.views.items()}
         labels = None if self.labels is None else function(self.labels)
         targets = None if self.targets is None else {name: function(one) for name, one in self.targets.items()}
-        return Batch(views, labels, function(self.slots), targets)
+        return self._replace(views=views, labels=labels, slots=function(self.slots), targets=targets)
 
     @staticmethod
     def joined(parts: "Sequence[Batch]") -> "Batch":

@@ -7,7 +7,6 @@ support, and for modules with hooks or of other classes, the original code runs.
 Letters: b images, t tokens, m output tokens, d width.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -16,9 +15,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ssvit.kernels.attention import attend_packed
 from ssvit.kernels.fused import Branch, branches, layer_norm, linear
-from ssvit.models import vit
+from ssvit.models import block, vit
+from ssvit.models.block import ALL, Ids, TokenInfo
 from ssvit.models.positions import rotate
-from ssvit.models.vit import Ids
 from ssvit.private import has_hooks
 
 
@@ -36,20 +35,18 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class Attention(vit.Attention):
-    def forward(
-        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
-    ) -> Tensor:
+class Attention(block.Attention):
+    def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
         if output_ids is None:
             query, packed = None, self.qkv(x)
         else:
             sizes = x.shape[-1], 2 * x.shape[-1]
             (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
-            query, packed = linear(vit.gather(x, output_ids), weight, bias), linear(x, rest, rest_bias)
-        ids = {"position_ids": position_ids, "output_ids": output_ids}
+            query, packed = linear(block.gather(x, output_ids), weight, bias), linear(x, rest, rest_bias)
+        ids = {"position_ids": info.position_ids, "output_ids": output_ids}
         bias = self.relative and partial(self.relative, tokens=x.shape[1], **ids)
         dropout = self.dropout if self.training else 0.0
-        turn = None if rotation is None else partial(_turn, rotation, output_ids)
+        turn = None if info.rotation is None else partial(_turn, info.rotation, output_ids)
         return self.out(attend_packed(query, packed, self.heads, turn=turn, bias=bias, dropout=dropout))
 
 
@@ -57,24 +54,23 @@ def _turn(rotation: Tensor, output_ids: Ids, query: Tensor, key: Tensor) -> tupl
     return rotate(query, rotation, output_ids), rotate(key, rotation)
 
 
-class Block(vit.Block):
+class Block(block.Block):
     """Each branch with its layer norm as one kernel, which adds the residual too unless there is dropout."""
 
-    def forward(
-        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
         attention, mlp = self.branches()
-        added = self._added(x, attention, self.scale1) if output_ids is None and rotation is None else None
+        fits = output_ids is None and info.rotation is None
+        added = self._added(x, attention, self.scale1, info, 0) if fits else None
         if added is None:
-            attended = self.attention(self.norm1(x), position_ids, output_ids, rotation)
-            added = self.add(x if output_ids is None else vit.gather(x, output_ids), attended, self.scale1)
-        changed = self._added(added, mlp, self.scale2)
-        return self.add(added, self.mlp(self.norm2(added)), self.scale2) if changed is None else changed
+            attended = self.attention(self.norm1(x), output_ids, info)
+            added = self.add(x if output_ids is None else block.gather(x, output_ids), attended, self.scale1, info, 0)
+        changed = self._added(added, mlp, self.scale2, info, 1)
+        return self.add(added, self.mlp(self.norm2(added)), self.scale2, info, 1) if changed is None else changed
 
     @property
     def adds(self) -> bool:
         """Whether branches are added as they are, without LayerScale, dropout or stochastic depth."""
-        scaled = isinstance(self.scale1, vit.LayerScale)
+        scaled = isinstance(self.scale1, block.LayerScale)
         return not scaled and (not self.training or self.dropout.p == self.drop.rate == 0)
 
     def branches(self) -> tuple[Branch | None, Branch | None]:
@@ -86,32 +82,25 @@ class Block(vit.Block):
             mlp = _branch(self.norm2, self.expand, self.contract, 0)
         return attention, mlp
 
-    def _added(self, x: Tensor, branch: Branch | None, scale: nn.Module) -> Tensor | None:
+    def _added(self, x: Tensor, branch: Branch | None, scale: nn.Module, info: TokenInfo, number: int) -> Tensor | None:
         """x and a branch of it, or None where the kernels do not support it."""
         out = None if branch is None else branches(x, branch, adds=self.adds)
-        return out if out is None or self.adds else self.add(x, out, scale)
+        return out if out is None or self.adds else self.add(x, out, scale, info, number)
 
 
-class Layers(vit.Layers):
+class Layers(block.Layers):
     """All layers as one kernel where nothing happens between them."""
 
-    def forward(
-        self,
-        x: Tensor,
-        position_ids: Ids = None,
-        output_ids: Ids = None,
-        between: Sequence[Tensor] = (),
-        rotation: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
         whole, out = list(self)[: len(self) - (output_ids is not None)], None
-        apart = between or self.checkpoints or not all(unhooked(block, Block) and block.adds for block in whole)
-        if whole and not apart and rotation is None:
+        apart = info.between or self.checkpoints or not all(unhooked(block, Block) and block.adds for block in whole)
+        if whole and not apart and info.rotation is None:
             parts = [part for block in whole if isinstance(block, Block) for part in block.branches()]
             known = [part for part in parts if part is not None]
             out = branches(x, *known) if len(known) == len(parts) else None
         if out is None:
-            return super().forward(x, position_ids, output_ids, between, rotation)
-        return out if output_ids is None else self[-1](out, position_ids, output_ids)
+            return super().forward(x, output_ids, info)
+        return out if output_ids is None else self[-1](out, output_ids, info.of_layer(len(self) - 1))
 
 
 class ViT(vit.ViT):
@@ -134,8 +123,8 @@ class ViT(vit.ViT):
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: Linear, nn.LayerNorm: LayerNorm, vit.Attention: Attention,
-    vit.Block: Block, vit.Layers: Layers, vit.ViT: ViT,
+    nn.Linear: Linear, nn.LayerNorm: LayerNorm, block.Attention: Attention,
+    block.Block: Block, block.Layers: Layers, vit.ViT: ViT,
 }  # fmt: skip
 _PLAIN = {faster: plain for plain, faster in _FASTER.items()}
 

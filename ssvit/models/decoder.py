@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.models import decoder_options
+from ssvit.models.block import Block, Layers
 from ssvit.models.positions import Grid, SineCosine2D
-from ssvit.models.vit import Block, Layers
 
 
 class Decoder(nn.Module):

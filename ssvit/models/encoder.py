@@ -52,9 +52,22 @@ class Encoder(nn.Module):
         """The number of layers."""
         raise NotImplementedError
 
-    def represent(self, images: Tensor) -> Tensor:
-        """One vector an image, (b, c, h, w) -> (b, d)."""
+    def represent(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Tensor:
+        """Return one vector for each image, (b, c, h, w) -> (b, d). depth_noise: of these images."""
         raise NotImplementedError
+
+    def depth_noise(self, slots: Tensor, *, seed: int, views: int = 1) -> Tensor | None:
+        """Return the uniform numbers that stochastic depth needs in training, None where there is none.
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+            views: Number of times that each image is encoded in a step.
+
+        Returns:
+            Numbers for each layer and residual branch, (views * b, 2 * depth): of the first view of all images first.
+        """
+        return None
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """What each layer puts out in turn, before the last norm, `depth` times."""

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ssvit.models.vit import ViT, lecun_normal_
+from ssvit.models.block import lecun_normal_
+from ssvit.models.vit import ViT
 
 _PART = ".parametrizations.weight."
 

@@ -84,8 +84,8 @@ class Timm(Encoder):
         self.check_values(images)
         yield self.model.forward_features(self.normalise(images))
 
-    def represent(self, images: Tensor) -> Tensor:
-        """What timm's classifier takes, (b, c, h, w), uint8 or in [0, 1] -> (b, d)."""
+    def represent(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Tensor:
+        """What timm's classifier takes, (b, c, h, w), uint8 or in [0, 1] -> (b, d); timm samples its random numbers."""
         (outputs,) = self.layers(images)
         return self.pooled(outputs, self.pooling, images)
 

@@ -10,221 +10,19 @@ tokens, then patches), m chosen tokens, d width.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ssvit.models import encoder_options, positions, vit_options
+from ssvit.models.block import Block, Ids, Layers, TokenInfo, gather, lecun_normal_
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
 from ssvit.options import OptionError, one_of, pair, typed
-
-_APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # torch's names of the GELUs
-Ids = Tensor | None  # of tokens, (b, m); None for all of them, in order
-
-
-def lecun_normal_(matrix: Tensor) -> None:
-    """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
-    # Cutting off leaves 0.8796 of the deviation, which JAX divides out.
-    std = matrix.shape[1] ** -0.5 / 0.87962566
-    nn.init.trunc_normal_(matrix, std=std, a=-2 * std, b=2 * std)
-
-
-def gather(tokens: Tensor, ids: Tensor) -> Tensor:
-    """Some tokens of each image, by index: (b, t, d) and (b, m) -> (b, m, d)."""
-    # Copies whole rows, where torch's `gather` looks up each number: 5 to 10 times faster on a CPU.
-    rows = ids + torch.arange(tokens.shape[0], device=ids.device)[:, None] * tokens.shape[1]
-    return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, ids.shape)
-
-
-class StochasticDepth(nn.Module):
-    """Leave out a residual branch for a random part of the images, in training (Huang et al. 2016)."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return branch
-        kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.rate
-        return branch * (kept / (1 - self.rate)).to(branch.dtype)
-
-
-class LayerScale(nn.Module):
-    """Multiply what a branch puts out by a learned factor for each of its numbers (Touvron et al. 2021: CaiT)."""
-
-    def __init__(self, width: int, start: float) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.full((width,), start))
-
-    def forward(self, branch: Tensor) -> Tensor:
-        return branch * self.gamma.to(branch.dtype)
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention with one packed projection (Appendix A).
-
-    dropout: of the attention weights. relative: the arguments of `positions.Relative`, or None.
-    """
-
-    def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[Grid, int] | None) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.relative = None if relative is None else positions.Relative(*relative, width // heads)
-
-    def forward(
-        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
-    ) -> Tensor:
-        """(b, t, d) -> (b, t, d), or with output_ids (b, m) the outputs of these tokens alone, (b, m, d).
-
-        position_ids (b, t): the position of each token, None for in order. rotation: of `positions.Rotary`, for the
-        tokens as they come.
-        """
-        query, key, value = self._project(x, output_ids)
-        if rotation is not None:
-            query, key = positions.rotate(query, rotation, output_ids), positions.rotate(key, rotation)
-        bias = None if self.relative is None else self.relative(query, x.shape[1], position_ids, output_ids)
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-        return self.out(rearrange(mixed, "b h q k -> b q (h k)"))
-
-    def _project(self, x: Tensor, output_ids: Ids) -> tuple[Tensor, ...]:
-        """Queries (b, h, q, k), of all tokens or of output_ids, keys and values (b, h, t, k)."""
-        if output_ids is None:
-            return rearrange(self.qkv(x), "b t (parts h k) -> parts b h t k", parts=3, h=self.heads).unbind()
-        sizes = x.shape[-1], 2 * x.shape[-1]
-        (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
-        query = rearrange(F.linear(gather(x, output_ids), weight, bias), "b q (h k) -> b h q k", h=self.heads)
-        packed = F.linear(x, rest, rest_bias)
-        return query, *rearrange(packed, "b t (parts h k) -> parts b h t k", parts=2, h=self.heads).unbind()
-
-
-class Block(nn.Module):
-    """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
-
-    relative: as of `Attention`. layer_scale: where the factors of both branches start, None for none.
-    """
-
-    def __init__(
-        self,
-        *,
-        width: int,
-        heads: int,
-        mlp_width: int,
-        dropout: float,
-        drop: float,
-        relative: tuple[Grid, int] | None,
-        mlp: str = "gelu",
-        gelu: str = "exact",
-        attention_dropout: float = 0.0,
-        layer_scale: float | None = None,
-        norm_epsilon: float = 1e-6,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=norm_epsilon)
-        self.attention = Attention(width=width, heads=heads, dropout=attention_dropout, relative=relative)
-        self.norm2 = nn.LayerNorm(width, eps=norm_epsilon)
-        self.gated = mlp == "swiglu"
-        self.expand = nn.Linear(width, mlp_width * (1 + self.gated))
-        self.contract = nn.Linear(mlp_width, width)
-        self.gelu = gelu
-        self.dropout = nn.Dropout(dropout)
-        self.drop = StochasticDepth(drop)
-        self.scale1, self.scale2 = (
-            nn.Identity() if layer_scale is None else LayerScale(width, layer_scale) for _ in range(2)
-        )
-
-    def matrices(self) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weight of each linear layer, and the number of matrices packed along its first dimension."""
-        yield self.attention.qkv.weight, 3
-        yield self.attention.out.weight, 1
-        yield self.expand.weight, 1 + self.gated
-        yield self.contract.weight, 1
-
-    def forward(
-        self, x: Tensor, position_ids: Ids = None, output_ids: Ids = None, rotation: Tensor | None = None
-    ) -> Tensor:
-        """As `Attention.forward`."""
-        attended = self.attention(self.norm1(x), position_ids, output_ids, rotation)
-        x = self.add(x if output_ids is None else gather(x, output_ids), attended, self.scale1)
-        return self.add(x, self.mlp(self.norm2(x)), self.scale2)
-
-    def add(self, x: Tensor, branch: Tensor, scale: nn.Module) -> Tensor:
-        """A residual connection."""
-        return x + self.drop(scale(self.dropout(branch)))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """Two linear layers with a GELU between them, or SwiGLU: (b, t, d) -> (b, t, d)."""
-        return self.contract(self.dropout(self.activate(self.expand(x))))
-
-    def activate(self, hidden: Tensor) -> Tensor:
-        """The GELU; or SwiGLU's product of the second half with the SiLU of the first."""
-        if not self.gated:
-            return F.gelu(hidden, approximate=_APPROXIMATE[self.gelu])
-        gate, hidden = hidden.chunk(2, dim=-1)
-        return F.silu(gate) * hidden
-
-
-class Layers(nn.ModuleList):
-    """Blocks one after the other. activation_checkpointing: in training, compute each once more for its gradients."""
-
-    def __init__(self, blocks: Iterable[Block], *, activation_checkpointing: bool = False) -> None:
-        super().__init__(blocks)
-        self.activation_checkpointing = activation_checkpointing
-
-    if TYPE_CHECKING:  # a ModuleList does not say of what
-
-        def __iter__(self) -> Iterator[Block]: ...
-        @overload
-        def __getitem__(self, idx: slice) -> "Layers": ...
-        @overload
-        def __getitem__(self, idx: int) -> Block: ...
-        def __getitem__(self, idx: int | slice) -> "Block | Layers": ...
-
-    def forward(
-        self,
-        x: Tensor,
-        position_ids: Ids = None,
-        output_ids: Ids = None,
-        between: Sequence[Tensor] = (),
-        rotation: Tensor | None = None,
-    ) -> Tensor:
-        """(b, t, d) -> (b, t, d), or with output_ids (b, m), of which only the last layer knows, (b, m, d).
-
-        between: what is added before each layer but the first, (t, d) or (b, t, d); empty for nothing.
-        """
-        for layer in range(len(self)):
-            x = self.step(layer, x, position_ids, output_ids if layer == len(self) - 1 else None, between, rotation)
-        return x
-
-    @property
-    def checkpoints(self) -> bool:
-        return self.activation_checkpointing and self.training and torch.is_grad_enabled()
-
-    def step(
-        self,
-        layer: int,
-        x: Tensor,
-        position_ids: Ids,
-        output_ids: Ids,
-        between: Sequence[Tensor],
-        rotation: Tensor | None,
-    ) -> Tensor:
-        """One layer, from 0, with what is added before it."""
-        if layer > 0 and between:
-            x = x + between[layer - 1].to(x.dtype)
-        if self.checkpoints:
-            return checkpoint(self[layer], x, position_ids, output_ids, rotation, use_reentrant=False)
-        return self[layer](x, position_ids, output_ids, rotation)
+from ssvit.randomness import uniform
 
 
 class ViT(Encoder):
@@ -351,6 +149,7 @@ class ViT(Encoder):
         patch_ids: Ids = None,
         visible_ids: Ids = None,
         output_ids: Ids = None,
+        depth_noise: Tensor | None = None,
     ) -> Tensor:
         """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
 
@@ -358,26 +157,23 @@ class ViT(Encoder):
         patch_ids (b, n): which patches these are, None for all of them in order (`embed` can leave some out).
         visible_ids (b, m): of all patches encode these alone, in this order, as masked autoencoders do: (b, s + m, d).
         output_ids (b, m), counted in that order: compute the last layer for these patches alone -> (b, m, d).
+        depth_noise (b, 2 * depth): as of `depth_noise`; None for torch's generator.
         """
         if visible_ids is not None:
             tokens, patch_ids = gather(tokens, visible_ids), visible_ids
-        x, position_ids, between, rotation = self._sequence(tokens, grid, patch_ids)
+        x, info = self._sequence(tokens, grid, patch_ids)
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
-        return self.norm(self.blocks(x, position_ids, ids, between, rotation))
+        return self.norm(self.blocks(x, ids, info._replace(depth_noise=depth_noise)))
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
         """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
-        x, position_ids, between, rotation = self._sequence(self.embed(images), self.grid_of(images), None)
+        x, info = self._sequence(self.embed(images), self.grid_of(images), None)
         for layer in range(len(self.blocks)):
-            x = self.blocks.step(layer, x, position_ids, None, between, rotation)
+            x = self.blocks.step(layer, x, None, info)
             yield x
 
-    def _sequence(
-        self, tokens: Tensor, grid: Grid | None, patch_ids: Ids
-    ) -> tuple[Tensor, Ids, list[Tensor], Tensor | None]:
-        """The first layer's input (b, t, d), each token's position (b, t), what is added before further layers, and how
-        queries and keys are turned.
-        """
+    def _sequence(self, tokens: Tensor, grid: Grid | None, patch_ids: Ids) -> tuple[Tensor, TokenInfo]:
+        """Return the first layer's input, (b, t, d), and what the layers need besides."""
         position_ids, relative = None, self.blocks[0].attention.relative
         if patch_ids is not None:
             if relative is not None and grid is not None and not relative.covers(grid):
@@ -399,7 +195,7 @@ class ViT(Encoder):
         rotation = None
         if self.rotary is not None:
             rotation = self.rotary(grid or self.grid, self.num_prefix_tokens, position_ids)
-        return self.dropout(tokens), position_ids, added[1:], rotation
+        return self.dropout(tokens), TokenInfo(position_ids, rotation, added[1:])
 
     def around_registers(self, table: Tensor) -> Tensor:
         """Position embeddings with zeros for the registers, which have none: -> (t, d)."""
@@ -409,25 +205,34 @@ class ViT(Encoder):
         prefix, patches = table.tensor_split([self.num_prefix_tokens - len(zeros)])
         return torch.cat([prefix, zeros, patches])
 
-    def forward(self, images: Tensor, visible_ids: Ids = None, output_ids: Ids = None) -> Tensor:
+    def depth_noise(self, slots: Tensor, *, seed: int, views: int = 1) -> Tensor | None:
+        """As of `Encoder`, a hash of (seed, slot, view, layer, branch)."""
+        if not self.training or all(block.drop.rate == 0 for block in self.blocks):
+            return None
+        count = 2 * len(self.blocks)
+        return torch.cat([uniform(seed, "stochastic depth", slots, count, view) for view in range(views)])
+
+    def forward(
+        self, images: Tensor, visible_ids: Ids = None, output_ids: Ids = None, depth_noise: Tensor | None = None
+    ) -> Tensor:
         """(b, c, h, w) -> (b, s + n, d), or as `encode` has it for the ids; other patches are not even embedded."""
         tokens, grid = self.embed(images, visible_ids), self.grid_of(images)
-        return self.encode(tokens, grid=grid, patch_ids=visible_ids, output_ids=output_ids)
+        return self.encode(tokens, grid=grid, patch_ids=visible_ids, output_ids=output_ids, depth_noise=depth_noise)
 
     def pool(self, outputs: Tensor) -> Tensor:
         """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
         return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
 
-    def represent(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
+    def represent(self, images: Tensor, visible_ids: Ids = None, *, depth_noise: Tensor | None = None) -> Tensor:
         """pool(forward(images)), (b, c, h, w) -> (b, d), the last layer computed only for the tokens pooled.
 
         visible_ids (b, m): encode these patches alone.
         """
         if self.pooling == "patch_mean":
-            return self.pool(self(images, visible_ids))
+            return self.pool(self(images, visible_ids, depth_noise=depth_noise))
         # output_ids count from the first patch; the class token stands before it.
         first = torch.full((images.shape[0], 1), -self.num_prefix_tokens, device=images.device)
-        return self(images, visible_ids, first)[:, 0]
+        return self(images, visible_ids, first, depth_noise)[:, 0]
 
     @property
     def depth(self) -> int:

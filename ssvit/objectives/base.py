@@ -3,8 +3,7 @@
 Letters: b images.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -16,6 +15,7 @@ from ssvit.models.encoder import UNDECAYED, Encoder
 from ssvit.schedule import ScheduleFunction
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # the schedules of an objective that has none
+BACKBONE = "encoder"  # the name of the backbone in a checkpoint that stores none
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -37,22 +37,28 @@ def parameter_groups(
     weight_decay: float,
     *,
     layer_decay: float = 1.0,
-    encoder: Encoder | None = None,
+    encoders: Iterable[Encoder] = (),
 ) -> list[Group]:
-    """The trained parameters, highest layer first. Matrices decay; biases, norms, positions and tokens do not.
+    """Group the trained parameters, highest layer first. Matrices decay; biases, norms, positions and tokens do not.
 
-    encoder: its parameters are those whose names begin with "encoder."; None: all stand in one layer. `decays`: whether
-    a group has weight decay. `share`: its learning rate as a share of the recipe's, layer_decay to the power of the
-    number of layers above (Bao et al. 2022, section 3.1).
+    Args:
+        named_parameters: Parameters of an objective with their names.
+        weight_decay: Weight decay of matrices.
+        layer_decay: Factor of the learning rate for each layer further down (Bao et al. 2022, section 3.1).
+        encoders: Encoders of the objective; parameters outside of them have the learning rate of the highest layer.
+
+    Returns:
+        Groups for torch's optimisers. `decays`: whether a group has weight decay. `share`: its learning rate as a share
+        of the recipe's, layer_decay to the power of the number of layers above.
     """
     groups: dict[tuple[float, bool], list[Tensor]] = {}
+    owners = {id(one): (encoder, name) for encoder in encoders for name, one in encoder.named_parameters()}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            part, _, inner = name.partition(".")
-            within = encoder if part == "encoder" else None
-            undecayed = UNDECAYED if within is None else within.undecayed
+            encoder, inner = owners.get(id(parameter), (None, name))
+            undecayed = UNDECAYED if encoder is None else encoder.undecayed
             is_matrix = parameter.ndim >= 2 and not any(word in name for word in undecayed)
-            above = within.layers_above(inner) if within is not None and layer_decay < 1 else 0
+            above = encoder.layers_above(inner) if encoder is not None and layer_decay < 1 else 0
             groups.setdefault((layer_decay**above, is_matrix), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "decays": is_matrix, "share": share}
@@ -63,29 +69,45 @@ def parameter_groups(
 class Objective(nn.Module):
     """A way of training an encoder; fine-tuning is one too. A method is one module and one YAML file.
 
-    schedules: the numbers that change with the step, by name, such as a teacher's momentum. backbone_name: of the
-    module that is probed and exported, also in a checkpoint. compares_images: whether the loss of an image depends on
-    the others of its micro-batch, so that the size of a micro-batch changes the loss.
-
     An objective that learns classes has an option `classes`. It is built with their names, and with the argument
     `labels`, those of the training images.
+
+    Attributes:
+        encoder: The encoder that is trained.
+        schedules: Values that change with the step, by name, such as a teacher's momentum.
+        compares_images: Whether the loss of an image depends on the others of its micro-batch, so that the size of a
+            micro-batch changes the loss.
     """
 
     encoder: Encoder
-    backbone_name: str = "encoder"
     compares_images: bool = False
     schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
 
+    @property
+    def encoders(self) -> Sequence[Encoder]:
+        """The trained encoders, whose layers `parameter_groups` counts."""
+        return (self.encoder,)
+
     def backbone(self) -> Encoder:
-        """The encoder that is probed and exported."""
-        return attrgetter(self.backbone_name)(self)
+        """Return the encoder that is probed and exported."""
+        return self.encoder
+
+    @property
+    def backbone_name(self) -> str:
+        """The name of the backbone among the objective's modules, and so of its weights in a checkpoint."""
+        backbone = self.backbone()
+        return next(name for name, module in self.named_modules() if module is backbone)
 
     @property
     def facts(self) -> dict[str, object]:
-        """What a checkpoint says of the model, so that it can be built again."""
-        # Activation checkpointing changes no bit of the weights, so a run may go on with it or without.
-        own = {name: value for name, value in self.backbone().arguments.items() if name != "activation_checkpointing"}
-        return {"encoder": own} | ({} if self.backbone_name == "encoder" else {"backbone": self.backbone_name})
+        """What a checkpoint stores of the model, so that it can be built again."""
+        # Activation checkpointing changes no bit of the weights, so a run may be resumed with it or without.
+        arguments = self.backbone().arguments
+        name = self.backbone_name
+        return {
+            "encoder": {key: value for key, value in arguments.items() if key != "activation_checkpointing"},
+            **({} if name == BACKBONE else {"backbone": name}),
+        }
 
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit buffers to training images, once, before the first step; returns a line for the console, "" for none.
@@ -98,6 +120,13 @@ class Objective(nn.Module):
     def sample(self, slots: Tensor, *, seed: int) -> Any:
         """Every random choice about the images of slots (b,): a tuple of tensors whose first dimension is b."""
         return ()
+
+    def depth_noise(self, batch: Batch, views: int = 1) -> Tensor | None:
+        """Return the random numbers of the encoder's stochastic depth for a micro-batch, see `Encoder.depth_noise`.
+
+        Without them, the encoder samples them from torch's generator.
+        """
+        return self.encoder.depth_noise(batch.slots, seed=batch.seed, views=views)
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss of a micro-batch. noise: from `sample`. scheduled: this step's value of each schedule, ().
@@ -121,5 +150,5 @@ class Objective(nn.Module):
         """
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[Group]:
-        """The parameters to train as torch's optimisers take them; see the function of this name."""
-        return parameter_groups(self.named_parameters(), weight_decay, layer_decay=layer_decay, encoder=self.backbone())
+        """Return the trained parameters as torch's optimisers take them; see the function of this name."""
+        return parameter_groups(self.named_parameters(), weight_decay, layer_decay=layer_decay, encoders=self.encoders)

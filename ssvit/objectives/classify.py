@@ -17,8 +17,9 @@ from torchvision.transforms import v2
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import is_multi_label
 from ssvit.models import lora
+from ssvit.models.block import lecun_normal_
 from ssvit.models.encoder import Encoder
-from ssvit.models.vit import ViT, lecun_normal_
+from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.distillation import Distillation
@@ -105,12 +106,12 @@ class Classify(Objective):
         """The mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
         return torch.stack(self.head_logits(images)).mean(0)
 
-    def head_logits(self, images: Tensor) -> tuple[Tensor, ...]:
+    def head_logits(self, images: Tensor, depth_noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """The logits of each head, the class head's first: (b, c, h, w) -> one or two of (b, k)."""
         if self.distilled_head is None:
-            return (at_least_float32(self.head(self.encoder.represent(images))),)
+            return (at_least_float32(self.head(self.encoder.represent(images, depth_noise=depth_noise))),)
         assert isinstance(self.encoder, ViT)  # which alone has a distillation token
-        outputs = self.encoder(images)
+        outputs = self.encoder(images, depth_noise=depth_noise)
         logits = self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1])
         return tuple(at_least_float32(x) for x in logits)
 
@@ -146,7 +147,7 @@ class Classify(Objective):
         images, labels = batch.images, batch.labels
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
-        logits = self.head_logits(images)
+        logits = self.head_logits(images, self.depth_noise(batch))
         teacher = self.distillation
         if teacher is None:
             loss = torch.stack([self._loss(x, labels) for x in logits]).mean()

@@ -20,7 +20,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.models.vit import ViT, gather
+from ssvit.models.block import gather
+from ssvit.models.vit import ViT
 from ssvit.objectives import codebook_options
 from ssvit.objectives.base import at_least_float32
 from ssvit.objectives.targets import Classes

@@ -46,9 +46,10 @@ class ContrastiveTuning(Contrastive):
         self.predictor = perceptron(options.projection, options.hidden, options.projection)
         self.register_buffer("queue", unit(torch.randn(options.queue, options.projection)))
 
-    def project(self, views: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
+    def project(self, views: Tensor, gradient: Tensor | float = 1.0, depth_noise: Tensor | None = None) -> Tensor:
         """(b, v, c, h, w) -> (v b, e). gradient: factor of the encoder's gradient, which changes nothing else."""
-        features = self.encoder.represent(rearrange(views, "b v c h w -> (v b) c h w"))
+        images = rearrange(views, "b v c h w -> (v b) c h w")
+        features = self.encoder.represent(images, depth_noise=depth_noise)
         return self.projector(scale_gradient(features, gradient))
 
     def nearest(self, projections: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class ContrastiveTuning(Contrastive):
         """The mean loss among the micro-batches of all processes, and what enters the queue in `after_step`."""
         if len(batch.slots) > len(self.queue):
             raise OptionError("objective.queue", len(self.queue), f"must hold the {len(batch.slots)} images of a batch")
-        projections = self.project(two_views(batch), scheduled["encoder_gradient"])
+        projections = self.project(two_views(batch), scheduled["encoder_gradient"], self.depth_noise(batch, VIEWS))
         every, first = gathered(unit(self.predictor(projections)))
         b = len(batch.slots)
         logits = self.logits(projections, rearrange(every, "(r v b) e -> (v r b) e", v=VIEWS, b=b))

@@ -72,7 +72,6 @@ class Dino(Objective):
     """
 
     encoder: ViT
-    backbone_name = "teacher.module.encoder"
     center: Tensor
 
     def __init__(self, options: dino_options.Dino, *, encoder: ViT) -> None:
@@ -86,6 +85,10 @@ class Dino(Objective):
         self.teacher = Teacher(self.student)
         self.register_buffer("center", torch.zeros(options.prototypes))
 
+    def backbone(self) -> ViT:
+        """Return the teacher's encoder."""
+        return self.teacher.module.encoder
+
     @property
     def student(self) -> Student:
         """The encoder and the head."""
@@ -96,9 +99,11 @@ class Dino(Objective):
         with torch.no_grad():
             return logits(self.teacher.module.encoder, self.teacher.module.head, views)
 
-    def student_logits(self, views: Sequence[Tensor], gradient: Tensor | float = 1.0) -> Tensor:
+    def student_logits(
+        self, views: Sequence[Tensor], gradient: Tensor | float = 1.0, depth_noise: Tensor | None = None
+    ) -> Tensor:
         """Of groups of views, each (b, v, c, h, w): -> (all v, b, k). gradient: as of `Head.forward`."""
-        return logits(self.encoder, self.head, views, gradient)
+        return logits(self.encoder, self.head, views, gradient, depth_noise)
 
     def targets(self, logits: Tensor, temperature: Tensor | float) -> Tensor:
         """The log-probabilities of the teacher's prototypes, centred and sharpened: (..., k) -> (..., k)."""
@@ -108,7 +113,8 @@ class Dino(Objective):
         """The mean loss, the entropy of the targets, and for `after_step` the mean of the teacher's logits, (k,)."""
         views = groups(batch)
         teacher = self.teacher_logits(views[:1])
-        return self.compare(teacher, self.student_logits(views, scheduled["last_layer"]), scheduled)
+        depth_noise = self.depth_noise(batch, number_of_views(views))
+        return self.compare(teacher, self.student_logits(views, scheduled["last_layer"], depth_noise), scheduled)
 
     def compare(self, teacher: Tensor, student: Tensor, scheduled: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What `forward` gives, from the logits of the teacher's views and the student's, (t, b, k) and (v, b, k)."""
@@ -141,9 +147,22 @@ def follow(center: Tensor, mean: Tensor, momentum: float, applied: Tensor) -> No
     center.copy_(torch.where(applied, torch.lerp(mean.to(center), center, momentum), center))
 
 
-def logits(encoder: ViT, head: Head, views: Sequence[Tensor], gradient: Tensor | float = 1.0) -> Tensor:
+def number_of_views(views: Sequence[Tensor]) -> int:
+    """The number of views of an image in all groups."""
+    return sum(group.shape[1] for group in views)
+
+
+def logits(
+    encoder: ViT,
+    head: Head,
+    views: Sequence[Tensor],
+    gradient: Tensor | float = 1.0,
+    depth_noise: Tensor | None = None,
+) -> Tensor:
     """Of groups of views, each (b, v, c, h, w) of one size and encoded at once: -> (all v, b, k)."""
-    vectors = [encoder.represent(rearrange(group, "b v c h w -> (v b) c h w")) for group in views]
+    images = [rearrange(group, "b v c h w -> (v b) c h w") for group in views]
+    noises = [None] * len(images) if depth_noise is None else depth_noise.split([*map(len, images)])
+    vectors = [encoder.represent(x, depth_noise=noise) for x, noise in zip(images, noises, strict=True)]
     return rearrange(head(torch.cat(vectors), gradient), "(v b) k -> v b k", b=len(views[0]))
 
 

@@ -15,10 +15,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.models.vit import ViT, gather
+from ssvit.models.block import gather
+from ssvit.models.vit import ViT
 from ssvit.objectives import ibot_options
 from ssvit.objectives.base import NOTHING
-from ssvit.objectives.dino import Dino, Head, Student, entropy, follow, groups, logits
+from ssvit.objectives.dino import Dino, Head, Student, entropy, follow, groups, logits, number_of_views
 from ssvit.objectives.masking import rectangle_order
 from ssvit.objectives.teacher import Teacher
 from ssvit.options import UserError
@@ -91,14 +92,19 @@ class IBot(Dino):
         return teacher.head(teacher.encoder.pool(outputs)), head.compare(gather(projected, ids)), mean
 
     def student_answers(
-        self, images: Tensor, ids: Tensor, counts: Tensor, gradient: Tensor | float = 1.0
+        self,
+        images: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        gradient: Tensor | float = 1.0,
+        depth_noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits of the images (b, k) and the patches ids (b, m), (b, m, k), the first counts (b,) of them hidden."""
         encoder = self.encoder
         tokens = encoder.embed(images)
         hidden = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=ids.device).scatter(1, ids, chosen(ids, counts))
         tokens = torch.where(hidden[:, :, None], self.mask_token.to(tokens.dtype), tokens)
-        outputs = encoder.encode(tokens, grid=encoder.grid_of(images))
+        outputs = encoder.encode(tokens, grid=encoder.grid_of(images), depth_noise=depth_noise)
         patches = gather(outputs, ids + encoder.num_prefix_tokens)
         return self.head(encoder.pool(outputs), gradient), of_patches(self)(patches, gradient)
 
@@ -115,10 +121,12 @@ class IBot(Dino):
         ids, counts = rearrange(noise.ids, "b v m -> (v b) m"), rearrange(noise.counts, "b v -> (v b)")
         gradient = scheduled["last_layer"]
         teacher, teacher_patches, patch_mean = self.teacher_answers(images, ids)
-        student, student_patches = self.student_answers(images, ids, counts, gradient)
+        depth_noise = self.depth_noise(batch, number_of_views(views))
+        first, rest = (None, None) if depth_noise is None else depth_noise.tensor_split([len(images)])
+        student, student_patches = self.student_answers(images, ids, counts, gradient, first)
         teacher, student = (rearrange(one, "(v b) k -> v b k", v=VIEWS) for one in (teacher, student))
         if views[1:]:
-            student = torch.cat([student, logits(self.encoder, self.head, views[1:], gradient)])
+            student = torch.cat([student, logits(self.encoder, self.head, views[1:], gradient, rest)])
         result = self.compare(teacher, student, scheduled)
         with torch.autocast(images.device.type, enabled=False):
             targets = self.patch_targets(teacher_patches, scheduled["patch_temperature"])

@@ -18,8 +18,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
+from ssvit.models.block import gather
 from ssvit.models.positions import Grid
-from ssvit.models.vit import ViT, gather
+from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import visible_blocks
@@ -110,7 +111,7 @@ class Latent(Objective):
             total = total + centred * (centred.square().mean(1, keepdim=True) + _EPSILON).rsqrt()
         return F.layer_norm(total / self.options.layers, total.shape[-1:], eps=_EPSILON)
 
-    def predict(self, images: Tensor, noise: Masks) -> tuple[Tensor, Tensor]:
+    def predict(self, images: Tensor, noise: Masks, depth_noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of the masked patches, (b, k, m, d), and the encoder's first output for each mask, (b, k, d).
 
         OptionError for images of another size than the encoder's, for which the masks are sampled.
@@ -119,7 +120,9 @@ class Latent(Objective):
         encoder.check_size(images)
         visible_ids, masked_ids = (ids.flatten(0, 1) for ids in noise)
         tokens = encoder.embed(images, noise.visible_ids.flatten(1)).view(*visible_ids.shape, -1)
-        encoded = encoder.encode(tokens, patch_ids=visible_ids)
+        if depth_noise is not None:
+            depth_noise = rearrange(depth_noise, "(k b) l -> (b k) l", b=b)
+        encoded = encoder.encode(tokens, patch_ids=visible_ids, depth_noise=depth_noise)
         patches = encoded[:, encoder.num_prefix_tokens :]
         # Indices of whole rows, so that each output is written to its patch's place at once.
         rows = visible_ids + torch.arange(len(visible_ids), device=visible_ids.device)[:, None] * encoder.patches
@@ -139,7 +142,7 @@ class Latent(Objective):
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss of the masked patches, and that of the class token, which predicts the mean target."""
         targets = self.targets(batch.images)
-        prediction, token = self.predict(batch.images, noise)
+        prediction, token = self.predict(batch.images, noise, self.depth_noise(batch, self.options.masks))
         loss = patch_loss = self.loss(prediction, self.masked(targets, noise))
         if self.options.class_token_weight:
             mean = targets.mean(1, keepdim=True).expand_as(token)

@@ -59,13 +59,13 @@ class MAE(Objective):
         masked_ids, visible_ids = order.tensor_split([self.options.count(self.encoder.patches)], dim=1)
         return Masks(visible_ids, masked_ids)
 
-    def predict(self, images: Tensor, noise: Masks) -> Tensor:
+    def predict(self, images: Tensor, noise: Masks, depth_noise: Tensor | None = None) -> Tensor:
         """The decoder's prediction of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q).
 
         OptionError for images of another size than the encoder's, for which the masks are sampled.
         """
         self.encoder.check_size(images)
-        encoded = self.encoder(images, noise.visible_ids)
+        encoded = self.encoder(images, noise.visible_ids, depth_noise=depth_noise)
         return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
 
     def labels(self, images: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -94,7 +94,7 @@ class MAE(Objective):
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean squared error over the masked patches' pixels."""
-        prediction = self.predict(batch.images, noise)
+        prediction = self.predict(batch.images, noise, self.depth_noise(batch))
         truth = self.labels(batch.images, noise.masked_ids)
         return {"loss": F.mse_loss(prediction.to(truth.dtype), truth)}
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
+from ssvit.models.block import gather
 from ssvit.models.decoder import Decoder
-from ssvit.models.vit import ViT, gather
+from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masking import Corruption, Masking, corrupt, uncorrupted
@@ -61,7 +62,7 @@ class MaskedPatch(Objective):
         """Which patches of the images of slots (b,) are corrupted, and how."""
         return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
 
-    def predict(self, images: Tensor, noise: Corruption) -> Tensor:
+    def predict(self, images: Tensor, noise: Corruption, depth_noise: Tensor | None = None) -> Tensor:
         """The prediction of each corrupted patch: by the head from its output, or by the decoder: -> (b, m, width).
 
         OptionError for images of another size than the encoder's, for which the masks are sampled.
@@ -69,9 +70,9 @@ class MaskedPatch(Objective):
         self.encoder.check_size(images)
         if self.decoder is None:
             tokens = corrupt(self.encoder.embed(images), self.mask_token, noise)
-            return self.head(self.encoder.encode(tokens, output_ids=noise.ids))
+            return self.head(self.encoder.encode(tokens, output_ids=noise.ids, depth_noise=depth_noise))
         visible_ids = uncorrupted(noise.ids, self.encoder.patches)
-        return self.decoder(self.encoder(images, visible_ids), visible_ids, noise.ids)
+        return self.decoder(self.encoder(images, visible_ids, depth_noise=depth_noise), visible_ids, noise.ids)
 
     def corrupted_labels(self, images: Tensor, noise: Corruption) -> Tensor:
         """The labels of the corrupted patches: -> (b, m, ...)."""
@@ -79,7 +80,7 @@ class MaskedPatch(Objective):
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss over the corrupted patches, and the mean score of the best guess."""
-        prediction = self.predict(batch.images, noise)
+        prediction = self.predict(batch.images, noise, self.depth_noise(batch))
         truth = self.corrupted_labels(batch.images, noise)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}

@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives import masking_options
 from ssvit.randomness import uniform
 

@@ -52,7 +52,7 @@ class SimCLR(Contrastive):
         orders = [uniform(seed, "kept patches", slots, patches, view).argsort(dim=1) for view in range(VIEWS)]
         return Kept(torch.stack(orders, dim=1)[:, :, : self.options.count(patches)])
 
-    def project(self, views: Tensor, noise: Kept | tuple[()] = ()) -> Tensor:
+    def project(self, views: Tensor, noise: Kept | tuple[()] = (), depth_noise: Tensor | None = None) -> Tensor:
         """(b, v, c, h, w) -> (v b, e), of all patches or those kept, which are sampled for the encoder's own size.
 
         OptionError for other sizes then.
@@ -61,7 +61,8 @@ class SimCLR(Contrastive):
         if noise:
             self.encoder.check_size(images)
             ids = rearrange(noise[0], "b v m -> (v b) m")
-        return self.head(self.encoder.represent(images) if ids is None else self.encoder.represent(images, ids))
+        kept = {} if ids is None else {"visible_ids": ids}
+        return self.head(self.encoder.represent(images, **kept, depth_noise=depth_noise))
 
     def losses(self, projections: Tensor) -> Tensor:
         """(v b, e) -> (v b,)."""
@@ -76,7 +77,7 @@ class SimCLR(Contrastive):
         self, batch: Batch, noise: Kept | tuple[()], scheduled: Mapping[str, Tensor] = NOTHING
     ) -> dict[str, Tensor]:
         """The mean loss among the micro-batches of all processes, and the share of views that find their other."""
-        own = unit(self.project(two_views(batch), noise))
+        own = unit(self.project(two_views(batch), noise, self.depth_noise(batch, VIEWS)))
         logits, partner = similarities(own, *gathered(own), self.options.temperature)
         accuracy = (logits.detach().argmax(1) == partner).float().mean()
         return {"loss": F.cross_entropy(logits, partner), "accuracy": accuracy}

@@ -237,8 +237,8 @@ def accumulate(
     logged: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
-        batch = next(batches).to(fabric.device)
-        # Dropout and stochastic depth draw from torch's own generator: tied to the step, like the rest.
+        batch = next(batches).to(fabric.device)._replace(seed=recipe.seed)
+        # Dropout samples from torch's own generator: tied to the step, like the rest.
         torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
         noise = fabric.to_device(state.sample(batch.slots, seed=recipe.seed))
         with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ssvit.models.vit import Block
+from ssvit.models.block import Block
 from ssvit.objectives.teacher import local
 
 Coefficients = Sequence[tuple[float, float, float]]

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ssvit.models.vit import Block
+from ssvit.models.block import Block
 from ssvit.objectives.base import Objective
 
 

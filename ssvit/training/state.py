@@ -31,7 +31,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
-from ssvit.models.vit import Block
+from ssvit.models.block import Block
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach, local
 from ssvit.options import UserError

@@ -7,7 +7,7 @@ import torch
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.evaluation.panels import prediction_options
 from ssvit.evaluation.panels.prediction import Prediction
-from ssvit.models.vit import Block
+from ssvit.models.block import Block
 from ssvit.randomness import uniform
 
 RANDOM = ("model", "mae", "ibot", "latent", "simclr")  # they have a `sample`

@@ -15,7 +15,8 @@ from ssvit.kernels import accelerate, fused, operators
 from ssvit.kernels.accelerate import LayerNorm, Linear
 from ssvit.kernels.attention import attend_packed
 from ssvit.models import vit_options
-from ssvit.models.vit import Block, Layers, ViT
+from ssvit.models.block import Block, Layers
+from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking

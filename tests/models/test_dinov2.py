@@ -16,7 +16,8 @@ from ssvit.kernels.fused import branches
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
-from ssvit.models.vit import LayerScale, ViT
+from ssvit.models.block import LayerScale
+from ssvit.models.vit import ViT
 from ssvit.objectives.base import parameter_groups
 from ssvit.options import OptionError
 

@@ -127,8 +127,8 @@ def test_visible_and_output_ids_choose_among_the_patches(size):
 
 
 def _inputs(encoder, x):
-    tokens, position_ids, between, rotation = encoder._sequence(encoder.embed(x), encoder.grid_of(x), None)
-    return tokens, position_ids, None, between, rotation
+    tokens, info = encoder._sequence(encoder.embed(x), encoder.grid_of(x), None)
+    return tokens, None, info
 
 
 def test_gradients_are_those_of_differences():
@@ -205,7 +205,7 @@ def test_attention_that_is_looked_at_is_the_attention_of_the_outputs():
     attention, normed = encoder.blocks[0].attention, encoder.blocks[0].norm1(_inputs(encoder, x)[0])
     value = attention.qkv(normed).chunk(3, -1)[2].unflatten(-1, (4, 12)).transpose(1, 2)
     expected = attention.out((seen[0] @ value).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(normed, None, None, _inputs(encoder, x)[-1]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(attention(normed, None, _inputs(encoder, x)[-1]), expected, atol=1e-5, rtol=0)
 
 
 NAMES = [name for name in peers.PEERS if "dinov3" in name]

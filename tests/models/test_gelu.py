@@ -17,7 +17,8 @@ from ssvit.kernels import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.finding import open_checkpoint
-from ssvit.models import vit, vit_options
+from ssvit.models import vit_options
+from ssvit.models.block import Block
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.options import OptionError, UserError
@@ -90,7 +91,7 @@ def test_it_is_said_of_the_authors_files_alone(tmp_path):
 def test_both_ways_are_torchs():
     x = torch.linspace(-6, 6, 1000, dtype=torch.float64)
     for gelu, reference in (("exact", by_erf), ("tanh", by_tanh)):
-        block = vit.Block(width=1, heads=1, mlp_width=1, dropout=0.0, drop=0.0, relative=None, gelu=gelu).double()
+        block = Block(width=1, heads=1, mlp_width=1, dropout=0.0, drop=0.0, relative=None, gelu=gelu).double()
         for layer in (block.expand, block.contract):
             torch.nn.init.ones_(layer.weight)
             torch.nn.init.zeros_(layer.bias)

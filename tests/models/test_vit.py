@@ -13,7 +13,8 @@ from composing import composed
 from timm.models.deit import VisionTransformerDistilled
 
 from ssvit.models import vit_options
-from ssvit.models.vit import StochasticDepth, ViT
+from ssvit.models.block import StochasticDepth
+from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "encoder"

@@ -23,7 +23,7 @@ from ssvit.evaluation.panels.prediction import Prediction
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives import codebook, codebook_options, masked_patch_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
 from ssvit.objectives.masked_patch import MaskedPatch

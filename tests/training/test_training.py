@@ -113,7 +113,7 @@ def test_only_matrices_decay():
 
 def test_layers_learn_the_slower_the_deeper_they_lie():
     objective = tiny.model()  # of two layers
-    groups = parameter_groups(objective.named_parameters(), 0.1, layer_decay=0.5, encoder=objective.encoder)
+    groups = parameter_groups(objective.named_parameters(), 0.1, layer_decay=0.5, encoders=objective.encoders)
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
     shares = {names[id(p)]: (group["share"], group["weight_decay"]) for group in groups for p in group["params"]}
     assert shares.keys() == set(names.values())

@@ -13,7 +13,7 @@ from torch import Tensor
 from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
 from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
 from ssvit.figures import reconstruction
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives.mae import MAE
 
 BASELINES = {

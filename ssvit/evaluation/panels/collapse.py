@@ -21,7 +21,7 @@ from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.spread import describe_spread, one_way, spread_of
 from ssvit.figures import collapse as figures
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives.dino import Dino, entropy
 from ssvit.objectives.ibot import IBot
 from ssvit.schedule import Progress

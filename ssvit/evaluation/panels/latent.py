@@ -17,7 +17,7 @@ from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
 from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
 from ssvit.figures import latent as figures
 from ssvit.figures.reconstruction import masked_mosaic
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives.latent import Latent
 
 BASELINES = {

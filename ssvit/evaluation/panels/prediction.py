@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
 from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
 from ssvit.figures import prediction as figures
-from ssvit.models.vit import gather
+from ssvit.models.block import gather
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, MASKED
 
