@@ -32,17 +32,15 @@ from ssvit.objectives import (
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
-from ssvit.objectives.contrast import Contrastive
 from ssvit.objectives.contrastive_tuning import ContrastiveTuning
 from ssvit.objectives.dino import Dino
-from ssvit.objectives.hog import Hog
 from ssvit.objectives.ibot import IBot
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
-from ssvit.objectives.simclr import SimCLR
-from ssvit.objectives.targets import MeanColor, Pixels
+from ssvit.objectives.simclr import Contrastive, SimCLR
+from ssvit.objectives.targets import Hog, MeanColor, Pixels
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
 from ssvit.training import loop, runtime

@@ -11,7 +11,7 @@ from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Pretrained
-from ssvit.models import build_options
+from ssvit.models import timm_options
 from ssvit.options import print_lines
 
 
@@ -30,7 +30,7 @@ def run(config: Config) -> None:
     encoder = options.encoder.values()
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check_model(build_options.of(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    options.check_model(timm_options.vit(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(options.outputs)
     folder = Path(options.output or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)

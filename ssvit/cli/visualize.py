@@ -14,7 +14,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.loading.finding import find
 from ssvit.loading.pretrained import offer, stand_in
-from ssvit.models.build_options import vit
+from ssvit.models.timm_options import vit
 from ssvit.options import OptionError, print_lines
 from ssvit.progress import progress
 

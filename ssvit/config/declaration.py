@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ssvit.options import MISSING, OptionError, pair, typed, within
@@ -34,7 +34,7 @@ class Options(BaseModel):
 
     Raises:
         OptionError: An option is unknown, is missing, or has a value outside its type; or the values contradict each
-            other (a `model_validator` of the class). Options within options are named from this class.
+            other (`check_consistency`). Options within options are named from this class.
     """
 
     model_config = ConfigDict(
@@ -47,6 +47,18 @@ class Options(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _option_error(type(self), error, values) from None
+
+    @model_validator(mode="after")
+    def _verified(self) -> Self:
+        self.check_consistency()
+        return self
+
+    def check_consistency(self) -> None:
+        """Check the options against each other, once each of them has been checked by itself.
+
+        Raises:
+            OptionError: Two options contradict each other.
+        """
 
     built_from: ClassVar[Mapping[str, str]] = {}
     """Parts that the constructor takes besides the options, each with the group that describes it."""

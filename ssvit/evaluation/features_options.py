@@ -9,8 +9,8 @@ from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options
 from ssvit.evaluation.panels.online_options import AUTO
-from ssvit.models.build_options import of
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
+from ssvit.models.timm_options import of
 from ssvit.options import OptionError, one_of, whole
 
 POOLINGS = (*TOKENS, POOLED)

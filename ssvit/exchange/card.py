@@ -31,9 +31,9 @@ model = torch.export.load("model.pt2", extra_files=facts).module()
 {outputs} = model(images)  # (b, {shape}), {input}""",
     "safetensors": """import json
 from safetensors.torch import load_file
-from ssvit.models.build import build
+from ssvit.models.timm_options import of
 
-encoder = build(json.load(open("config.json"))["encoder"])
+encoder = of(json.load(open("config.json"))["encoder"]).build()
 encoder.load_state_dict({{k[8:]: v for k, v in load_file("model.safetensors").items()}})
 {represented}  # (b, {shape}), in [0, 1] or uint8""",
     "timm": """import timm
@@ -49,12 +49,12 @@ inputs = AutoImageProcessor.from_pretrained("{place}")(pictures, return_tensors=
 _OPEN_CLASSIFIER = _OPEN | {
     "safetensors": """import json
 from safetensors.torch import load_file
-from ssvit.models.build import build
+from ssvit.models.timm_options import of
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
 facts = json.load(open("config.json"))
-model = Classify(classify_options.Classify(**facts["classifier"]), encoder=build(facts["encoder"]))
+model = Classify(classify_options.Classify(**facts["classifier"]), encoder=of(facts["encoder"]).build())
 model.load_state_dict(load_file("model.safetensors"))
 logits = model.eval()(images)  # (b, {shape}), in [0, 1] or uint8""",
 }

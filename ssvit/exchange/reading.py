@@ -22,7 +22,7 @@ from ssvit.exchange.layout import IMAGENET, LAYER_SCALE, OPTIONAL, QKV_BIAS, Lay
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.exchange.timm import FACEBOOK, TIMM
 from ssvit.exchange.torchvision import TORCHVISION
-from ssvit.models import build_options, encoder_options, vit_options
+from ssvit.models import encoder_options, timm_options, vit_options
 from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Own(Foreign):
 
         tensors = files.tensors(self.path, self.names.values())
         with torch.device("meta"):
-            expected = build_options.of(self.arguments).build().state_dict()
+            expected = timm_options.of(self.arguments).build().state_dict()
         for name, tensor in expected.items():
             if name not in self.names or tensors[self.names[name]].shape != tensor.shape:
                 raise ForeignError(f"{self.path}: {name} is not that of the encoder in its config.json")
@@ -119,7 +119,7 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
     if not names or not isinstance(arguments, Mapping):
         return None
     try:
-        encoder = build_options.of(arguments)
+        encoder = timm_options.of(arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
     if encoder.depth > len(names):  # nothing is built of what the file cannot hold

@@ -10,8 +10,8 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.kernels.accelerate import accelerate
 from ssvit.loading.encoder_options import LoadEncoder, LoadLayers
 from ssvit.models import lora
-from ssvit.models.build import build
 from ssvit.models.encoder import Encoder
+from ssvit.models.timm_options import of
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
@@ -28,7 +28,7 @@ def load_encoder(options: LoadEncoder) -> Encoder:
     states = storage.load(checkpoint, without="optimizer")
     try:
         weights = _trained(checkpoint, states)
-        trained = build(checkpoint.encoder)
+        trained = of(checkpoint.encoder).build()
         loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
         encoder = _changed(trained, options)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
@@ -70,7 +70,7 @@ def load_classifier(options: LoadEncoder) -> Classify:
         right = "holds no classifier, only an encoder: the command finetune trains one"
         raise CheckpointError(f"{checkpoint.path}: {right}")
     try:
-        classifier = Classify(ClassifyOptions(**checkpoint.facts["classifier"]), encoder=build(checkpoint.encoder))
+        classifier = Classify(ClassifyOptions(**checkpoint.facts["classifier"]), encoder=of(checkpoint.encoder).build())
         _load(classifier, _trained(checkpoint, states), prefix="")
         classifier.encoder = _changed(classifier.encoder, options)
     except (KeyError, TypeError, UserError, RuntimeError) as error:
@@ -90,7 +90,7 @@ def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     """An encoder with the same weights and other options, itself if none differs."""
     if all(trained.arguments.get(name) == value for name, value in options.changes.items()):
         return trained
-    encoder = build(trained.arguments | options.changes)
+    encoder = of(trained.arguments | options.changes).build()
     encoder.take(trained, how=options.resize)
     return encoder
 

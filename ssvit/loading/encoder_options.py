@@ -14,8 +14,8 @@ from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
-from ssvit.models.build_options import of, vit
 from ssvit.models.encoder_options import Normalized
+from ssvit.models.timm_options import of, vit
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, pair
 

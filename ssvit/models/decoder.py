@@ -8,31 +8,23 @@ from torch import Tensor, nn
 
 from ssvit.models import decoder_options
 from ssvit.models.block import Block, Layers
-from ssvit.models.positions import Grid, SineCosine2D
+from ssvit.models.positions import SineCosine2D
+from ssvit.models.vit import ViT
 
 
 class Decoder(nn.Module):
     """Plain layers over the encoder's outputs for the visible patches and a [mask] token for each of the others.
 
-    Its options are those of `decoder_options.Decoder`; grid, num_prefix_tokens, input_width: of the encoder;
-    output_width: numbers to predict of a patch. Positions are fixed sines and cosines; linear layers start
-    Xavier-uniform with biases of zero (facebookresearch/mae: models_mae.py).
+    Its options are those of `decoder_options.Decoder`; output_width: numbers to predict of a patch. Positions are fixed
+    sines and cosines; linear layers start Xavier-uniform with biases of zero (facebookresearch/mae: models_mae.py).
     """
 
-    def __init__(
-        self,
-        options: decoder_options.Decoder,
-        *,
-        grid: Grid,
-        num_prefix_tokens: int,
-        input_width: int,
-        output_width: int,
-    ) -> None:
+    def __init__(self, options: decoder_options.Decoder, *, encoder: ViT, output_width: int) -> None:
         width = options.width
         super().__init__()
-        self.embed = nn.Linear(input_width, width)
+        self.embed = nn.Linear(encoder.width, width)
         self.mask_token = nn.Parameter(torch.randn(width) * 0.02)
-        self.positions = SineCosine2D(grid, num_prefix_tokens, width)
+        self.positions = SineCosine2D(encoder.grid, encoder.num_prefix_tokens, width)
         self.blocks = Layers(
             Block(width=width, heads=options.heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
             for _ in range(options.depth)

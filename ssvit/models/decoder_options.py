@@ -1,9 +1,5 @@
 """The options of a masked autoencoder's decoder."""
 
-from typing import Self
-
-from pydantic import model_validator
-
 from ssvit.config.declaration import Count, Options
 from ssvit.options import OptionError
 
@@ -18,10 +14,9 @@ class Decoder(Options):
     heads: Count
     """Heads of attention."""
 
-    @model_validator(mode="after")
-    def _check_width(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         if self.width % 4:
             raise OptionError("width", self.width, "must be a multiple of 4, for sines and cosines of rows and columns")
         if self.width % self.heads:
             raise OptionError("heads", self.heads, f"must divide width={self.width}")
-        return self

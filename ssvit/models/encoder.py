@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ssvit.models.build_options import stored
+from ssvit.models.timm_options import stored
 from ssvit.options import OptionError, typed
 
 UNDECAYED = ("positions", "token", "relative")

@@ -1,9 +1,7 @@
 """The options that every encoder has."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
-
-from pydantic import model_validator
+from typing import ClassVar
 
 from ssvit.config.declaration import Count, Options, Size
 from ssvit.options import OptionError, number, pair
@@ -52,12 +50,11 @@ class Normalized(Options):
         """The name of the model in messages."""
         return type(self).__name__
 
-    @model_validator(mode="after")
-    def _check_normalisation(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         for name, given in (("mean", self.mean), ("std", self.std)):
             values = list(given) if isinstance(given, Sequence) else [given]
             if len(values) not in (1, self.channels):
                 raise OptionError(name, values, f"must be one number, or one for each of the {self.channels} channels")
             for value in values:
                 number(name, value, 0, 1, above=name == "std")
-        return self

@@ -1,10 +1,10 @@
 """The options of a Vision Transformer, and of the stem of a hybrid."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Le
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ssvit.config.declaration import Count, Expect, Options, Positive, Size, Whole
 from ssvit.models.encoder_options import TOKENS, Normalized, grid
@@ -95,8 +95,9 @@ class ViT(Normalized):
     norm_epsilon: Positive = 1e-6
     """Added to the variance in layer norms; 1e-5 in DINOv3."""
 
-    @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
+        super().check_consistency()
         _ = self.grid
         if self.stem is not None:
             step = stride(self.stem.layers)
@@ -107,18 +108,10 @@ class ViT(Normalized):
             raise OptionError("heads", self.heads, f"must divide width={self.width}")
         if self.mlp == "swiglu" and self.gelu != "exact":
             raise OptionError("gelu", self.gelu, "must be exact for mlp=swiglu, which has no GELU")
-        return self
-
-    @model_validator(mode="after")
-    def _check_tokens(self) -> Self:
         if self.distillation_token and not self.class_token:
             raise OptionError("distillation_token", True, "needs class_token=true, after which it stands")
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
-        return self
-
-    @model_validator(mode="after")
-    def _check_positions(self) -> Self:
         if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
             raise OptionError("width", self.width, f"must be a multiple of 4 for positions={self.positions}")
         if self.positions == "rotary" and self.width // self.heads % 4:
@@ -128,7 +121,6 @@ class ViT(Normalized):
         if self.positions in ("relative", "rotary", "none") and self.positions_at != "stem":
             right = f"must be stem for positions={self.positions}, which adds nothing"
             raise OptionError("positions_at", self.positions_at, right)
-        return self
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -79,9 +79,21 @@ class Objective(nn.Module):
             micro-batch changes the loss.
     """
 
+    options: Any
     encoder: Encoder
     compares_images: bool = False
     schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
+
+    def __init__(self, options: Any = None, encoder: Encoder | None = None) -> None:
+        """Keep the options, their schedules, and the encoder, which a subclass may also set itself.
+
+        Raises:
+            OptionError: The options do not fit the encoder.
+        """
+        super().__init__()
+        if options is not None and encoder is not None:
+            options.fits(encoder.options)
+            self.options, self.schedules, self.encoder = options, options.schedules, encoder
 
     @property
     def encoders(self) -> Sequence[Encoder]:

@@ -8,6 +8,7 @@ from ssvit.data.sources.base_options import Augmentation
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.options import RootOptionError, pair, typed
+from ssvit.schedule import Between, ScheduleFunction
 
 
 class Objective(Options):
@@ -28,6 +29,12 @@ class Objective(Options):
     samples_patches: ClassVar[bool] = False
     needs_patches: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
+
+    @property
+    def schedules(self) -> dict[str, ScheduleFunction]:
+        """The options that are schedules, by name."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self if any(isinstance(m, Between) for m in fields[name].metadata)}
 
     def fits(self, encoder: ViT) -> None:
         """Check these options against those of the encoder, for `check` and for the constructor of the objective.

@@ -7,7 +7,8 @@ Letters: b images, c channels, d width, k classes.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,6 @@ from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
-from ssvit.objectives.distillation import Distillation
 from ssvit.options import OptionError, UserError
 
 
@@ -50,6 +50,57 @@ def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classi
     if own.class_weights == classify_options.BALANCED:
         own = own.changed(class_weights=balanced(labels, len(classes)))
     return own
+
+
+class Distillation:
+    """Learning the predictions of a trained classifier, the teacher (Hinton et al. 2015; DeiT, Touvron et al. 2021).
+
+    The teacher is no submodule, so it is neither trained nor saved nor sharded.
+    """
+
+    def __init__(self, options: classify_options.Distillation, teacher: "Classify") -> None:
+        self.options = options
+        self.teacher = teacher.eval()
+
+    def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
+        """UserError unless the teacher takes the images of this encoder and knows these classes, in this order.
+
+        And unless its probabilities are those of a softmax, if they are the target.
+        """
+        if self.options.kind == "soft" and self.teacher.options.loss != classify_options.SOFTMAX:
+            loss = self.teacher.options.loss
+            right = f"must be hard with this teacher, whose probabilities are no softmax: its loss is {loss}"
+            raise OptionError("objective.distillation.kind", self.options.kind, right)
+        own, theirs = ("x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder))
+        if own != theirs:
+            raise UserError(f"distillation.teacher: takes images of {theirs}, this encoder takes {own}")
+        for number, (known, wanted) in enumerate(zip_longest(self.teacher.classes, classes)):
+            if known != wanted:
+                raise UserError(
+                    f"distillation.teacher: must know the same classes in the same order, but its class {number} "
+                    f"(of {len(self.teacher.classes)}) is {known}, not {wanted} (of {len(classes)})"
+                )
+
+    def loss(self, logits: Tensor, images: Tensor) -> Tensor:
+        """The mean loss of a student's logits (b, k) on images (b, c, h, w) against the teacher's, -> ().
+
+        hard: cross-entropy with the teacher's first choice. soft: temperature^2 * KL(teacher || student), both at the
+        temperature, so that its gradients stay as large as those of labels (Hinton et al. 2015, section 2).
+        """
+        if self.teacher.encoder.mean.device != images.device:
+            self._move(images.device)
+        with torch.no_grad():
+            taught = self.teacher.logits(images)
+        if self.options.kind == "hard":
+            return F.cross_entropy(logits, taught.argmax(1))
+        temperature = self.options.temperature
+        student, teacher = (F.log_softmax(x / temperature, 1, dtype=logits.dtype) for x in (logits, taught))
+        count = len(logits) if self.options.reduction == "batch" else logits.numel()
+        return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
+
+    @torch.compiler.disable
+    def _move(self, device: torch.device) -> None:
+        self.teacher.to(device)
 
 
 class Classify(Objective):
@@ -97,7 +148,7 @@ class Classify(Objective):
 
     @property
     def facts(self) -> dict[str, object]:
-        """The base's, as "classifier" the options of the heads, and as "lora" those of `lora_options.Lora`, if any."""
+        """The base's, as "classifier" the options of the heads, and as "lora" those of `Lora`, if any."""
         own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
         return super().facts | {"classifier": own} | adapted
@@ -119,15 +170,7 @@ class Classify(Objective):
         """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
         return logits.softmax(-1) if self.options.loss == classify_options.SOFTMAX else logits.sigmoid()
 
-    @overload
-    def forward(
-        self, batch: Batch, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
-    ) -> dict[str, Tensor]: ...
-    @overload
-    def forward(self, batch: Tensor) -> Tensor: ...
-    def forward(
-        self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING
-    ) -> dict[str, Tensor] | Tensor:
+    def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING) -> Any:
         """The mean loss, and the accuracy, for a mixed image by its larger label; UserError without labels.
 
         In place of the accuracy, multi_label gives "exact_match": the share of images whose every class is right.

@@ -1,16 +1,14 @@
 """The options of classification."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le, MinLen
-from pydantic import model_validator
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Expect, NotNegative, Part, Run
+from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Run
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.models.encoder_options import Normalized
-from ssvit.models.lora_options import Lora
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError, UserError
@@ -23,6 +21,38 @@ _SEVERAL = "where an image may have several classes"
 SOFTMAX: Final = "softmax"
 SIGMOID: Final = "sigmoid"
 MULTI_LABEL: Final = "multi_label"
+
+
+class Distillation(Options):
+    """The loss of a classifier against its teacher."""
+
+    teacher: Part = None
+    """The teacher, a classifier of an earlier run."""
+    kind: Literal["hard", "soft"] = "hard"
+    """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
+    are the target."""
+    temperature: Positive = 3.0
+    """Divides the logits of student and teacher, with soft (Hinton et al. 2015); the default of DeiT's code is 1.0
+    (deit: main.py)."""
+    weight: Fraction = 0.5
+    """Weight of this loss, as in DeiT's code (deit: main.py); the labels' loss has the rest."""
+    reduction: Literal["batch", "elements"] = "batch"
+    """How the soft loss is averaged. batch: summed over the classes, averaged over the images; elements: averaged
+    over both, k times less, as in DeiT's code (deit: losses.py)."""
+
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
+        if self.kind == "hard" and self.reduction != "batch":
+            raise OptionError("reduction", self.reduction, "must be batch with kind=hard, whose loss is of one class")
+
+
+class Lora(Options):
+    """Low-rank updates of attention's frozen matrices (Hu et al. 2021): W + alpha / rank * B A."""
+
+    rank: Count
+    """Columns of B and rows of A; 4 to 16 are common."""
+    alpha: Positive
+    """Scale of the update, which is multiplied by alpha / rank; often the rank, or twice the rank."""
 
 
 @choice(
@@ -74,8 +104,8 @@ class Classify(Objective):
     of the class), 0 for a class without images; None: all 1. With several labels: factors of a class's loss on the
     images that have it (torch's pos_weight); balanced: images without the class / images with it."""
 
-    @model_validator(mode="after")
-    def _check_loss(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         if self.loss == SIGMOID and self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
         if isinstance(self.distillation, str | int | float):
@@ -84,7 +114,18 @@ class Classify(Objective):
             raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
         if self.loss == MULTI_LABEL:
             self._check_multi_label()
-        return self
+        if self.lora is not None and self.trained != "head":
+            raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
+        weights = self.class_weights
+        if weights is not None and self.loss == SIGMOID:
+            raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
+        if weights is None or isinstance(weights, str):
+            return
+        if not any(weights):
+            raise OptionError("class_weights", weights, "one of them must be above 0")
+        if self.classes is not None and len(weights) != len(self.classes):
+            right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
+            raise OptionError("class_weights", weights, right)
 
     def _check_multi_label(self) -> None:
         """OptionError unless these options go with images of several classes."""
@@ -92,26 +133,6 @@ class Classify(Objective):
             raise OptionError("label_smoothing", self.label_smoothing, f"must be 0 {_SEVERAL}")
         if self.distillation is not None:
             raise OptionError("distillation", "given", f"must be null {_SEVERAL}: a teacher's opinion is a softmax")
-
-    @model_validator(mode="after")
-    def _check_lora(self) -> Self:
-        if self.lora is not None and self.trained != "head":
-            raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
-        return self
-
-    @model_validator(mode="after")
-    def _check_class_weights(self) -> Self:
-        weights = self.class_weights
-        if weights is not None and self.loss == SIGMOID:
-            raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
-        if weights is None or isinstance(weights, str):
-            return self
-        if not any(weights):
-            raise OptionError("class_weights", weights, "one of them must be above 0")
-        if self.classes is not None and len(weights) != len(self.classes):
-            right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
-            raise OptionError("class_weights", weights, right)
-        return self
 
     def fits(self, encoder: Normalized) -> None:
         """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""

@@ -2,10 +2,9 @@
 
 import math
 import os
-from typing import Annotated, Self
+from typing import Annotated
 
 from annotated_types import Ge
-from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, Part, Run, Size
 from ssvit.models.vit_options import ViT
@@ -43,24 +42,19 @@ class Codebook(Patches):
         height, width = self.patch_size
         return 3 * height, 3 * width
 
-    @model_validator(mode="after")
-    def _check_window(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         patch = self.patch_size
         if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
             raise OptionError("window", self.window, "must be at least the patch")
-        return self
-
-    @model_validator(mode="after")
-    def _check_checkpoint(self) -> Self:
         if self.checkpoint is None:
             if self.layer is not None:
                 raise OptionError("layer", self.layer, "needs the checkpoint of an earlier run, as target.checkpoint=…")
-            return self
+            return
         if not os.path.exists(self.checkpoint):
             raise OptionError("checkpoint", self.checkpoint, "no such folder or file")
         if self.layer is None:
             raise OptionError("layer", None, "must be given with a checkpoint; a middle one is usual")
-        return self
 
     def check(self, run: Run) -> None:
         """Check also that images are larger than a window and have enough patches for the clusters."""

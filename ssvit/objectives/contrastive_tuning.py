@@ -19,7 +19,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import contrastive_tuning_options
 from ssvit.objectives.base import NOTHING
-from ssvit.objectives.contrast import VIEWS, Contrastive, cosines, gathered, two_views, unit
+from ssvit.objectives.simclr import VIEWS, Contrastive, cosines, gathered, two_views, unit
 from ssvit.options import OptionError
 
 
@@ -31,14 +31,11 @@ class ContrastiveTuning(Contrastive):
     """
 
     encoder: ViT
+    options: contrastive_tuning_options.ContrastiveTuning
     queue: Tensor
 
     def __init__(self, options: contrastive_tuning_options.ContrastiveTuning, *, encoder: ViT) -> None:
-        super().__init__()
-        self.options = options
-        options.fits(encoder.options)
-        self.schedules = options.schedules
-        self.encoder = encoder.requires_grad_(False)
+        super().__init__(options, encoder.requires_grad_(False))
         upper = options.trained or math.ceil(len(encoder.blocks) / 2)
         for part in (*list(encoder.blocks)[-upper:], encoder.norm):
             part.requires_grad_(True)

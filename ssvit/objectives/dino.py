@@ -30,14 +30,15 @@ class Head(nn.Module):
     float32 also under autocast: half precision would round away most of their differences.
     """
 
-    def __init__(self, *, width: int, hidden: int, bottleneck: int, prototypes: int) -> None:
+    def __init__(self, width: int, options: dino_options.Dino) -> None:
         super().__init__()
+        hidden, bottleneck = options.hidden, options.bottleneck
         first, second, third = nn.Linear(width, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, bottleneck)
         self.layers = nn.Sequential(first, nn.GELU(), second, nn.GELU(), third)
         for layer in (first, second, third):
             nn.init.trunc_normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
-        self.prototypes = nn.Parameter(torch.empty(prototypes, bottleneck))
+        self.prototypes = nn.Parameter(torch.empty(options.prototypes, bottleneck))
         nn.init.uniform_(self.prototypes, -(bottleneck**-0.5), bottleneck**-0.5)
 
     def forward(self, x: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
@@ -72,16 +73,12 @@ class Dino(Objective):
     """
 
     encoder: ViT
+    options: dino_options.Dino
     center: Tensor
 
     def __init__(self, options: dino_options.Dino, *, encoder: ViT) -> None:
-        super().__init__()
-        self.options: dino_options.Dino = options
-        self.schedules = options.schedules
-        self.encoder = encoder
-        self.head = Head(
-            width=encoder.width, hidden=options.hidden, bottleneck=options.bottleneck, prototypes=options.prototypes
-        )
+        super().__init__(options, encoder)
+        self.head = Head(encoder.width, options)
         self.teacher = Teacher(self.student)
         self.register_buffer("center", torch.zeros(options.prototypes))
 

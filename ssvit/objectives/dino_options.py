@@ -56,8 +56,3 @@ class Dino(Objective):
         if run.recipe and run.recipe.ema:
             right = "must be 0: the teacher, which is probed, is an average already: objective.teacher_momentum"
             raise RootOptionError("recipe.ema", run.recipe.ema, right)
-
-    @property
-    def schedules(self) -> dict[str, ScheduleFunction]:
-        """The schedules by name."""
-        return {name: getattr(self, name) for name in ("teacher_temperature", "teacher_momentum", "last_layer")}

@@ -45,15 +45,14 @@ class IBot(Dino):
     and not only prototypes of its own.
     """
 
+    options: ibot_options.IBot
     patch_center: Tensor
 
     def __init__(self, options: ibot_options.IBot, *, encoder: ViT) -> None:
         super().__init__(options, encoder=encoder)
-        self.options: ibot_options.IBot = options
         self.patch_head: Head | None = None
         if options.own_head:
-            sizes = {"hidden": options.hidden, "bottleneck": options.bottleneck, "prototypes": options.prototypes}
-            self.patch_head = Head(width=encoder.width, **sizes)
+            self.patch_head = Head(encoder.width, options)
         self.mask_token = nn.Parameter(torch.zeros(encoder.width))
         self.teacher = Teacher(self.student)  # with the head of patches
         self.register_buffer("patch_center", torch.zeros(options.prototypes))

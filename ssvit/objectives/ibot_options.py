@@ -1,9 +1,8 @@
 """The options of iBOT."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
-from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import NotNegative, Share
@@ -49,17 +48,11 @@ class IBot(Dino):
     """`Schedule` of the divisor of the teacher's logits of patches; the authors' ends at 0.07 after 30 of 800 epochs,
     which short runs do not bear (see teacher_temperature)."""
 
-    @model_validator(mode="after")
-    def _check_spread(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         most = min(self.masked, 1 - self.masked)
         if self.spread > most:
             raise OptionError("spread", self.spread, f"must be a number, 0 or more and at most {most:g}")
-        return self
-
-    @property
-    def schedules(self) -> dict[str, ScheduleFunction]:
-        """The schedules by name."""
-        return {**super().schedules, "patch_temperature": self.patch_temperature}
 
     def most(self, patches: int) -> int:
         """The largest number of a view's patches that are masked."""

@@ -10,7 +10,6 @@ Letters: b images, k masks an image, n patches, m masked patches of a mask, d wi
 import math
 from collections.abc import Mapping
 from itertools import islice
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +22,10 @@ from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
 from ssvit.objectives.base import NOTHING, Objective, at_least_float32
-from ssvit.objectives.masking import visible_blocks
+from ssvit.objectives.masking import Masks, visible_blocks
 from ssvit.objectives.teacher import Teacher
 
 _EPSILON = 1e-5  # added to variances, as torch's norms do
-
-
-class Masks(NamedTuple):
-    """For each mask the patches that the encoder sees, (b, k, n - m), and the others, (b, k, m), both int64."""
-
-    visible_ids: Tensor
-    masked_ids: Tensor
 
 
 class Convolutions(nn.Module):
@@ -74,18 +66,15 @@ class Latent(Objective):
     """
 
     encoder: ViT
+    options: latent_options.Latent
 
     def __init__(self, options: latent_options.Latent, *, encoder: ViT) -> None:
-        super().__init__()
-        self.options = options
-        options.fits(encoder.options)
-        self.schedules = {"teacher_momentum": options.teacher_momentum}
-        self.encoder = encoder
+        super().__init__(options, encoder)
         self.decoder = Convolutions(options.decoder, grid=encoder.grid, input_width=encoder.width)
         self.teacher = Teacher(encoder)
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
-        """The masks of the images of slots (b,), with as many masked patches each: a function of (seed, slot)."""
+        """Return the masks of the images of slots (b,), (b, k, n - m) and (b, k, m): a function of (seed, slot)."""
         own, grid = self.options, self.encoder.grid
         masked = own.count(self.encoder.patches)
         visible = self.encoder.patches - masked

@@ -1,8 +1,6 @@
 """The options of latent prediction."""
 
-from typing import Annotated, Self
-
-from pydantic import model_validator
+from typing import Annotated
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Share
@@ -24,11 +22,10 @@ class Convolutions(Options):
     groups: Count = 16
     """Groups of channels that are convolved separately; divides the widths of decoder and encoder."""
 
-    @model_validator(mode="after")
-    def _check_groups(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         if self.width % self.groups:
             raise OptionError("groups", self.groups, f"must divide width={self.width}")
-        return self
 
 
 @choice(

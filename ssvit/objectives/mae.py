@@ -8,7 +8,6 @@ Letters: b images, c channels, n patches of p x q pixels, m masked patches an im
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +19,10 @@ from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
 from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.masking import Masks
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
-
-
-class Masks(NamedTuple):
-    """The patches that the encoder sees, (b, n - m), and those that it does not, (b, m), both int64."""
-
-    visible_ids: Tensor
-    masked_ids: Tensor
 
 
 class MAE(Objective):
@@ -39,19 +32,12 @@ class MAE(Objective):
     """
 
     encoder: ViT
+    options: mae_options.MAE
 
     def __init__(self, options: mae_options.MAE, *, encoder: ViT) -> None:
-        super().__init__()
-        self.options = options
-        options.fits(encoder.options)
-        self.encoder = encoder
-        self.decoder = Decoder(
-            options.decoder,
-            grid=encoder.grid,
-            num_prefix_tokens=encoder.num_prefix_tokens,
-            input_width=encoder.width,
-            output_width=encoder.channels * math.prod(encoder.patch_size),
-        )
+        super().__init__(options, encoder)
+        width = encoder.channels * math.prod(encoder.patch_size)
+        self.decoder = Decoder(options.decoder, encoder=encoder, output_width=width)
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
         """Which patches of the images of slots (b,) are masked, as many of each: a function of (seed, slot) alone."""

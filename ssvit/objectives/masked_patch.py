@@ -28,21 +28,15 @@ class MaskedPatch(Objective):
     """
 
     encoder: ViT
+    options: masked_patch_options.MaskedPatch
 
     def __init__(self, options: masked_patch_options.MaskedPatch, *, encoder: ViT, target: Target) -> None:
-        super().__init__()
-        self.options, self.encoder, self.target = options, encoder, target
+        super().__init__(options, encoder)
+        self.target = target
         self.masking: Masking = options.masking.build()
         self.decoder: Decoder | None = None
         if options.decoder is not None:
-            options.fits(encoder.options)
-            self.decoder = Decoder(
-                options.decoder,
-                grid=encoder.grid,
-                num_prefix_tokens=encoder.num_prefix_tokens,
-                input_width=encoder.width,
-                output_width=target.width,
-            )
+            self.decoder = Decoder(options.decoder, encoder=encoder, output_width=target.width)
             return
         self.mask_token = nn.Parameter(torch.randn(encoder.width) * 0.02)
         self.head = nn.Linear(encoder.width, target.width)

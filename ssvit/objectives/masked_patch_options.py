@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Self
-
-from pydantic import model_validator
+from typing import ClassVar
 
 from ssvit.config.choices import choice
 from ssvit.models.decoder_options import Decoder
@@ -36,15 +34,14 @@ class MaskedPatch(Objective):
     """The decoder that predicts the corrupted patches; the encoder then sees only the others. None: the encoder sees
     all patches, and a linear head predicts."""
 
-    @model_validator(mode="after")
-    def _check_masking(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         if self.decoder is None:
-            return self
+            return
         for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
             if getattr(self.masking, name) != share:
                 right = f"must be {share} with a decoder, as the encoder sees nothing of corrupted patches"
                 raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
-        return self
 
     def fits(self, encoder: ViT) -> None:
         """OptionError if there is a decoder and the encoder would see no patch, or through its stem all patches."""

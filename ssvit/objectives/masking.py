@@ -31,6 +31,13 @@ class Corruption(NamedTuple):
     replacement: Tensor
 
 
+class Masks(NamedTuple):
+    """The patches that the encoder sees, (b, n - m), and those that it does not, (b, m), both int64."""
+
+    visible_ids: Tensor
+    masked_ids: Tensor
+
+
 class Masking(masking_options.Masking):
     """Samples corruptions by the options of `masking_options.Masking`."""
 

@@ -1,8 +1,6 @@
 """The options of which patches are corrupted or masked."""
 
-from typing import ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import ClassVar, Literal
 
 from ssvit.config.declaration import Count, Fraction, Options, Run, Share
 from ssvit.models.vit_options import ViT
@@ -27,12 +25,11 @@ class Masking(Options):
     unit: Count = 1
     """Side in patches of the squares that are corrupted together (Xie et al. 2022, section 3.2)."""
 
-    @model_validator(mode="after")
-    def _check_sum(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         total = self.mask + self.replace + self.keep
         if abs(total - 1) > 1e-6:
             raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
-        return self
 
     def count(self, patches: int) -> int:
         """The number of corrupted patches of an image: the fraction of its units, rounded, at least one unit."""

@@ -1,8 +1,8 @@
 """The options of the targets that are computed from a patch's pixels."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, From, Options, Pair, Run
@@ -48,13 +48,12 @@ class MeanColor(Patches):
         """Cells in a row and in a column of the patch."""
         return 1
 
-    @model_validator(mode="after")
-    def _check_bits(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
         if self.bits > 8 or self.bits * self.channels > 16:
             most = min(8, 16 // self.channels)
             others = "; target=pixels, hog and codebook take any number of them" if self.channels > 3 else ""
             raise OptionError("bits", self.bits, f"must be at most {most} for {self.channels} channels{others}")
-        return self
 
 
 @choice("target", "color_grid")
@@ -68,9 +67,35 @@ class ColorGrid(MeanColor):
     def side(self) -> int:
         return self.grid
 
-    @model_validator(mode="after")
-    def _check_grid(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
+        super().check_consistency()
         height, width = self.patch_size
         if height % self.grid or width % self.grid:
             raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
-        return self
+
+
+@choice("target", "hog")
+class Hog(Patches):
+    """Histograms of oriented gradients (Wei et al. 2022)."""
+
+    cell: Pair = Field(4, validate_default=True)
+    """Side in pixels of a cell, which has one histogram, or [height, width]; stored as a pair. The paper has 8, for
+    patches of 16."""
+    window: Pair | None = Field(12, validate_default=True)
+    """Side in pixels of the square around the patch whose cells are predicted, or [height, width]; stored as a pair.
+    None: only the patch itself, as in the paper. The default has 9 cells for patches of 4."""
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Height and width of the square whose cells are predicted."""
+        return self.window or self.patch_size
+
+    def check_consistency(self) -> None:
+        """Check the options against each other."""
+        patch, cell, window = self.patch_size, self.cell, self.window_size
+        if any(side < least or (side - least) % 2 for side, least in zip(window, patch, strict=True)):
+            right = f"must be the patch's {patch[0]}x{patch[1]} pixels, or larger by an even number"
+            raise OptionError("window", self.window, right)
+        if any(side % part for side, part in zip(window, cell, strict=True)):
+            raise OptionError("cell", self.cell, f"must divide the window of {window[0]}x{window[1]} pixels")

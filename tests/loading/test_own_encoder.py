@@ -13,7 +13,7 @@ from ssvit.config import choices
 from ssvit.exchange.export import WEIGHTS
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.models.build import build
+from ssvit.models.timm_options import of
 from ssvit.options import Failure, UserError
 
 OPTIONS = '''
@@ -114,7 +114,7 @@ def test_is_carried_through_training_checkpoints_probes_and_export(conv):
     encoder = load_encoder(LoadEncoder(path=checkpoint))
     images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
     state = storage.load(ssvit.checkpoints.checkpoint.Checkpoint.open(checkpoint))["model"]
-    again = build(stored)
+    again = of(stored).build()
     again.load_state_dict({n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")})
     assert torch.equal(again.represent(images), encoder.represent(images))
     assert torch.equal(ssvit.load("outputs/run").features(list(images)), encoder.represent(images))

@@ -13,10 +13,9 @@ from torchvision.transforms import v2
 from ssvit.data.batch import Batch
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.objectives import classify_options, distillation_options
+from ssvit.objectives import classify_options
 from ssvit.objectives.base import parameter_groups
-from ssvit.objectives.classify import Classify, balanced
-from ssvit.objectives.distillation import Distillation
+from ssvit.objectives.classify import Classify, Distillation, balanced
 from ssvit.options import OptionError, UserError
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
@@ -155,7 +154,7 @@ def test_without_a_distillation_token_the_head_reads_the_encoders_representation
 @pytest.mark.parametrize("options", [{}, {"hidden": 7, "label_smoothing": 0.1, "mixup": 1.0, "cutmix": 1.0}])
 def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, precision):
     options = options | {
-        "distillation": distillation_options.Distillation() if taught else None,
+        "distillation": classify_options.Distillation() if taught else None,
         "teacher": teacher().float() if taught else None,
     }
     model = build(random=False, token=token, **options).float()
@@ -294,7 +293,7 @@ def test_hard_distillation_takes_the_teachers_first_choice_as_label(token, weigh
     model = build(
         token=token,
         label_smoothing=0.1,
-        distillation=distillation_options.Distillation(kind="hard", weight=weight),
+        distillation=classify_options.Distillation(kind="hard", weight=weight),
         teacher=master,
     )
     head_logits = model.head_logits(IMAGES)
@@ -309,7 +308,7 @@ def test_hard_distillation_takes_the_teachers_first_choice_as_label(token, weigh
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities(token, temperature):
     master = teacher(token=True)
-    distillation = distillation_options.Distillation(kind="soft", temperature=temperature, weight=0.4)
+    distillation = classify_options.Distillation(kind="soft", temperature=temperature, weight=0.4)
     model = build(token=token, distillation=distillation, teacher=master)
     head_logits = model.head_logits(IMAGES)
     divergence = plain_divergence(head_logits[-1], master.logits(IMAGES), temperature)
@@ -320,7 +319,7 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities(tok
 def test_divided_by_elements_soft_distillation_is_as_many_times_less_as_there_are_classes():
     master = teacher()
     model = build(
-        distillation=distillation_options.Distillation(kind="soft", weight=1.0, reduction="elements"), teacher=master
+        distillation=classify_options.Distillation(kind="soft", weight=1.0, reduction="elements"), teacher=master
     )
     logits, opinion = model.logits(IMAGES), master.logits(IMAGES)
     # deit: losses.py with tau=3, by its formula
@@ -332,7 +331,7 @@ def test_divided_by_elements_soft_distillation_is_as_many_times_less_as_there_ar
 
 
 def test_a_student_like_its_teacher_has_nothing_to_learn_from_it():
-    model = build(distillation=distillation_options.Distillation(kind="soft", weight=1.0), teacher=teacher())
+    model = build(distillation=classify_options.Distillation(kind="soft", weight=1.0), teacher=teacher())
     model.load_state_dict(model.distillation.teacher.state_dict())
     loss = model(Batch.of(IMAGES, LABELS))["loss"]
     assert loss.item() == pytest.approx(0, abs=1e-12)
@@ -343,7 +342,7 @@ def test_the_teacher_sees_the_mixed_images():
     master = teacher()
     model = build(
         mixup=1.0,
-        distillation=distillation_options.Distillation(kind="soft", temperature=1.0, weight=1.0),
+        distillation=classify_options.Distillation(kind="soft", temperature=1.0, weight=1.0),
         teacher=master,
     )
     torch.manual_seed(0)
@@ -360,7 +359,7 @@ def test_the_teacher_is_neither_trained_nor_saved(kind):
     master = teacher(vit={"dropout": 0.5})
     before = {name: value.clone() for name, value in master.state_dict().items()}
     model, alone = (
-        build(token=True, distillation=distillation_options.Distillation(kind=kind), teacher=master),
+        build(token=True, distillation=classify_options.Distillation(kind=kind), teacher=master),
         build(token=True),
     )
     assert not set(master.modules()) & set(model.modules())
@@ -381,7 +380,7 @@ def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
     master = teacher()
     # The encoder asks for a device that has autocast, which this stand-in for a GPU has not.
     monkeypatch.setattr(master, "logits", lambda images: torch.zeros(6, 5, device=images.device))
-    distillation = Distillation(distillation_options.Distillation(), master)
+    distillation = Distillation(classify_options.Distillation(), master)
     for device in ("cpu", "meta"):
         assert distillation.loss(torch.zeros(6, 5, device=device), IMAGES.to(device)).device.type == device
         assert {value.device.type for value in master.state_dict().values()} == {device}
@@ -390,18 +389,16 @@ def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
 @pytest.mark.parametrize("loss", ["sigmoid", "multi_label"])
 def test_a_teacher_of_independent_classes_teaches_its_first_choice_alone(loss):
     with pytest.raises(OptionError, match=rf"^objective\.distillation\.kind=soft: must be hard .* its loss is {loss}$"):
-        build(distillation=distillation_options.Distillation(kind="soft"), teacher=teacher(loss=loss))
+        build(distillation=classify_options.Distillation(kind="soft"), teacher=teacher(loss=loss))
     assert (
-        build(
-            distillation=distillation_options.Distillation(kind="hard"), teacher=teacher(loss=loss)
-        ).options.distillation
+        build(distillation=classify_options.Distillation(kind="hard"), teacher=teacher(loss=loss)).options.distillation
         is not None
     )
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_coarser_teacher_does_not_coarsen_the_loss(kind):
-    model = build(token=True, distillation=distillation_options.Distillation(kind=kind), teacher=teacher().float())
+    model = build(token=True, distillation=classify_options.Distillation(kind=kind), teacher=teacher().float())
     assert model(Batch.of(IMAGES, LABELS))["loss"].dtype == torch.float64
 
 
@@ -412,7 +409,7 @@ def test_facts_are_enough_to_build_it_again(hidden, token, loss):
     options = {
         "label_smoothing": 0.1,
         "mixup": 1.0,
-        "distillation": distillation_options.Distillation(),
+        "distillation": classify_options.Distillation(),
         "teacher": teacher(),
     }
     if loss == "sigmoid":
@@ -487,7 +484,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
 def test_one_graph_serves_every_step(options):
     options = dict(options)
     if kind := options.pop("kind", None):
-        options |= {"distillation": distillation_options.Distillation(kind=kind), "teacher": teacher()}
+        options |= {"distillation": classify_options.Distillation(kind=kind), "teacher": teacher()}
     model, graphs = build(**options), []
 
     def count(graph, inputs):
@@ -548,7 +545,7 @@ def test_it_learns_to_tell_colours_apart():
         ({"head_bias": 101}, "head_bias=101: must be a number, -100 or more and at most 100"),
         ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1: must be 0 with loss=sigmoid"),
         (
-            {"loss": "sigmoid", "distillation": distillation_options.Distillation()},
+            {"loss": "sigmoid", "distillation": classify_options.Distillation()},
             "loss=sigmoid: must be softmax with a teacher",
         ),
         ({"trained": "tail"}, "trained=tail: must be one of all, head, norms_and_biases, or a number of last layers"),
@@ -606,7 +603,7 @@ def test_refuses_to_tell_less_than_two_classes_apart(classes):
 )
 def test_refuses_distillation_that_cannot_be(given, message):
     with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
-        distillation_options.Distillation(**given)
+        classify_options.Distillation(**given)
 
 
 @pytest.mark.parametrize(
@@ -621,7 +618,7 @@ def test_refuses_distillation_that_cannot_be(given, message):
 )
 def test_refuses_a_teacher_of_other_classes_or_images(other, message):
     with pytest.raises(UserError, match=f"^distillation.teacher: .*{message}"):
-        build(distillation=distillation_options.Distillation(), teacher=teacher(**other))
+        build(distillation=classify_options.Distillation(), teacher=teacher(**other))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

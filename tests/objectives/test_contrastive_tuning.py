@@ -18,7 +18,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.objectives import contrastive_tuning_options
-from ssvit.objectives.contrast import unit
+from ssvit.objectives.simclr import unit
 from ssvit.options import OptionError
 from ssvit.schedule import Progress
 

@@ -85,7 +85,7 @@ def test_one_view_alone_is_refused():
 
 def test_the_head_is_lightlys_with_normalised_prototypes():
     torch.manual_seed(0)
-    own = Head(width=6, hidden=10, bottleneck=5, prototypes=7).double()
+    own = Head(6, dino_options.Dino(hidden=10, bottleneck=5, prototypes=7)).double()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         peer = DINOProjectionHead(6, 10, 5, 7).double()
@@ -107,7 +107,7 @@ def test_weights_are_those_of_the_seed_and_of_lightlys_distributions():
     assert all(value.equal(same[name]) for name, value in one.items())
     assert not one["head.prototypes"].equal(other["head.prototypes"])
     torch.manual_seed(0)
-    head = Head(width=64, hidden=128, bottleneck=64, prototypes=512)
+    head = Head(64, dino_options.Dino(hidden=128, bottleneck=64, prototypes=512))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         peer = DINOProjectionHead(64, 128, 64, 512)
@@ -117,7 +117,7 @@ def test_weights_are_those_of_the_seed_and_of_lightlys_distributions():
 
 
 def test_the_schedule_freezes_the_prototypes_alone():
-    head, x = Head(width=6, hidden=10, bottleneck=5, prototypes=7), torch.randn(4, 6)
+    head, x = Head(6, dino_options.Dino(hidden=10, bottleneck=5, prototypes=7)), torch.randn(4, 6)
     free = torch.autograd.grad(head(x).square().sum(), list(head.parameters()))
     for factor in (0.0, 1.0, 0.25):
         scale = torch.tensor(factor, dtype=torch.float64)

@@ -26,8 +26,8 @@ from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
-from ssvit.objectives.latent import Latent, Masks
-from ssvit.objectives.masking import visible_blocks
+from ssvit.objectives.latent import Latent
+from ssvit.objectives.masking import Masks, visible_blocks
 from ssvit.options import OptionError
 from ssvit.randomness import uniform
 

@@ -25,7 +25,8 @@ from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
-from ssvit.objectives.mae import MAE, Masks
+from ssvit.objectives.mae import MAE
+from ssvit.objectives.masking import Masks
 from ssvit.options import OptionError
 
 MEAN, STD = [0.49, 0.48, 0.45], [0.25, 0.24, 0.26]

@@ -20,9 +20,9 @@ from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options, masked_patch_options
-from ssvit.objectives.mae import MAE, Masks
+from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking, uncorrupted
+from ssvit.objectives.masking import Masking, Masks, uncorrupted
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 from ssvit.options import OptionError
 

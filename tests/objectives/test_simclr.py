@@ -22,7 +22,7 @@ from ssvit.evaluation.panels.contrast import Contrast
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.objectives import simclr_options
-from ssvit.objectives.contrast import similarities, unit
+from ssvit.objectives.simclr import similarities, unit
 from ssvit.options import OptionError, UserError
 
 TINY_SIMCLR = (

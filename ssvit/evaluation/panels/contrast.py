@@ -19,7 +19,7 @@ from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.spread import describe_spread, one_way, spread_of
 from ssvit.figures import contrast as figures
 from ssvit.figures.style import evenly_spaced
-from ssvit.objectives.contrast import Contrastive, cosines, similarities, unit
+from ssvit.objectives.simclr import Contrastive, cosines, similarities, unit
 
 NONE: Mapping[str, float | None] = MappingProxyType({})
 _ROWS, _ACROSS = 8, 10  # images in a picture, and the images in each one's row
