@@ -24,8 +24,9 @@ def join(folder: Path, kwargs: dict) -> None:
     bad_rank, bad_calls = kwargs.pop("bad_on_rank", (None, ()))
     if own_rank() == bad_rank:
         kwargs["objective"] = bad_at(*bad_calls)
-    if "classify" in kwargs:
-        kwargs["objective"] = tiny.classify(**kwargs.pop("classify"))
+    if isinstance(kwargs.get("objective"), tuple):  # a function of tiny.py and its arguments: LoRA cannot be pickled
+        name, options = kwargs["objective"]
+        kwargs["objective"] = getattr(tiny, name)(**options)
     tiny.train(folder, **kwargs)
 
 

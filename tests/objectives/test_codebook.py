@@ -10,7 +10,7 @@ import tiny
 import torch
 from command import TINY, one_line
 from PIL import Image
-from runs import final, rows, spread
+from runs import final, rows
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -28,7 +28,6 @@ from ssvit.objectives import codebook, codebook_options, masked_patch_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
-from ssvit.options import OptionError, UserError
 
 SIZE = (12, 16)
 STAGES = pytest.mark.parametrize("features", [False, True], ids=["windows", "features"])
@@ -212,13 +211,6 @@ def test_labels_are_compared_in_float32_under_autocast():
 
 
 @STAGES
-def test_one_graph_serves_every_step(features):
-    objective, images = tiny.codebook(features=features), tiny.pictures(20)
-    objective.prepare(endless(images))
-    tiny.assert_one_graph(objective, images[:6])
-
-
-@STAGES
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_path, features, monkeypatch):
     fits = []
     monkeypatch.setattr(codebook, "k_means", lambda *given: fits.append(given) or k_means(*given))
@@ -241,27 +233,6 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_pa
     assert not any("target" in name for name in states["optimizer"])
     images = tiny.pictures(3)
     assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "whole"))(images).shape == (3, 17, 16)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@STAGES
-def test_two_processes_train_as_one_does(tmp_path, strategy, features):
-    """And have the main process's bits, though each alone might find others."""
-    evaluators = {
-        "held_out": Prediction(prediction_options.Prediction(), source=tiny.source(), transform=CenterCrop(size=16))
-    }
-    recipe = {"steps": 5, "ema": 0.5, "double": True, "evaluators": evaluators}
-    tiny.train(tmp_path / "one", **recipe, objective=tiny.codebook(features=features))
-    recipe["objective"] = tiny.codebook(features=features)
-    assert spread(tmp_path / "two", 2, strategy=strategy, accumulate=2, **recipe) == [0, 0]
-    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000005")) for name in ("one", "two"))
-    for kind, state in one.items():
-        assert state.keys() == two[kind].keys()
-        for name, value in state.items():
-            torch.testing.assert_close(value, two[kind][name], rtol=1e-6, atol=1e-8, msg=f"{kind} {name}")
-    for key in ("train/loss", "held_out/loss", "held_out/accuracy_copying"):
-        one_row, two_row = (rows(tmp_path / name, key) for name in ("one", "two"))
-        assert list(one_row.values()) == pytest.approx(list(two_row.values()), rel=1e-6)
 
 
 def test_an_objective_that_fits_nothing_is_given_no_images(tmp_path, monkeypatch):
@@ -327,23 +298,3 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
     assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
     assert "knn" in tool("evaluate", "checkpoint=outputs/second", "probes=[knn]", "train_images=32").stdout.lower()
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"clusters": 1}, "clusters"),
-        ({"images": 0}, "images"),
-        ({"components": 0}, "components"),
-        ({"window": 3}, "window"),
-        ({"window": [12, 2]}, "window"),
-        ({"layer": 2}, "layer"),
-        ({"checkpoint": "/no/where", "layer": 2}, "checkpoint"),
-        ({"checkpoint": "/"}, "layer"),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, name):
-    with pytest.raises(OptionError) as raised:
-        Codebook(codebook_options.Codebook(patch_size=4, **options))
-    assert raised.value.name == name
-    assert isinstance(raised.value, UserError)

@@ -1,6 +1,5 @@
 """Contrastive tuning beside lightly's NNCLR and plain loops; its queue, its two phases, several processes, the tool."""
 
-import itertools
 import json
 import math
 import shutil
@@ -17,7 +16,6 @@ from test_simclr import batch, panel, random
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
-from ssvit.objectives import contrastive_tuning_options
 from ssvit.objectives.simclr import unit
 from ssvit.options import OptionError
 from ssvit.schedule import Progress
@@ -117,62 +115,9 @@ def test_the_queue_changes_in_after_step_alone_where_it_is_applied():
     torch.testing.assert_close(objective.queue, expected)
 
 
-class Counted(tiny.ContrastiveTuning):
-    """Notes the queue at each call of forward; some losses are not finite."""
-
-    def forward(self, *inputs):
-        self.seen.append(self.queue.clone())
-        result = super().forward(*inputs)
-        if len(self.seen) - 1 == 4:
-            result["loss"] = result["loss"] * math.nan
-        return result
-
-
-def test_the_queue_changes_once_an_update_and_not_when_it_is_skipped(tmp_path):
-    objective = tiny.contrastive_tuning()
-    objective.__class__, objective.seen = Counted, []
-    tiny.train(tmp_path, objective=objective, steps=4, accumulate=2)  # the third step's first part
-    changed = [(now != then).any(1).nonzero()[:, 0].tolist() for then, now in itertools.pairwise(objective.seen)]
-    assert changed == [[], list(range(8)), [], list(range(8, 16)), [], [], []]
-
-
 def test_a_batch_that_the_queue_cannot_hold_is_refused():
     with pytest.raises(OptionError, match=r"^objective\.queue=3: must hold the 4 images of a batch"):
         tiny.contrastive_tuning(queue=3)(batch(), (), values())
-
-
-def test_under_autocast_cosines_are_in_float32():
-    objective = tiny.contrastive_tuning()
-    exact = objective(batch(), (), values())["loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        found = objective(batch(), (), values())
-    assert {value.dtype for value in found.values()} == {torch.float32}
-    assert found["loss"].item() == pytest.approx(exact.item(), rel=0.1)
-
-
-def test_compiled_there_is_one_graph():
-    objective, graphs = tiny.contrastive_tuning(), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
-    for step in range(3):
-        loss = compiled(batch(seed=step), (), values(step / 2))["loss"]
-        expected = objective(batch(seed=step), (), values(step / 2))["loss"].item()
-        assert loss.item() == pytest.approx(expected, rel=1e-5)
-    assert len(graphs) == 1
-
-
-def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
-    tiny.train(tmp_path / "whole", objective=tiny.contrastive_tuning(0.2), accumulate=2)
-    for calls in (5, 9):
-        objective = tiny.interrupted(tiny.contrastive_tuning(0.2), calls)
-        with pytest.raises(tiny.Interrupted):
-            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
-    tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning(0.2), accumulate=2)
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
 
 def test_a_run_interrupted_while_the_heads_alone_are_trained_ends_with_the_same_bits(tmp_path):
@@ -194,21 +139,6 @@ def test_the_panel_measures_it_too():
     images, slots = (torch.cat(parts) for parts in zip(*panel(objective).batches, strict=True))
     views = tiny.transform(objective)(images, slots, 0)["global"]
     assert metrics["loss"] == pytest.approx(objective.losses(objective.project(views)).mean().item())
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"temperature": 0}, "temperature=0: must be a number, above 0"),
-        ({"trained": 0}, "trained=0: must be a whole number, 1 or more"),
-        ({"heads_only": 2}, "heads_only=2: must be a number, 0 or more and at most 1"),
-        ({"queue": 0}, "queue=0: must be a whole number"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(given, told):
-    with pytest.raises(OptionError) as error:
-        contrastive_tuning_options.ContrastiveTuning(**given)
-    assert str(error.value).startswith(told)
 
 
 def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_torch):

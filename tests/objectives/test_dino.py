@@ -1,39 +1,22 @@
 """DINO beside lightly's and plain loops; what changes once for each update; the panel; from the command line."""
 
-import itertools
-import json
 import math
 import warnings
 
 import pytest
 import tiny
 import torch
-import yaml
-from command import TINY, one_line
 from lightly.loss import DINOLoss
 from lightly.models.modules.heads import DINOProjectionHead
-from PIL import Image
-from runs import final, rows
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation.panels import collapse, collapse_options
 from ssvit.evaluation.panels.collapse import Collapse
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.objectives import dino_options
 from ssvit.objectives.dino import Head, cross_entropy
-from ssvit.objectives.teacher import Teacher
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
-
-TINY_DINO = (
-    *(option for option in TINY if not option.startswith("target")), "objective=dino", "data.augment.local_size=8",
-    "objective.prototypes=24", "objective.hidden=16", "objective.bottleneck=8", "probe=[knn]",
-    "evaluators.held_out.images=16",
-)  # fmt: skip
 
 
 def random_logits(views: int, seed: int, dtype=torch.float64) -> torch.Tensor:
@@ -156,27 +139,6 @@ def test_logits_and_loss_are_in_float32_under_autocast():
     assert not student.detach().equal(student.detach().bfloat16().float())
 
 
-def test_gradients_are_those_of_float64_and_the_teacher_has_none():
-    objective = tiny.dino()
-    double = tiny.dino().double()
-    for one in (objective, double):
-        one(batch(), (), values())["loss"].backward()
-    for (name, own), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
-        assert (own.grad is None) == name.startswith("teacher.")
-        if own.grad is not None:
-            torch.testing.assert_close(own.grad.double(), exact.grad, rtol=2e-3, atol=2e-4)
-
-
-def test_the_optimiser_has_the_student_alone():
-    objective = tiny.dino()
-    groups = objective.parameter_groups(weight_decay=0.04, layer_decay=0.5)
-    names = {id(parameter): name for name, parameter in objective.named_parameters()}
-    listed = {names[id(parameter)]: group for group in groups for parameter in group["params"]}
-    assert listed.keys() == {name for name in names.values() if not name.startswith("teacher.")}
-    assert listed["head.prototypes"]["decays"]
-    assert not listed["head.layers.0.bias"]["decays"]
-
-
 def test_forward_changes_nothing_and_after_step_the_centre_and_the_teacher_once():
     objective = tiny.dino().double()
     before = {name: value.clone() for name, value in objective.state_dict().items()}
@@ -197,77 +159,6 @@ def test_forward_changes_nothing_and_after_step_the_centre_and_the_teacher_once(
     momentum = values()["teacher_momentum"]
     expected = momentum * before[name] + (1 - momentum) * objective.head.prototypes
     torch.testing.assert_close(objective.state_dict()[name], expected)
-
-
-class Counted(tiny.Dino):
-    """Notes the centre and a weight of the teacher at each call of forward; some losses are not finite."""
-
-    bad: tuple[int, ...] = ()
-
-    def forward(self, *inputs):
-        self.seen.append((self.center.clone(), self.teacher.module.head.layers[0].weight.clone()))
-        result = super().forward(*inputs)
-        if len(self.seen) - 1 in self.bad:
-            result["loss"] = result["loss"] * math.nan
-        return result
-
-
-def counted(*bad: int) -> Counted:
-    objective = tiny.dino()
-    objective.__class__, objective.bad, objective.seen = Counted, bad, []
-    return objective
-
-
-def test_centre_and_teacher_change_once_an_update_and_not_when_it_is_skipped(tmp_path):
-    _, objective = tiny.train(tmp_path, objective=counted(4), steps=4, accumulate=2)  # the third step's first part
-    centers, weights = ([one.tolist() for one in seen] for seen in zip(*objective.seen, strict=True))
-    for changing in (centers, weights):
-        changes = [now != then for then, now in itertools.pairwise(changing)]
-        assert changes == [False, True, False, True, False, False, False]
-
-
-def test_accumulation_gives_the_same_centre_teacher_and_weights(tmp_path):
-    runs = [
-        tiny.train(tmp_path / str(parts), objective=tiny.dino(), steps=4, precision="64-true", accumulate=parts)[1]
-        for parts in (1, 4)
-    ]
-    whole, split = (run.state_dict() for run in runs)
-    assert whole["center"].abs().max() > 0.01
-    for name, value in whole.items():
-        torch.testing.assert_close(value, split[name], rtol=1e-6, atol=1e-8, msg=name)
-
-
-def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
-    tiny.train(tmp_path / "whole", objective=tiny.dino(0.2), accumulate=2)
-    for calls in (5, 9, 2):
-        objective = tiny.interrupted(tiny.dino(0.2), calls)
-        with pytest.raises(tiny.Interrupted):
-            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
-    _, objective = tiny.train(tmp_path / "broken", objective=tiny.dino(0.2), accumulate=2)
-    assert set(final(tmp_path / "whole")) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
-    states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
-    assert states["model"]["center"].equal(objective.center)
-    assert any(name.startswith("teacher.module.encoder.") for name in states["model"])
-    assert not any("teacher" in name for name in states["optimizer"])
-
-
-def test_compiled_there_is_one_graph_for_the_shapes_of_a_batch():
-    objective, graphs = tiny.dino(), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
-    for step in range(3):
-        loss = compiled(batch(seed=step), (), values(step))["loss"]
-        assert loss.item() == pytest.approx(objective(batch(seed=step), (), values(step))["loss"].item(), rel=1e-5)
-        loss.backward()
-    assert len(graphs) == 1
-    compiled(batch(3), (), values())
-    assert len(graphs) == 2
 
 
 def test_single_views_are_refused_in_one_line():
@@ -361,75 +252,9 @@ def test_the_panel_draws_what_it_measured():
         figure.canvas.draw()
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"prototypes": 1}, "prototypes=1: must be a whole number, 2 or more"),
-        ({"student_temperature": 0}, "student_temperature=0: must be a number, above 0"),
-        ({"center_momentum": 1.5}, "center_momentum=1.5: must be a number, 0 or more and at most 1"),
-        ({"teacher_momentum": {"start": 0.9, "end": 1.1}}, "teacher_momentum.end=1.1: must be a number"),
-        ({"teacher_momentum": {"start": 0.9, "form": 1}}, "teacher_momentum.form=1: there is no such option"),
-        ({"teacher_temperature": {"start": 0, "end": 0.1}}, "teacher_temperature.start=0: must be a number, above 0"),
-        ({"last_layer": {"start": 0, "shape": "jump"}}, "last_layer.shape=jump: must be one of constant, linear"),
-        ({"last_layer": 3}, "last_layer=3: must be a schedule: {start: "),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(given, told):
-    with pytest.raises(OptionError) as error:
-        dino_options.Dino(**given)
-    assert str(error.value).startswith(told)
-
-
 def test_a_schedule_may_be_any_function_of_the_progress():
     own = dino_options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
     assert own.schedules["teacher_momentum"](Progress(1, 4)) == 0.25
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (
-            ["augment@data.augment=inception_crop"],
-            "data.augment=InceptionCrop: gives image views, and the objective takes global ones: add ",
-        ),
-        (["data.augment.local_size=10"], "data.augment.local_size=[10,10]: must be divided by encoder.patch_size=4"),
-        (["objective.last_layer.start=-1"], "objective.last_layer.start=-1: must be a number"),
-        (["objective.prototypes=0"], "objective.prototypes=0: must be a whole number"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, given, told):
-    line = one_line(tool("pretrain", "objective=dino", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: {told}")
-
-
-def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_path):
-    done = tool("pretrain", *TINY_DINO)
-    run = tmp_path / "outputs" / "dino_synthetic"
-    assert any("collapsed" in line.lower() for line in done.stdout.splitlines() if line.startswith("held-out: "))
-    assert done.stdout.splitlines()[-2].startswith("pictures: ")
-    for picture in ("collapse.png", "prototypes.png", "probes.png"):
-        with Image.open(run / picture) as image:
-            assert min(image.size) > 200
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if "held_out/told" in row] == [0, 3, 6]
-    assert {"train/target_entropy", "train/teacher_momentum", "train/last_layer"} <= found[1].keys()
-    kept = Checkpoint.open(run)
-    assert kept.backbone == "teacher.module.encoder"
-    states = storage.load(kept)
-    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
-        assert value.equal(states["model"][f"teacher.module.encoder.{name}"])
-    assert "is finished" in tool("pretrain", *TINY_DINO).stdout
-    tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
-    assert "accuracy" in tool("finetune", *tuned).stdout
-    kept = yaml.safe_load((tmp_path / "outputs" / "finetune_dino_synthetic" / "config.yaml").read_text())
-    assert "local_size" not in kept["data"]["augment"]  # the data set's own, of a single view
-
-
-def test_a_teacher_is_a_part_of_the_objective_and_its_encoder_the_backbone():
-    objective = tiny.dino()
-    assert isinstance(objective.teacher, Teacher)
-    assert objective.backbone() is objective.teacher.module.encoder
-    assert objective.facts["backbone"] == objective.backbone_name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU waits for the host")

@@ -1,13 +1,11 @@
 """Histograms of oriented gradients: by loops in float64, of any cells and windows, and as a target that trains."""
 
 import math
-from pathlib import Path
 
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY, one_line
 
 from ssvit.data.batch import Batch
 from ssvit.models import vit_options
@@ -16,7 +14,6 @@ from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking
 from ssvit.objectives.targets import Hog
-from ssvit.options import OptionError
 
 KINDS = [
     {"patch_size": 8, "cell": 4, "window": None},
@@ -170,35 +167,3 @@ def test_the_loss_is_the_squared_error_in_one_graph(decoder):
     assert constant == pytest.approx((truth - truth.mean((0, 1))).square().mean().item(), rel=1e-5)
     torch.testing.assert_close(mean, truth.mean((0, 1)))
     tiny.assert_one_graph(model, images)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"cell": 8, "window": None}, "cell=8: must divide the window of 4x4 pixels"),
-        ({"cell": 5, "window": 12}, "cell=5: must divide the window of 12x12 pixels"),
-        ({"cell": 1, "window": 3}, "window=3: must be the patch's 4x4 pixels, or larger by an even number"),
-        ({"cell": 1, "window": 7}, "window=7: must be the patch's 4x4 pixels, or larger by an even number"),
-        ({"cell": 0}, "cell=0: must be a whole number of pixels"),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, told):
-    with pytest.raises(OptionError) as raised:
-        Hog(patch_size=4, **options)
-    assert str(raised.value).startswith(told)
-
-
-@pytest.mark.parametrize("objective", ["masked_patch", "masked_patch_decoder"])
-def test_the_tool_trains(tool, tmp_path, objective):
-    options = [option for option in TINY if not option.startswith("target")]
-    if objective == "masked_patch_decoder":
-        options += ["objective.decoder.width=16", "objective.decoder.heads=2"]
-    done = tool("pretrain", *options, f"objective={objective}", "target=hog")
-    assert "the variance of the labels" in done.stdout
-    run = Path(tmp_path / "outputs" / f"{objective}_synthetic")
-    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
-
-
-def test_a_mistake_is_told_before_torch_loads(tool, no_torch):
-    done = tool("pretrain", "target=hog", "target.cell=5", status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith("ssvit: target.cell=5: must divide the window of 12x12 pixels")

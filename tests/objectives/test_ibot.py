@@ -1,7 +1,5 @@
 """iBOT beside lightly's losses and plain loops; masks; what changes once for each update; the panel of patches."""
 
-import itertools
-import json
 import math
 from collections import Counter
 
@@ -9,30 +7,16 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY, one_line
 from lightly.loss import DINOLoss, IBOTPatchLoss
-from PIL import Image
-from runs import final, rows
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation.panels import collapse_options
 from ssvit.evaluation.panels.collapse import PatchCollapse, around
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
-from ssvit.objectives import ibot_options
 from ssvit.objectives.dino import Dino
-from ssvit.objectives.ibot import IBot, Masks, chosen, patch_cross_entropy
-from ssvit.options import OptionError, UserError
+from ssvit.objectives.ibot import Masks, chosen, patch_cross_entropy
+from ssvit.options import UserError
 from ssvit.schedule import Progress
-
-TINY_IBOT = (
-    *(option for option in TINY if not option.startswith("target")), "objective=ibot", "data.augment.local_size=8",
-    "objective.prototypes=24", "objective.hidden=16", "objective.bottleneck=8", "probe=[knn]",
-    "evaluators.held_out.images=16",
-)  # fmt: skip
 
 
 def values(step: int = 6, steps: int = 12) -> dict[str, torch.Tensor]:
@@ -160,30 +144,6 @@ def test_what_is_hidden_changes_no_answer_of_the_student_and_all_of_the_teachers
     assert chosen(ids, counts).tolist() == [[True] * 4 + [False] * 2]
 
 
-def test_logits_and_loss_are_in_float32_under_autocast():
-    objective = tiny.ibot()
-    with torch.autocast("cpu", torch.bfloat16):
-        result = objective(batch(), masks(), values())
-        images = batch().views["global"][:, 0]
-        teacher = objective.teacher_answers(images, masks().ids[:, 0])
-    assert {value.dtype for value in (*result.values(), *teacher)} == {torch.float32}
-    assert not teacher[1].equal(teacher[1].bfloat16().float())
-
-
-@pytest.mark.parametrize("own_head", [False, True])
-def test_gradients_are_those_of_float64_and_the_teacher_has_none(own_head):
-    objective, double = tiny.ibot(own_head=own_head), tiny.ibot(own_head=own_head).double()
-    for one in (objective, double):
-        one(batch(), masks(), values())["loss"].backward()
-    names = [name for name, _ in objective.named_parameters()]
-    assert any(name.startswith("patch_head") for name in names) == own_head
-    for (name, own), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
-        assert (own.grad is None) == name.startswith("teacher.")
-        if own.grad is not None:
-            torch.testing.assert_close(own.grad.double(), exact.grad, rtol=2e-3, atol=5e-4)
-    assert double.mask_token.grad.abs().max() > 1e-6
-
-
 def test_the_schedule_freezes_the_prototypes_of_patches_too():
     objective = tiny.ibot(own_head=True)
     frozen = values() | {"last_layer": torch.tensor(0.0, dtype=torch.float64)}
@@ -210,58 +170,6 @@ def test_forward_changes_nothing_and_after_step_both_centres_and_the_teacher():
     assert not before["patch_center"].any()
     name = "teacher.module.patch_head.prototypes"
     assert not objective.state_dict()[name].equal(before[name])
-
-
-class Counted(IBot):
-    """Notes the centre of patches at each call of forward; some losses are not finite."""
-
-    def forward(self, *inputs):
-        self.seen.append(self.patch_center.tolist())
-        result = super().forward(*inputs)
-        return result | {"loss": result["loss"] * (math.nan if len(self.seen) == 5 else 1)}
-
-
-def test_the_centre_of_patches_changes_once_an_update_and_not_when_it_is_skipped(tmp_path):
-    objective = tiny.ibot()
-    objective.__class__, objective.seen = Counted, []
-    tiny.train(tmp_path, objective=objective, steps=4, accumulate=2)  # the third step's first part
-    changes = [now != then for then, now in itertools.pairwise(objective.seen)]
-    assert changes == [False, True, False, True, False, False, False]
-
-
-def test_accumulation_gives_the_same_centres_teacher_and_weights(tmp_path):
-    whole, split = (
-        tiny.train(tmp_path / str(n), objective=tiny.ibot(), steps=4, precision="64-true", accumulate=n)[1]
-        for n in (1, 4)
-    )
-    assert whole.patch_center.abs().max() > 0.01
-    torch.testing.assert_close(whole.state_dict(), split.state_dict(), rtol=1e-6, atol=1e-8)
-
-
-def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
-    tiny.train(tmp_path / "whole", objective=tiny.ibot(0.2), accumulate=2)
-    for calls in (5, 9, 2):
-        with pytest.raises(tiny.Interrupted):
-            tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.ibot(0.2), calls), accumulate=2)
-    _, objective = tiny.train(tmp_path / "broken", objective=tiny.ibot(0.2, seed=1), accumulate=2)
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
-    states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
-    assert states["model"]["patch_center"].equal(objective.patch_center)
-
-
-def test_compiled_there_is_one_graph():
-    objective, graphs = tiny.ibot(), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
-    for step in range(3):
-        given = batch(seed=step), masks(seed=step), values(step)
-        assert compiled(*given)["loss"].item() == pytest.approx(objective(*given)["loss"].item(), rel=1e-5)
-    assert len(graphs) == 1
 
 
 def test_views_that_do_not_fit_are_refused_in_one_line():
@@ -347,43 +255,3 @@ def test_a_window_shows_a_patch_and_its_neighbours():
     assert windows[:, 5].equal(images[:, :, :12, :12])
     assert windows[:, 0, :, 4:, 4:].equal(images[:, :, :8, :8])
     assert windows[:, 0, :, :5, 4:].eq(images[:, :, :1, :8]).all()
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"masked": 0}, "masked=0: must be a number, above 0 and at most 1"),
-        ({"spread": 0.4}, "spread=0.4: must be a number, 0 or more and at most 0.3"),
-        ({"probability": 2}, "probability=2: must be a number"),
-        ({"patch_weight": -1}, "patch_weight=-1: must be a number, 0 or more"),
-        ({"own_head": 1}, "own_head=1: must be true or false"),
-        ({"patch_temperature": {"start": 0}}, "patch_temperature.start=0: must be a number, above 0"),
-        ({"prototypes": 1}, "prototypes=1: must be a whole number, 2 or more"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(given, told):
-    with pytest.raises(OptionError) as error:
-        ibot_options.IBot(**given)
-    assert str(error.value).startswith(told)
-
-
-def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch):
-    line = one_line(tool("pretrain", "objective=ibot", "objective.spread=0.5", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("ssvit: objective.spread=0.5: must be a number")
-
-
-def test_from_the_command_line_the_teachers_encoder_is_what_is_kept(tool, tmp_path):
-    done = tool("pretrain", *TINY_IBOT)
-    run = tmp_path / "outputs" / "ibot_synthetic"
-    assert sum("collapsed" in line.lower() for line in done.stdout.splitlines() if line.startswith("held-out: ")) == 2
-    for picture in ("collapse.png", "prototypes.png", "patch_collapse.png", "patch_prototypes.png", "probes.png"):
-        with Image.open(run / picture) as image:
-            assert min(image.size) > 150
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if "held_out/patch_told" in row] == [0, 3, 6]
-    assert {"train/patch_loss", "train/view_loss", "train/patch_temperature"} <= found[1].keys()
-    kept = Checkpoint.open(run)
-    assert kept.backbone == "teacher.module.encoder"
-    states = storage.load(kept)
-    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
-        assert value.equal(states["model"][f"teacher.module.encoder.{name}"])

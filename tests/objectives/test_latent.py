@@ -1,34 +1,22 @@
 """Latent prediction beside plain loops: masks, targets, decoder and loss; the teacher; exact resumption; the panel."""
 
 import itertools
-import json
 import math
-import re
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY, one_line
-from PIL import Image
-from runs import final, rows
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.panels import latent_options as evaluation_options
 from ssvit.evaluation.panels.latent import BASELINES, LatentPrediction, describe
-from ssvit.kernels.accelerate import accelerate
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.masking import Masks, visible_blocks
-from ssvit.options import OptionError
 from ssvit.randomness import uniform
 
 DECODER = {"depth": 3, "width": 12, "groups": 4}
@@ -180,32 +168,6 @@ def test_one_pass_of_the_teacher_serves_all_masks():
     assert calls == [("teacher", (5, 13)), ("student", (15, 4))]
 
 
-def test_under_autocast_the_loss_is_near_float32s():
-    model, images = build(), pictures()
-    noise = model.sample(torch.arange(5), seed=0)
-    exact = model(Batch.of(images), noise)["loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(Batch.of(images), noise)["loss"]
-        assert model.targets(images).dtype == torch.float32
-    assert rounded.dtype == torch.float32
-    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
-
-
-def test_the_kernels_serve_student_and_teacher():
-    plain, fast = (build(image_size=16, width=32, heads=2) for _ in range(2))
-    accelerate(fast)
-    assert type(fast.teacher.module.blocks[0]) is not type(plain.teacher.module.blocks[0])
-    images = F.interpolate(pictures(), size=(16, 16))
-    noise = plain.sample(torch.arange(5), seed=0)
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = [model(Batch.of(images), noise)["loss"].item() for model in (plain, fast)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.01)
-
-
-def test_one_graph_serves_every_step():
-    tiny.assert_one_graph(build(), pictures())
-
-
 def test_forward_changes_nothing_and_after_step_the_teacher_where_applied():
     model = build().double()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -215,41 +177,6 @@ def test_forward_changes_nothing_and_after_step_the_teacher_where_applied():
     model.after_step({}, MOMENTUM, torch.tensor(True))
     own, name = "encoder.patch.weight", "teacher.module.patch.weight"
     torch.testing.assert_close(model.state_dict()[name], 0.75 * before[name] + 0.25 * before[own])
-
-
-class Counted(Latent):
-    """Notes a weight of the teacher at each call of forward; some losses are not finite."""
-
-    def forward(self, *inputs):
-        self.seen.append(self.teacher.module.patch.weight.tolist())
-        result = super().forward(*inputs)
-        return result | {"loss": result["loss"] * (math.nan if len(self.seen) == 5 else 1)}
-
-
-def test_the_teacher_changes_once_an_update_and_not_when_it_is_skipped(tmp_path):
-    objective = tiny.latent()
-    objective.__class__, objective.seen = Counted, []
-    tiny.train(tmp_path, objective=objective, steps=4, accumulate=2)  # the third step's first part
-    changes = [now != then for then, now in itertools.pairwise(objective.seen)]
-    assert changes == [False, True, False, True, False, False, False]
-
-
-def test_accumulation_gives_the_same_weights(tmp_path):
-    whole, split = (
-        tiny.train(tmp_path / str(n), objective=tiny.latent(), steps=4, precision="64-true", accumulate=n)[1]
-        for n in (1, 4)
-    )
-    torch.testing.assert_close(whole.state_dict(), split.state_dict(), rtol=1e-6, atol=1e-8)
-
-
-def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
-    tiny.train(tmp_path / "whole", objective=tiny.latent(0.2), accumulate=2)
-    for calls in (5, 9, 2):
-        with pytest.raises(tiny.Interrupted):
-            tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.latent(0.2), calls), accumulate=2)
-    tiny.train(tmp_path / "broken", objective=tiny.latent(0.2, seed=1), accumulate=2)
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
 
 
 def panel(images: torch.Tensor, **options) -> LatentPrediction:
@@ -331,67 +258,7 @@ def test_features_that_ignore_the_image_are_a_collapse():
     assert describe(metrics)[-1].startswith("COLLAPSED, or hardly begun: targets hardly differ")
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"masked": 0}, "masked=0: must be a number, above 0 and at most 1"),
-        ({"layers": 4}, "layers=4: must be at most 3, the layers of the encoder"),
-        ({"masks": 0}, "masks=0: must be a whole number, 1 or more"),
-        ({"decoder": 3}, "decoder=3: is a group of options"),
-        ({"decoder": {**DECODER, "groups": 5}}, "decoder.groups=5: must divide width=12"),
-        ({"decoder": {**DECODER, "width": 35, "groups": 5}}, "decoder.groups=5: must divide encoder.width=24"),
-        ({"decoder": {"width": 8}}, "decoder.depth: has no default and must be given"),
-        ({"class_token": False, "pooling": "patch_mean"}, "class_token_weight=0.3: must be 0 without encoder.class_t"),
-        ({"patch_size": (12, 16)}, "masked=0.75: needs images of at least two patches"),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, told):
-    with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
-        build(**options)
-
-
 def test_without_a_class_token_patches_alone_are_predicted():
     model = build(class_token=False, pooling="patch_mean", class_token_weight=0)
     found = model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
     assert found["loss"].item() == found["patch_loss"].item()
-
-
-def test_images_of_another_size_than_is_masked_are_refused():
-    model = build()
-    with pytest.raises(OptionError, match=r"^images=16x16: must be 12x16 pixels"):
-        model(Batch.of(F.interpolate(pictures(), size=(16, 16))), model.sample(torch.arange(5), seed=0))
-
-
-OPTIONS = (
-    *(option for option in TINY if not option.startswith("target")), "objective=latent", "objective.layers=2",
-    "objective.masks=2", "objective.decoder.width=16", "objective.decoder.groups=4", "probe=[knn]",
-    "evaluators.held_out.images=16",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ("objective.layers=3", "objective.layers=3: must be at most 2, the layers of the encoder"),
-        ("objective.decoder.groups=3", "objective.decoder.groups=3: must divide width=16"),
-        ("objective.teacher_momentum.end=2", "objective.teacher_momentum.end=2: must be a number"),
-    ],
-)
-def test_a_mistake_is_told_before_torch_loads(tool, no_torch, option, told):
-    done = tool("pretrain", *OPTIONS, option, status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith(f"ssvit: {told}")
-
-
-def test_from_the_command_line_the_students_encoder_is_what_is_kept(tool, tmp_path):
-    done = tool("pretrain", *OPTIONS)
-    run = tmp_path / "outputs" / "latent_synthetic"
-    assert "copying the nearest visible patch's target" in done.stdout
-    for picture in ("features.png", "learning.png", "probes.png"):
-        with Image.open(run / picture) as image:
-            assert min(image.size) > 200
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if "held_out/target_std" in row] == [0, 3, 6]
-    assert {"train/patch_loss", "train/teacher_momentum"} <= found[1].keys()
-    states = storage.load(Checkpoint.open(run))
-    for name, value in loading.load_encoder(loading_options.LoadEncoder(path=run)).state_dict().items():
-        assert value.equal(states["model"][f"encoder.{name}"])

@@ -1,33 +1,22 @@
 """Masked autoencoding: what is reconstructed, from what, what may not leak, exact resumption, and the panel's words."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY, one_line
-from PIL import Image
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-from ssvit.checkpoints import manifest, storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.panels import autoencoding_options
 from ssvit.evaluation.panels.autoencoding import BASELINES, Autoencoding, describe
-from ssvit.kernels.accelerate import accelerate
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masking import Masks
-from ssvit.options import OptionError
 
 MEAN, STD = [0.49, 0.48, 0.45], [0.25, 0.24, 0.26]
 DECODER = {"depth": 2, "width": 16, "heads": 2}
@@ -148,21 +137,6 @@ def test_every_parameter_of_any_encoder_learns(positions, tokens):
     assert learns == {name for name, p in model.named_parameters() if p.numel()}
 
 
-def test_gradients_equal_differences():
-    options = {"image_size": 8, "width": 4, "depth": 1, "heads": 1, "patch_size": 4}
-    model = build(decoder={"depth": 1, "width": 4, "heads": 1}, masked=0.5, **options).double()
-    images, noise = pictures(2)[:, :, :8, :8], model.sample(torch.arange(2), seed=0)
-    names = [name for name, parameter in model.named_parameters() if parameter.numel() <= 16]
-
-    def loss(*values):
-        given = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(model, given, (Batch.of(images), noise))["loss"]
-
-    values = [model.get_parameter(name).detach().requires_grad_() for name in names]
-    assert "decoder.mask_token" in names
-    assert torch.autograd.gradcheck(loss, values)
-
-
 def as_transformers(model: MAE) -> dict[str, torch.Tensor]:
     """The weights and positions by the names that transformers has for them; of a square image in patches of 4."""
     encoder, decoder, (_, q) = model.encoder, model.decoder, model.encoder.patch_size
@@ -273,86 +247,6 @@ def test_a_patch_of_one_colour_has_labels():
     assert not model.labels(torch.full((1, 3, 12, 16), 90, dtype=torch.uint8)).abs().max() > 1e-3
 
 
-def test_bfloat16_is_near_float32():
-    model, images = build(), pictures()
-    noise = model.sample(torch.arange(5), seed=0)
-    exact = model(Batch.of(images), noise)["loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(Batch.of(images), noise)["loss"]
-    assert rounded.dtype == torch.float32
-    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
-    parameters = list(model.parameters())
-    for one, two in zip(torch.autograd.grad(rounded, parameters), torch.autograd.grad(exact, parameters), strict=True):
-        assert F.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.98
-
-
-def test_the_kernels_train_the_decoder_too():
-    decoder = {"depth": 2, "width": 32, "heads": 2}
-    plain, fast = (build(decoder=decoder, image_size=16, width=32, heads=2, depth=3) for _ in range(2))
-    accelerate(fast)
-    assert type(fast.decoder.blocks[0]) is not type(plain.decoder.blocks[0])
-    images = F.interpolate(pictures(), size=(16, 16))
-    noise = plain.sample(torch.arange(5), seed=0)
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = [model(Batch.of(images), noise)["loss"] for model in (plain, fast)]
-    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.01)
-    gradients = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, (plain, fast), strict=True)]
-    for one, two in zip(*gradients, strict=True):
-        assert F.cosine_similarity(one.flatten(), two.flatten(), dim=0) > 0.98
-
-
-def test_micro_batches_add_up_to_the_batch():
-    model, images = build().double(), pictures(6)
-    noise = model.sample(torch.arange(6), seed=0)
-    parameters = list(model.parameters())
-    whole = torch.autograd.grad(model(Batch.of(images), noise)["loss"], parameters)
-    parts = [
-        torch.autograd.grad(
-            model(Batch.of(images[i : i + 2]), Masks(*(x[i : i + 2] for x in noise)))["loss"], parameters
-        )
-        for i in (0, 2, 4)
-    ]
-    torch.testing.assert_close(tuple(sum(own) / 3 for own in zip(*parts, strict=True)), whole)
-
-
-def test_one_graph_serves_every_step():
-    tiny.assert_one_graph(build(), pictures()[:5])
-
-
-def test_weights_decay_and_tokens_do_not():
-    model = build()
-    named = {parameter: name for name, parameter in model.named_parameters()}
-    groups = model.parameter_groups(weight_decay=0.05, layer_decay=1.0)
-    decayed = {named[p] for group in groups if group["weight_decay"] for p in group["params"]}
-    assert sum(len(group["params"]) for group in groups) == len(named)
-    assert {"decoder.embed.weight", "decoder.head.weight", "encoder.patch.weight"} <= decayed
-    assert not {name for name in decayed if "token" in name or "norm" in name or "bias" in name}
-
-
-@pytest.mark.parametrize("calls", [8, 9, 16])
-def test_a_run_goes_on_with_the_same_bits(tmp_path, calls):
-    options = {"dropout": 0.2, "accumulate": 2}
-    broken = tiny.interrupted(tiny.mae(0.2), calls)
-    tiny.train(tmp_path / "whole", objective=tiny.mae(0.2), **options)
-    with pytest.raises(tiny.Interrupted):
-        tiny.train(tmp_path / "broken", objective=broken, **options)
-    tiny.train(tmp_path / "broken", objective=tiny.mae(0.2, seed=1), **options)
-    one, two = (manifest.read(tmp_path / name / "step_00000012")["sha256"] for name in ("whole", "broken"))
-    assert one == two
-    assert set(one) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
-
-
-def test_the_checkpoint_keeps_the_decoder_and_an_encoder_leaves_it_behind(tmp_path):
-    _, objective = tiny.train(tmp_path, objective=tiny.mae(), ema=0.0, steps=4)
-    states = storage.load(Checkpoint.open(tmp_path / "step_00000004"))
-    assert {"decoder.mask_token", "decoder.head.weight"} <= states["model"].keys()
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "step_00000004"))
-    images = tiny.pictures(3)
-    assert not any("decoder" in name for name in encoder.state_dict())
-    assert objective.backbone() is objective.encoder
-    torch.testing.assert_close(encoder(images), objective.eval().backbone()(images))
-
-
 def panel(images: torch.Tensor, **options) -> Autoencoding:
     return Autoencoding(
         autoencoding_options.Autoencoding(batch_size=3, **options),
@@ -439,63 +333,3 @@ def test_a_tiny_model_learns_to_use_the_context():
         found = evaluator(model.eval(), [{"step": 200}])
     assert found.metrics["loss"] < min(found.metrics[name] for name in BASELINES) / 2
     assert "has learned" in found.lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"masked": 0}, "masked=0: must be a number, above 0 and at most 1"),
-        ({"norm_pixels": 1}, "norm_pixels=1: must be true or false"),
-        ({"decoder": {"depth": 2, "width": 18, "heads": 2}}, "decoder.width=18: must be a multiple of 4"),
-        ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
-        ({"decoder": {"depth": 0, "width": 16, "heads": 2}}, "decoder.depth=0: must be a whole number"),
-        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads: has no default and must be given"),
-        ({"patch_size": (12, 16)}, "masked=0.75: needs images of at least two patches"),
-        (
-            {"patch_size": 1, "channels": 1, "mean": 0, "std": 1},
-            "norm_pixels=true: must be false for patches of a sing",
-        ),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, told):
-    with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
-        build(**options)
-
-
-def test_images_of_another_size_than_is_masked_are_refused():
-    model = build()
-    with pytest.raises(OptionError, match=r"^images=16x16: must be 12x16 pixels"):
-        model(Batch.of(F.interpolate(pictures(), size=(16, 16))), model.sample(torch.arange(5), seed=0))
-
-
-OPTIONS = (
-    *(option for option in TINY if not option.startswith("target")), "objective=mae", "objective.decoder.width=16",
-    "objective.decoder.heads=2",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ("objective.masked=1.5", "objective.masked=1.5: must be a number, above 0 and at most 1"),
-        ("objective.decoder.heads=3", "objective.decoder.heads=3: must divide width=16"),
-        ("encoder.patch_size=16", "objective.masked=0.75: needs images of at least two patches"),
-        ("encoder=r_vit_ti16", "objective.masked=0.75: needs an encoder without a stem"),
-    ],
-)
-def test_a_mistake_is_told_before_torch_loads(tool, no_torch, option, told):
-    given = "encoder.heads=2" if "encoder=" not in option else "data.image_size=64"
-    done = tool("pretrain", *OPTIONS, given, option, status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith(f"ssvit: {told}")
-
-
-def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp_path, capsys):
-    done = tool("pretrain", *OPTIONS, "recipe.ema=0.5")
-    run = Path(tmp_path / "outputs" / "mae_synthetic")
-    assert "copying the nearest visible patch" in done.stdout
-    assert "the mean of the image's visible pixels" in done.stdout
-    for picture in ("mosaic.png", "learning.png", "probes.png"):
-        with Image.open(run / picture) as image:
-            assert min(image.size) > 300
-    assert loading.load_encoder(loading_options.LoadEncoder(path=run, announce=True)).width == 16
-    assert "left behind: decoder" in capsys.readouterr().out

@@ -1,22 +1,14 @@
 """Masked patch prediction whose encoder sees uncorrupted patches alone: a masked autoencoder's maths, any target."""
 
-import re
-from pathlib import Path
-
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY, one_line
 
-from ssvit.checkpoints import manifest
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.panels import prediction_options
 from ssvit.evaluation.panels.prediction import Prediction
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options, masked_patch_options
@@ -24,7 +16,6 @@ from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import Masking, Masks, uncorrupted
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
-from ssvit.options import OptionError
 
 DECODER = {"depth": 2, "width": 16, "heads": 2}
 TARGETS = [MeanColor(patch_size=4, bits=2), ColorGrid(patch_size=4, grid=2, bits=1), Pixels(patch_size=4)]
@@ -114,52 +105,6 @@ def test_the_encoders_layers_run_over_visible_patches_alone():
     assert seen == [1 + 3]
 
 
-def test_micro_batches_add_up_to_the_batch():
-    model, images = build().double(), pictures(6)
-    noise, parameters = model.sample(torch.arange(6), seed=0), list(model.parameters())
-    whole = torch.autograd.grad(model(Batch.of(images), noise)["loss"], parameters)
-    parts = [
-        torch.autograd.grad(
-            model(Batch.of(images[i : i + 2]), type(noise)(*(x[i : i + 2] for x in noise)))["loss"], parameters
-        )
-        for i in (0, 2, 4)
-    ]
-    torch.testing.assert_close(tuple(sum(own) / 3 for own in zip(*parts, strict=True)), whole)
-
-
-def test_one_graph_serves_every_step():
-    tiny.assert_one_graph(build(), pictures())
-
-
-def test_bfloat16_is_near_float32():
-    model, images = build(), pictures()
-    noise = model.sample(torch.arange(5), seed=0)
-    exact = model(Batch.of(images), noise)["loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(Batch.of(images), noise)["loss"]
-    assert rounded.dtype == torch.float32
-    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
-
-
-def small(seed: int = 0) -> MaskedPatch:
-    torch.manual_seed(seed)
-    decoder = {"depth": 1, "width": 8, "heads": 2}
-    target = MeanColor(patch_size=4, bits=1)
-    return MaskedPatch(
-        masked_patch_options.MaskedPatch(masking=masking(), decoder=decoder), encoder=tiny.encoder(0.2), target=target
-    )
-
-
-def test_a_run_goes_on_with_the_same_bits(tmp_path):
-    broken = tiny.interrupted(small(), 9)
-    tiny.train(tmp_path / "whole", objective=small(), accumulate=2)
-    with pytest.raises(tiny.Interrupted):
-        tiny.train(tmp_path / "broken", objective=broken, accumulate=2)
-    tiny.train(tmp_path / "broken", objective=small(seed=1), accumulate=2)
-    one, two = (manifest.read(tmp_path / name / "step_00000012")["sha256"] for name in ("whole", "broken"))
-    assert one == two
-
-
 @torch.no_grad()
 def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corruption():
     model, images = build().eval(), pictures()
@@ -169,47 +114,3 @@ def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corru
     assert {"accuracy_copying", "accuracy_constant"} <= found.metrics.keys()
     (legend,) = found.figures["mosaic"].legends
     assert [text.get_text() for text in legend.get_texts()] == ["masked"]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"hidden": Masking()}, "masking.mask=0.8: must be 1 with a decoder"),
-        ({"hidden": Masking(mask=1, replace=0, keep=0, corrupted=1.0)}, "masking.corrupted=1.0: must leave patches"),
-        ({"patch_size": (12, 16)}, "masking.corrupted=0.75: must leave patches"),
-        ({"decoder": 3}, "decoder=3: must be {depth: …, width: …, heads: …}, or null"),
-        ({"decoder": {"depth": 2, "width": 16, "heads": 3}}, "decoder.heads=3: must divide width=16"),
-        ({"decoder": {"depth": 1, "width": 16}}, "decoder.heads: has no default and must be given"),
-        ({"hidden": 0.5}, "masking=0.5: is a group of options"),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, told):
-    with pytest.raises(OptionError, match=f"^{re.escape(told)}"):
-        build(**options)
-
-
-OPTIONS = (*TINY, "objective=masked_patch_decoder", "objective.decoder.width=16", "objective.decoder.heads=2")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["objective.masking.mask=0.9", "objective.masking.keep=0.1"], "objective.masking.mask=0.9: must be 1 with"),
-        (["objective.masking.shape=round"], "objective.masking.shape=round: must be one of random, block"),
-        (["objective.decoder.heads=3"], "objective.decoder.heads=3: must divide width=16"),
-        (["encoder=r_vit_ti16", "data.image_size=64"], "objective.decoder={…}: needs an encoder without a stem"),
-    ],
-)
-def test_a_mistake_is_told_before_torch_loads(tool, no_torch, options, told):
-    given = [option for option in OPTIONS if not option.startswith("encoder") or "encoder=" not in options[0]]
-    done = tool("pretrain", *given, *options, status=2, PYTHONPATH=no_torch)
-    assert one_line(done).startswith(f"ssvit: {told}")
-
-
-def test_the_tool_trains_and_its_encoder_is_loaded_without_the_decoder(tool, tmp_path, capsys):
-    done = tool("pretrain", *OPTIONS)
-    run = Path(tmp_path / "outputs" / "masked_patch_decoder_synthetic")
-    assert "copying the nearest uncorrupted patch" in done.stdout
-    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}
-    assert loading.load_encoder(loading_options.LoadEncoder(path=run, announce=True)).width == 16
-    assert "left behind: decoder" in capsys.readouterr().out

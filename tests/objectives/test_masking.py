@@ -224,25 +224,3 @@ def test_uncorrupted_and_kept_patches_stay_to_the_bit():
 def test_the_mask_token_takes_the_type_of_the_patches():
     noise = of(Masking(), 3, (4, 4))
     assert corrupt(torch.randn(3, 16, 4).bfloat16(), torch.randn(4), noise).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("corrupted", {"corrupted": 0}),
-        ("corrupted", {"corrupted": 1.01}),
-        ("corrupted", {"corrupted": "half"}),
-        ("corrupted", {"corrupted": float("nan")}),
-        ("mask", {"mask": -0.1, "keep": 1}),
-        ("replace", {"replace": 1.5}),
-        ("keep", {"keep": None}),
-        ("mask + replace + keep", {"mask": 0.9}),
-        ("mask + replace + keep", {"mask": 0.5, "replace": 0.1, "keep": 0.1}),
-        ("shape", {"shape": "blocks"}),
-        ("unit", {"unit": 0}),
-    ],
-)
-def test_options_that_cannot_be_are_named(name, options):
-    with pytest.raises(OptionError) as raised:
-        Masking(**options)
-    assert raised.value.name == name

@@ -1,7 +1,5 @@
 """Contrastive learning beside lightly's loss and plain loops, its views, several processes, and the panel."""
 
-import copy
-import json
 import math
 import os
 
@@ -9,26 +7,15 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from command import TINY, one_line
 from lightly.loss import NTXentLoss
-from PIL import Image
 from ranks import child, together
-from runs import final, rows
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation.panels import contrast, contrast_options
 from ssvit.evaluation.panels.contrast import Contrast
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
-from ssvit.objectives import simclr_options
 from ssvit.objectives.simclr import similarities, unit
-from ssvit.options import OptionError, UserError
-
-TINY_SIMCLR = (
-    *(option for option in TINY if not option.startswith("target")), "objective=simclr", "objective.hidden=16",
-    "objective.projection=8", "probe=[knn]", "evaluators.held_out.images=16",
-)  # fmt: skip
+from ssvit.options import UserError
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -107,40 +94,6 @@ def test_under_autocast_cosines_and_loss_are_in_float32():
     assert {value.dtype for value in found.values()} == {torch.float32} == {logits.dtype}
     assert not logits.equal(logits.bfloat16().float())
     assert found["loss"].item() == pytest.approx(exact.item(), rel=0.02)
-
-
-def test_the_objective_can_be_copied_and_forward_changes_nothing():
-    objective = tiny.simclr()
-    before = copy.deepcopy(objective).state_dict()
-    objective(batch(), objective.sample(torch.arange(4), seed=0))
-    assert all(value.equal(before[name]) for name, value in objective.state_dict().items())
-
-
-@pytest.mark.parametrize("keep", [0.5, 1.0])
-def test_compiled_there_is_one_graph(keep):
-    objective, graphs = tiny.simclr(keep=keep), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
-    for step in range(3):
-        noise = objective.sample(torch.arange(4) + 4 * step, seed=0)
-        loss = compiled(batch(seed=step), noise)["loss"]
-        assert loss.item() == pytest.approx(objective(batch(seed=step), noise)["loss"].item(), rel=1e-5)
-    assert len(graphs) == 1
-
-
-def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path):
-    tiny.train(tmp_path / "whole", objective=tiny.simclr(0.2), accumulate=2)
-    for calls in (5, 9):
-        objective = tiny.interrupted(tiny.simclr(0.2), calls)
-        with pytest.raises(tiny.Interrupted):
-            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
-    tiny.train(tmp_path / "broken", objective=tiny.simclr(0.2), accumulate=2)
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
 
 
 def compiled_in_a_process(rank: int, file: str, world: int) -> None:
@@ -258,50 +211,3 @@ def test_words_say_whether_it_has_learned_or_collapsed():
         assert told[-1].startswith(words)
         assert ["at step 0" in line for line in told[:2]] == [bool(start)] * 2
         assert ("NO better than chance" in told[0]) == (loss == 9)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"temperature": 0}, "temperature=0: must be a number, above 0"),
-        ({"keep": 0}, "keep=0: must be a number, above 0 and at most 1"),
-        ({"keep": 1.5}, "keep=1.5: must be a number, above 0 and at most 1"),
-        ({"layers": 1}, "layers=1: must be a whole number, 2 or more"),
-        ({"projection": 0}, "projection=0: must be a whole number"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(given, told):
-    with pytest.raises(OptionError) as error:
-        simclr_options.SimCLR(**given)
-    assert str(error.value).startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["augment@data.augment=inception_crop"], "data.augment=InceptionCrop: gives image views, and the objective "),
-        (["data.augment.sigma=[1,90]"], "data.augment.sigma=[1,90]: its filter needs images of more than 180 pixels"),
-        (["encoder=r_vit_ti16", "objective.keep=0.5"], "objective.keep=0.5: must be 1 for an encoder with a stem"),
-        (["evaluators.held_out.seed=-1"], "evaluators.held_out.seed=-1: must be a whole number"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, given, told):
-    line = one_line(tool("pretrain", "objective=simclr", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: {told}")
-
-
-def test_from_the_command_line(tool, tmp_path):
-    done = tool("pretrain", *TINY_SIMCLR)
-    run = tmp_path / "outputs" / "simclr_synthetic"
-    held_out = [line for line in done.stdout.splitlines() if line.startswith("held-out: ")]
-    assert "at step 0 for" in held_out[1]
-    for picture in ("learning.png", "neighbours.png", "probes.png"):
-        with Image.open(run / picture) as image:
-            assert min(image.size) > 200
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if "held_out/top1" in row] == [0, 3, 6]
-    assert "train/accuracy" in found[1]
-    assert loading.load_encoder(loading_options.LoadEncoder(path=run)).pooling == "patch_mean"
-    assert "is finished" in tool("pretrain", *TINY_SIMCLR).stdout
-    tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
-    assert "accuracy" in tool("finetune", *tuned).stdout

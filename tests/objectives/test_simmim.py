@@ -1,10 +1,7 @@
 """SimMIM is masked patch prediction with other options: its loss as the authors' code has it, its masks, its run."""
 
-from pathlib import Path
-
 import tiny
 import torch
-from command import TINY
 
 from ssvit.data.batch import Batch
 from ssvit.models import vit_options
@@ -46,16 +43,3 @@ def test_loss_and_gradients_are_those_of_the_authors_formula():
     parameters = list(model.parameters())
     one, two = (torch.autograd.grad(value, parameters) for value in (loss, expected))
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-8)
-
-
-def test_one_graph_serves_every_step():
-    tiny.assert_one_graph(build(), tiny.pictures(5))
-
-
-def test_the_tool_trains(tool, tmp_path):
-    options = [option for option in TINY if not option.startswith("target")]
-    done = tool("pretrain", *options, "objective=simmim")
-    assert "the mean deviation of the labels" in done.stdout
-    assert "the median patch" in done.stdout
-    run = Path(tmp_path / "outputs" / "simmim_synthetic")
-    assert {path.name for path in run.glob("*.png")} == {"mosaic.png", "learning.png", "probes.png", "label_free.png"}

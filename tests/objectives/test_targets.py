@@ -8,7 +8,6 @@ import torch
 from scipy import stats
 
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
-from ssvit.options import OptionError
 
 TARGETS = [
     MeanColor(patch_size=4),
@@ -295,26 +294,3 @@ def test_targets_keep_their_promises_about_shapes(target):
     assert target.paint(labels).shape == (2, 6, 3, 4, 4)
     perfect, poor = (target.score(guess, labels).mean() for guess in (labels, labels.flip(1)))
     assert (perfect > poor) == target.higher_is_better
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "options"),
-    [
-        (ColorGrid, "grid", {"grid": 3}),
-        (ColorGrid, "grid", {"grid": 0}),
-        (ColorGrid, "grid", {"patch_size": [8, 6], "grid": 4}),
-        (MeanColor, "bits", {"bits": 0}),
-        (MeanColor, "bits", {"bits": 6}),
-        (MeanColor, "bits", {"bits": 9, "channels": 1}),
-        (MeanColor, "bits", {"bits": 2.0}),
-        (MeanColor, "channels", {"channels": 0}),
-        (MeanColor, "patch_size", {"patch_size": "8"}),
-        (Pixels, "patch_size", {"patch_size": -8}),
-        (Pixels, "channels", {"channels": None}),
-        (Pixels, "loss", {"loss": "l3"}),
-    ],
-)
-def test_options_that_cannot_be_are_named(kind, name, options):
-    with pytest.raises(OptionError) as raised:
-        kind(**{"patch_size": 8} | options)
-    assert raised.value.name == name

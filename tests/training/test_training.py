@@ -201,15 +201,6 @@ def test_what_is_frozen_keeps_its_bits_and_then_takes_the_first_step_of_the_opti
         torch.testing.assert_close(weight.detach(), moved, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_an_interrupted_run_of_sgd_ends_with_the_same_bits(tmp_path):
-    options = {"optimizer": "sgd", "lr": 0.1, "layer_decay": 0.8}
-    tiny.train(tmp_path / "whole", **options)
-    with pytest.raises(tiny.Interrupted):
-        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.model(), 5), **options)
-    tiny.train(tmp_path / "broken", **options)
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-
-
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
     tiny.train(tmp_path / "whole", data=files, dropout=0.2, accumulate=2)
     folder = tmp_path / "broken"
@@ -341,25 +332,6 @@ def test_two_processes_train_as_one_does(tmp_path):
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("dino", {}), ("ibot", {"own_head": True}), ("latent", {}), ("simclr", {}), ("contrastive_tuning", {})],
-)
-def test_two_processes_train_another_method_as_one_does(tmp_path, method, options, strategy):
-    recipe = {"steps": 5, "ema": 0.5, "double": True}
-    build = getattr(tiny, method)
-    tiny.train(tmp_path / "one", objective=build(**options), **recipe)
-    assert spread(tmp_path / "two", 2, strategy=strategy, objective=build(**options), **recipe) == [0, 0]
-    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000005")) for name in ("one", "two"))
-    # Fabric's sharding has buffers, and so the queue of contrastive tuning, in float32.
-    least = 1e-6 if method == "contrastive_tuning" else 1e-8
-    for kind, state in one.items():
-        assert state.keys() == two[kind].keys()
-        for name, value in state.items():
-            torch.testing.assert_close(value, two[kind][name], rtol=1e-6, atol=least, msg=f"{kind} {name}")
-
-
 def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
     """And a run that was sharded goes on in one process: a checkpoint is whole, whatever wrote it."""
     evaluators = {
@@ -376,27 +348,6 @@ def test_two_processes_with_a_shard_each_train_as_one_does(tmp_path):
     found = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006")) for name in ("one", "two")]
     shapes = [{kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for states in found]
     assert shapes[0] == shapes[1]
-
-
-@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
-@pytest.mark.parametrize("options", [{"trained": 1}, {"trained": "head", "lora": {"rank": 2, "alpha": 2.0}}])
-def test_two_processes_train_parts_as_one_does(tmp_path, options, strategy):
-    recipe = {"steps": 6, "ema": 0.5, "weight_decay": 0.1}
-    start = tiny.classify(**options)
-    trained = {name for name, parameter in start.named_parameters() if parameter.requires_grad}
-    before = {name: value.clone() for name, value in start.state_dict().items()}
-    tiny.train(tmp_path / "one", objective=start, **recipe)
-    assert spread(tmp_path / "two", 2, strategy=strategy, classify=options, **recipe) == [0, 0]
-    one, two = (rows(tmp_path / name, "train/loss") for name in ("one", "two"))
-    assert list(one.values()) == pytest.approx(list(two.values()), rel=1e-4)
-    found = [storage.load(Checkpoint.open(tmp_path / name / "step_00000006")) for name in ("one", "two")]
-    shapes = [{kind: {n: t.shape for n, t in state.items()} for kind, state in states.items()} for states in found]
-    assert shapes[0] == shapes[1]
-    for states in found:
-        for state in (states["model"], states["ema"]):
-            assert {name for name, value in before.items() if not torch.equal(value, state[name])} == trained
-    shutil.rmtree(tmp_path / "two" / "step_00000006")
-    tiny.train(tmp_path / "two", objective=tiny.classify(**options), **recipe)  # goes on in one process
 
 
 def test_a_step_that_is_not_finite_is_skipped(tmp_path, capsys):

@@ -1,0 +1,607 @@
+"""What every objective must do: one graph, exact resumption, equal numbers in several processes, hashed randomness."""
+
+import copy
+import itertools
+import json
+import math
+
+import pytest
+import tiny
+import torch
+from command import TINY, one_line
+from PIL import Image
+from runs import final, rows, spread
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.batch import Batch, named
+from ssvit.kernels.accelerate import accelerate
+from ssvit.loading import encoder as loading
+from ssvit.loading import encoder_options as loading_options
+from ssvit.models.timm_options import of
+from ssvit.objectives import (
+    classify_options,
+    codebook_options,
+    contrastive_tuning_options,
+    dino_options,
+    ibot_options,
+    latent_options,
+    mae_options,
+    masked_patch_options,
+    masking_options,
+    simclr_options,
+    targets_options,
+)
+from ssvit.objectives.base import Objective
+from ssvit.objectives.classify import Classify
+from ssvit.objectives.codebook import Codebook
+from ssvit.objectives.dino import Dino
+from ssvit.options import OptionError
+from ssvit.schedule import Progress
+from ssvit.training import loop, runtime
+from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
+
+# By the name of a function of tiny.py, and its arguments.
+CASES = {
+    "masked_patch": ("model", {}),
+    "masked_patch_decoder": ("masked_patch_decoder", {}),
+    "simmim": ("simmim", {}),
+    "hog": ("hog", {}),
+    "codebook": ("codebook", {}),
+    "codebook_of_features": ("codebook", {"features": True}),
+    "mae": ("mae", {}),
+    "dino": ("dino", {}),
+    "ibot": ("ibot", {}),
+    "ibot_own_head": ("ibot", {"own_head": True}),
+    "latent": ("latent", {}),
+    "simclr": ("simclr", {}),
+    "simclr_of_all_patches": ("simclr", {"keep": 1.0}),
+    "contrastive_tuning": ("contrastive_tuning", {}),
+    "classify": ("classify", {}),
+    "classify_head": ("classify", {"trained": "head"}),
+    "classify_layer": ("classify", {"trained": 1}),
+    "classify_norms_and_biases": ("classify", {"trained": "norms_and_biases"}),
+    "classify_lora": ("classify", {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}),
+}
+EVERY = pytest.mark.parametrize("case", CASES)
+SAMPLING = ("masked_patch", "masked_patch_decoder", "simmim", "mae", "ibot", "latent", "simclr")
+
+
+def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) -> Objective:
+    """An objective; depth: the rate of stochastic depth of its encoder's last layer."""
+    name, options = CASES[case]
+    objective = getattr(tiny, name)(dropout, seed, **options)
+    if depth:
+        for number, block in enumerate(objective.encoder.blocks):
+            block.drop.rate = depth * number / (len(objective.encoder.blocks) - 1)
+    if isinstance(getattr(objective, "target", None), Codebook):
+        objective.prepare(Batch.of(tiny.pictures(20)) for _ in itertools.count())
+    return objective
+
+
+def shaken(objective: Objective) -> Objective:
+    """The same with every weight random, so that no head is zero."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            parameter += torch.randn_like(parameter) * 0.1
+    return objective
+
+
+def batch(objective: Objective, count: int = 6, first: int = 0) -> Batch:
+    slots = torch.arange(first, first + count)
+    views = named(tiny.transform(objective)(tiny.pictures(first + count)[first:], slots, 0))
+    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots)
+
+
+def part(given: Batch, rows_: slice | torch.Tensor) -> Batch:
+    views = {name: view[rows_] for name, view in given.views.items()}
+    return given._replace(
+        views=views, labels=None if given.labels is None else given.labels[rows_], slots=given.slots[rows_]
+    )
+
+
+def values(objective: Objective, step: int = 6) -> dict[str, torch.Tensor]:
+    schedules = objective.schedules.items()
+    return {name: torch.tensor(one(Progress(step, 12)), dtype=torch.float64) for name, one in schedules}
+
+
+def run(objective, given: Batch, step: int = 6) -> dict[str, torch.Tensor]:
+    noise = objective.sample(given.slots, seed=given.seed)
+    return objective(given, noise, values(objective, step))
+
+
+def trained(objective: Objective) -> set[str]:
+    return {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
+
+
+def unchanged(objective: Objective, before: dict[str, torch.Tensor]) -> bool:
+    return all(value.equal(before[name]) for name, value in objective.state_dict().items())
+
+
+def states(path):
+    return storage.load(Checkpoint.open(path))
+
+
+@EVERY
+def test_it_is_one_graph_for_every_step(case):
+    objective, graphs = shaken(build(case, depth=0.3)), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
+    for step in range(3):
+        given = batch(objective, first=6 * step)
+        loss = compiled(given, objective.sample(given.slots, seed=0), values(objective, step))["loss"]
+        assert loss.item() == pytest.approx(run(objective, given, step)["loss"].item(), rel=1e-5)
+        if step == 0:
+            loss.backward()
+    assert len(graphs) == 1
+
+
+@EVERY
+def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
+    facts = build(case).facts
+    options = {"accumulate": 2, "weight_decay": 0.1, "layer_decay": 0.7, "facts": facts}
+    start = copy.deepcopy(build(case, 0.2).state_dict())
+    _, objective = tiny.train(tmp_path / "whole", objective=build(case, 0.2), **options)
+    for calls in (9, 2):  # in the middle of a step; before the next checkpoint
+        with pytest.raises(tiny.Interrupted):
+            tiny.train(tmp_path / "broken", objective=tiny.interrupted(build(case, 0.2), calls), **options)
+    tiny.train(tmp_path / "broken", objective=build(case, 0.2), **options)
+    assert set(final(tmp_path / "whole")) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
+    saved = states(tmp_path / "whole")
+    assert unchanged(objective, saved["model"])
+    assert saved["model"].keys() == objective.state_dict().keys() == saved["ema"].keys()
+    assert {name.rpartition("/")[0] for name in saved["optimizer"]} == trained(objective)
+    frozen = {name for name, parameter in objective.named_parameters() if not parameter.requires_grad}
+    for name in frozen if not hasattr(objective, "teacher") else ():
+        assert saved["model"][name].equal(start[name]), name
+        assert saved["ema"][name].equal(start[name]), name
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "whole"))
+    assert encoder(tiny.pictures(3)).shape == (3, 17, 16)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "case", ["codebook", "codebook_of_features", "dino", "ibot_own_head", "latent", "simclr", "contrastive_tuning",
+             "classify_layer", "classify_lora"],
+)  # fmt: skip
+def test_two_processes_train_as_one_does(case, strategy, tmp_path):
+    """Objectives without a state of their own: test_training.py."""
+    options = {"steps": 5, "ema": 0.5, "double": True, "weight_decay": 0.1}
+    name, arguments = CASES[case]
+    tiny.train(tmp_path / "one", objective=getattr(tiny, name)(**arguments), **options)
+    assert spread(tmp_path / "two", 2, strategy=strategy, objective=CASES[case], **options) == [0, 0]
+    one, two = (states(tmp_path / folder / "step_00000005") for folder in ("one", "two"))
+    # Fabric's sharding has buffers, and so the queue of contrastive tuning, in float32.
+    least = 1e-6 if case == "contrastive_tuning" else 1e-8
+    assert one.keys() == two.keys()
+    for kind, state in one.items():
+        assert state.keys() == two[kind].keys()
+        for key, value in state.items():
+            torch.testing.assert_close(value, two[kind][key], rtol=1e-6, atol=least, msg=f"{kind} {key}")
+
+
+@EVERY
+def test_gradients_reach_all_that_is_trained_and_are_those_of_float64(case):
+    objective = shaken(build(case))
+    double = copy.deepcopy(objective).double()
+    losses = [run(model, batch(objective))["loss"] for model in (objective, double)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-4)
+    for loss in losses:
+        loss.backward()
+    reached = {name for name, one in objective.named_parameters() if one.grad is not None and one.grad.abs().max() > 0}
+    # The positions of the class token alone, where patches are pooled, and its query in the last layer have none.
+    assert reached == trained(objective)
+    for (name, one), exact in zip(objective.named_parameters(), double.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad.double(), exact.grad, rtol=5e-3, atol=5e-4, msg=name)
+    groups = objective.parameter_groups(weight_decay=0.1, layer_decay=0.5)
+    named_ = {id(parameter): name for name, parameter in objective.named_parameters()}
+    assert sorted(named_[id(one)] for group in groups for one in group["params"]) == sorted(trained(objective))
+
+
+@EVERY
+def test_under_autocast_the_loss_is_near_that_of_float32(case):
+    objective = shaken(build(case))
+    exact = run(objective, batch(objective))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = run(objective, batch(objective))
+    for name, value in rounded.items():
+        assert value.dtype == exact[name].dtype, name
+    assert rounded["loss"].item() == pytest.approx(exact["loss"].item(), rel=0.1)
+    parameters = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    one, two = (torch.autograd.grad(result["loss"], parameters) for result in (exact, rounded))
+    flat = [torch.cat([gradient.flatten() for gradient in gradients]) for gradients in (one, two)]
+    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.9
+
+
+@EVERY
+def test_the_kernels_compute_it_too(case):
+    plain = shaken(build(case))
+    fast = copy.deepcopy(plain)
+    accelerate(fast)
+    assert type(fast.encoder.blocks[0]) is not type(plain.encoder.blocks[0])
+    one, two = (run(model, batch(plain))["loss"].item() for model in (plain, fast))
+    assert one == pytest.approx(two, rel=1e-3)
+
+
+def not_finite(objective: Objective, call: int) -> Objective:
+    """The objective, of whose forward one call, counted from 0, gives NaN everywhere."""
+
+    class NotFinite(type(objective)):
+        calls = 0
+
+        def forward(self, *inputs):
+            result = super().forward(*inputs)
+            self.calls += 1
+            return {name: value * (math.nan if self.calls - 1 == call else 1) for name, value in result.items()}
+
+    objective.__class__ = NotFinite
+    return objective
+
+
+@EVERY
+def test_a_skipped_step_changes_nothing(case, tmp_path):
+    """Weights, average, moments, teacher, centre, queue and statistics; the next step changes all of these states."""
+    tiny.train(tmp_path, objective=not_finite(build(case), 2), steps=4, warmup=1, save_every=1)
+    before, bad, after = (states(tmp_path / f"step_{step:08d}") for step in (2, 3, 4))
+    for kind, state in before.items():
+        assert all(value.equal(bad[kind][name]) for name, value in state.items()), kind
+        assert not all(value.equal(after[kind][name]) for name, value in state.items()), kind
+
+
+@EVERY
+def test_forward_and_a_step_that_is_not_applied_change_nothing(case):
+    objective = shaken(build(case))
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    result = run(objective, batch(objective))
+    assert unchanged(objective, before)
+    outputs = {name: value.detach() for name, value in result.items() if value.ndim}
+    with torch.no_grad():
+        bad = {name: value * math.nan for name, value in outputs.items()}
+        objective.after_step(bad, values(objective), torch.tensor(False))
+        assert unchanged(objective, before)
+        objective.after_step(outputs, values(objective), torch.tensor(True))
+    weights = trained(objective)
+    assert all(value.equal(before[name]) for name, value in objective.state_dict().items() if name in weights)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.partition("_")[0] not in ("simclr", "contrastive")])
+def test_micro_batches_add_up_to_the_batch(case, tmp_path):
+    """With stochastic depth: gradients, and what changes once for each update, such as a centre or a teacher."""
+    objective = shaken(build(case, depth=0.6)).double()
+    parameters = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    given = batch(objective)
+    whole = torch.autograd.grad(run(objective, given)["loss"], parameters)
+    order = torch.tensor([5, 2, 0, 3, 1, 4])
+    parts = [torch.autograd.grad(run(objective, part(given, rows_))["loss"], parameters) for rows_ in order.split(2)]
+    torch.testing.assert_close(tuple(sum(one) / 3 for one in zip(*parts, strict=True)), whole, rtol=1e-6, atol=1e-9)
+    one, other = (
+        tiny.train(tmp_path / str(count), objective=build(case, depth=0.6), steps=3, warmup=1, ema=0.0,
+                   precision="64-true", accumulate=count)[1].state_dict()
+        for count in (1, 4)
+    )  # fmt: skip
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", ["simclr", "simclr_of_all_patches", "contrastive_tuning"])
+def test_the_order_of_a_batch_changes_nothing(case):
+    objective = shaken(build(case, depth=0.6)).double()
+    given = batch(objective)
+    turned = part(given, torch.tensor([5, 2, 0, 3, 1, 4]))
+    assert run(objective, given)["loss"].item() == pytest.approx(run(objective, turned)["loss"].item(), rel=1e-9)
+
+
+@EVERY
+def test_stochastic_depth_is_a_function_of_the_seed_and_is_off_in_evaluation(case):
+    objective = shaken(build(case, depth=0.6))
+    given = batch(objective)
+    loss = run(objective, given)["loss"]
+    torch.manual_seed(99)
+    assert torch.equal(run(objective, given)["loss"], loss)
+    assert not torch.equal(run(objective, given._replace(seed=1))["loss"], loss)
+    same = shaken(build(case))
+    assert torch.equal(run(objective.eval(), given)["loss"], run(same.eval(), given)["loss"])
+
+
+@pytest.mark.parametrize("case", SAMPLING)
+def test_samples_are_a_function_of_seed_and_slot(case):
+    objective, slots = build(case), torch.arange(200) + (1 << 40)
+    whole = objective.sample(slots, seed=5)
+    order = torch.randperm(200)
+    torch.manual_seed(7)
+    for one, other in zip(whole, objective.sample(slots[order], seed=5), strict=True):
+        assert len(one) == 200
+        assert torch.equal(one[order], other)
+    assert not torch.equal(whole[0], objective.sample(slots, seed=6)[0])
+    assert len(whole[0].flatten(1).unique(dim=0)) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SAMPLING)
+def test_a_compiled_sample_is_the_same(case):
+    torch._dynamo.reset()
+    objective, slots = build(case), torch.arange(256) + (1 << 40)
+    compiled = torch.compile(objective.sample, fullgraph=True)(slots, seed=3)
+    assert all(map(torch.equal, objective.sample(slots, seed=3), compiled))
+
+
+@EVERY
+def test_its_state_and_its_facts_are_enough_to_have_it_again(case):
+    objective, other = shaken(build(case)), build(case, seed=3)
+    other.load_state_dict(objective.state_dict())
+    given = batch(objective)
+    assert torch.equal(run(other, given)["loss"], run(objective, given)["loss"])
+    assert torch.equal(run(copy.deepcopy(objective), given)["loss"], run(objective, given)["loss"])
+    facts = json.loads(json.dumps(objective.facts))
+    prefix = f"{facts.get('backbone', 'encoder')}."
+    assert objective.get_submodule(prefix[:-1]) is objective.backbone()
+    if not case.endswith("lora"):
+        encoder = of(facts["encoder"]).build()
+        state = objective.state_dict().items()
+        encoder.load_state_dict({name.removeprefix(prefix): x for name, x in state if name.startswith(prefix)})
+        torch.testing.assert_close(encoder.eval()(tiny.pictures(2)), objective.backbone().eval()(tiny.pictures(2)))
+    assert ("backbone" in facts) == isinstance(objective, Dino)
+
+
+def test_the_weights_are_those_of_the_seed():
+    for case in CASES:
+        one, same, other = (build(case, seed=seed).state_dict() for seed in (1, 1, 2))
+        assert all(value.equal(same[name]) for name, value in one.items())
+        assert not all(value.equal(other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("case", ["dino", "ibot_own_head", "contrastive_tuning"])
+def test_a_step_that_freezes_weights_keeps_their_bits(case):
+    objective = build(case)
+    recipe = Recipe(**tiny.RECIPE | {"weight_decay": 0.5})
+    state = State(runtime.start(recipe, accelerator="cpu"), objective, recipe)
+    frozen = {id(parameter) for parameter in objective.frozen(state.scheduled(0))}
+    before = {name: parameter.detach().clone() for name, parameter in objective.named_parameters()}
+    given = batch(objective, 8)
+    loop.update(state, iter([given]), 0)
+    assert frozen
+    for name, parameter in objective.named_parameters():
+        if id(parameter) in frozen or not parameter.requires_grad:
+            assert parameter.equal(before[name]) or name.startswith("teacher."), name
+        else:
+            assert not parameter.equal(before[name]), name
+
+
+DECODER = {"depth": 1, "width": 8, "heads": 2}
+HIDDEN = {"mask": 1, "replace": 0, "keep": 0}
+REFUSED = [
+    (mae_options.MAE, "masked", {"masked": 0}),
+    (mae_options.MAE, "norm_pixels", {"norm_pixels": 1}),
+    (mae_options.MAE, "decoder.width", {"decoder": DECODER | {"width": 18}}),
+    (mae_options.MAE, "decoder.heads", {"decoder": DECODER | {"heads": 3}}),
+    (mae_options.MAE, "decoder.depth", {"decoder": DECODER | {"depth": 0}}),
+    (mae_options.MAE, "decoder.heads", {"decoder": {"depth": 1, "width": 16}}),
+    (masked_patch_options.MaskedPatch, "masking.mask", {"decoder": DECODER}),
+    (masked_patch_options.MaskedPatch, "decoder", {"decoder": 3}),
+    (masked_patch_options.MaskedPatch, "masking", {"masking": 0.5}),
+    (masking_options.Masking, "corrupted", {"corrupted": 0}),
+    (masking_options.Masking, "corrupted", {"corrupted": "half"}),
+    (masking_options.Masking, "corrupted", {"corrupted": math.nan}),
+    (masking_options.Masking, "mask", {"mask": -0.1, "keep": 1}),
+    (masking_options.Masking, "keep", {"keep": None}),
+    (masking_options.Masking, "mask + replace + keep", {"mask": 0.9}),
+    (masking_options.Masking, "shape", {"shape": "blocks"}),
+    (masking_options.Masking, "unit", {"unit": 0}),
+    (dino_options.Dino, "prototypes", {"prototypes": 1}),
+    (dino_options.Dino, "student_temperature", {"student_temperature": 0}),
+    (dino_options.Dino, "center_momentum", {"center_momentum": 1.5}),
+    (dino_options.Dino, "teacher_momentum.end", {"teacher_momentum": {"start": 0.9, "end": 1.1}}),
+    (dino_options.Dino, "teacher_momentum.form", {"teacher_momentum": {"start": 0.9, "form": 1}}),
+    (dino_options.Dino, "teacher_temperature.start", {"teacher_temperature": {"start": 0, "end": 0.1}}),
+    (dino_options.Dino, "last_layer.shape", {"last_layer": {"start": 0, "shape": "jump"}}),
+    (dino_options.Dino, "last_layer", {"last_layer": 3}),
+    (ibot_options.IBot, "masked", {"masked": 0}),
+    (ibot_options.IBot, "spread", {"spread": 0.4}),
+    (ibot_options.IBot, "probability", {"probability": 2}),
+    (ibot_options.IBot, "patch_weight", {"patch_weight": -1}),
+    (ibot_options.IBot, "own_head", {"own_head": 1}),
+    (ibot_options.IBot, "patch_temperature.start", {"patch_temperature": {"start": 0}}),
+    (latent_options.Latent, "masked", {"masked": 0}),
+    (latent_options.Latent, "masks", {"masks": 0}),
+    (latent_options.Latent, "decoder", {"decoder": 3}),
+    (latent_options.Latent, "decoder.groups", {"decoder": {"depth": 1, "width": 12, "groups": 5}}),
+    (latent_options.Latent, "decoder.depth", {"decoder": {"width": 8}}),
+    (simclr_options.SimCLR, "temperature", {"temperature": 0}),
+    (simclr_options.SimCLR, "keep", {"keep": 1.5}),
+    (simclr_options.SimCLR, "layers", {"layers": 1}),
+    (simclr_options.SimCLR, "projection", {"projection": 0}),
+    (contrastive_tuning_options.ContrastiveTuning, "trained", {"trained": 0}),
+    (contrastive_tuning_options.ContrastiveTuning, "heads_only", {"heads_only": 2}),
+    (contrastive_tuning_options.ContrastiveTuning, "queue", {"queue": 0}),
+    (codebook_options.Codebook, "clusters", {"clusters": 1}),
+    (codebook_options.Codebook, "images", {"images": 0}),
+    (codebook_options.Codebook, "components", {"components": 0}),
+    (codebook_options.Codebook, "window", {"window": 3}),
+    (codebook_options.Codebook, "window", {"window": [12, 2]}),
+    (codebook_options.Codebook, "layer", {"layer": 2}),
+    (codebook_options.Codebook, "checkpoint", {"checkpoint": "/no/where", "layer": 2}),
+    (codebook_options.Codebook, "layer", {"checkpoint": "/"}),
+    (targets_options.Hog, "cell", {"cell": 8, "window": None}),
+    (targets_options.Hog, "cell", {"cell": 5, "window": 12}),
+    (targets_options.Hog, "window", {"cell": 1, "window": 3}),
+    (targets_options.Hog, "window", {"cell": 1, "window": 7}),
+    (targets_options.Hog, "cell", {"cell": 0}),
+    (targets_options.ColorGrid, "grid", {"grid": 3}),
+    (targets_options.ColorGrid, "grid", {"grid": 0}),
+    (targets_options.ColorGrid, "grid", {"patch_size": [8, 6], "grid": 4}),
+    (targets_options.ColorGrid, "bits", {"bits": 9, "channels": 1}),
+    (targets_options.MeanColor, "bits", {"bits": 0}),
+    (targets_options.MeanColor, "bits", {"bits": 6}),
+    (targets_options.MeanColor, "bits", {"bits": 2.0}),
+    (targets_options.MeanColor, "channels", {"channels": 0}),
+    (targets_options.MeanColor, "patch_size", {"patch_size": "8"}),
+    (targets_options.Pixels, "patch_size", {"patch_size": -8}),
+    (targets_options.Pixels, "loss", {"loss": "l3"}),
+    (classify_options.Distillation, "kind", {"kind": "loud"}),
+    (classify_options.Distillation, "temperature", {"temperature": 0}),
+    (classify_options.Distillation, "weight", {"weight": 1.1}),
+    (classify_options.Distillation, "reduction", {"kind": "soft", "reduction": "sum"}),
+    (classify_options.Distillation, "reduction", {"kind": "hard", "reduction": "elements"}),
+    (classify_options.Classify, "classes", {"classes": ["ant"]}),
+    (classify_options.Classify, "label_smoothing", {"label_smoothing": 1.0}),
+    (classify_options.Classify, "label_smoothing", {"label_smoothing": "much"}),
+    (classify_options.Classify, "mixup", {"mixup": True}),
+    (classify_options.Classify, "cutmix", {"cutmix": math.nan}),
+    (classify_options.Classify, "hidden", {"hidden": 1.5}),
+    (classify_options.Classify, "loss", {"loss": "hinge"}),
+    (classify_options.Classify, "head_bias", {"head_bias": 101}),
+    (classify_options.Classify, "label_smoothing", {"loss": "sigmoid", "label_smoothing": 0.1}),
+    (classify_options.Classify, "loss", {"loss": "sigmoid", "distillation": classify_options.Distillation()}),
+    (classify_options.Classify, "trained", {"trained": "tail"}),
+    (classify_options.Classify, "trained", {"trained": 0}),
+    (classify_options.Classify, "trained", {"trained": True}),
+    (classify_options.Classify, "lora", {"trained": "head", "lora": 8}),
+    (classify_options.Classify, "lora.alpha", {"trained": "head", "lora": {"rank": 8}}),
+    (classify_options.Classify, "lora.rank", {"trained": "head", "lora": {"rank": 0, "alpha": 1}}),
+    (classify_options.Classify, "lora.alpha", {"trained": "head", "lora": {"rank": 2, "alpha": 0}}),
+    (classify_options.Classify, "trained", {"lora": {"rank": 2, "alpha": 2}}),
+    (classify_options.Classify, "trained", {"trained": 1, "lora": {"rank": 2, "alpha": 2}}),
+    (classify_options.Classify, "class_weights", {"class_weights": "fair"}),
+    (classify_options.Classify, "class_weights", {"class_weights": [1, 1, -1]}),
+    (classify_options.Classify, "class_weights", {"class_weights": [0.0] * 3}),
+    (classify_options.Classify, "class_weights", {"class_weights": [1, 2], "classes": ["a", "b", "c"]}),
+    (classify_options.Classify, "class_weights", {"class_weights": [1, 2, 3], "loss": "sigmoid"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "given"), REFUSED)
+def test_an_option_that_cannot_be_is_named(kind, name, given):
+    given = (
+        {"patch_size": 8 if "grid" in given or kind is targets_options.MeanColor else 4} | given
+        if issubclass(kind, targets_options.Patches)
+        else given
+    )
+    with pytest.raises(OptionError) as refused:
+        kind(**given)
+    assert refused.value.name == name
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "options", "encoder"),
+    [
+        ("masked", mae_options.MAE, {}, {"patch_size": 16}),
+        ("norm_pixels", mae_options.MAE, {}, {"patch_size": 1, "channels": 1}),
+        ("masking.corrupted", masked_patch_options.MaskedPatch,
+         {"decoder": DECODER, "masking": {**HIDDEN, "corrupted": 1.0}}, {}),
+        ("masking.corrupted", masked_patch_options.MaskedPatch, {"decoder": DECODER, "masking": HIDDEN},
+         {"patch_size": 16}),
+        ("layers", latent_options.Latent, {"layers": 3}, {}),
+        ("decoder.groups", latent_options.Latent,
+         {"layers": 2, "decoder": {"depth": 1, "width": 35, "groups": 5}}, {}),
+        ("class_token_weight", latent_options.Latent, {"layers": 2}, {"class_token": False, "pooling": "patch_mean"}),
+        ("masked", latent_options.Latent, {"layers": 2}, {"patch_size": 16}),
+        ("trained", contrastive_tuning_options.ContrastiveTuning, {"trained": 3}, {}),
+        ("trained", classify_options.Classify, {"trained": 3}, {}),
+        ("lora.rank", classify_options.Classify, {"trained": "head", "lora": {"rank": 17, "alpha": 1}}, {}),
+    ],
+)  # fmt: skip
+def test_an_option_that_does_not_fit_the_encoder_is_named(name, case, options, encoder):
+    shape = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2}
+    with pytest.raises(OptionError) as refused:
+        case(**options).fits(of(shape | encoder))
+    assert refused.value.name == name
+
+
+SMALL = {
+    "masked_patch_decoder": ["objective.decoder.width=16", "objective.decoder.heads=2"],
+    "simmim": [],
+    "mae": ["objective.decoder.width=16", "objective.decoder.heads=2"],
+    "dino": ["data.augment.local_size=8", *(f"objective.{name}=16" for name in ("prototypes", "hidden", "bottleneck"))],
+    "ibot": ["data.augment.local_size=8", *(f"objective.{name}=16" for name in ("prototypes", "hidden", "bottleneck"))],
+    "latent": ["objective.layers=2", "objective.masks=2", "objective.decoder.width=16", "objective.decoder.groups=4"],
+    "simclr": ["objective.hidden=16", "objective.projection=8"],
+}
+
+
+def command(objective: str, *options: str) -> list[str]:
+    return [
+        *(option for option in TINY if "target" not in option),
+        f"objective={objective}",
+        *SMALL[objective],
+        *options,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "name"),
+    [
+        ("mae", ["objective.masked=1.5"], "objective.masked"),
+        ("mae", ["objective.decoder.heads=3"], "objective.decoder.heads"),
+        ("mae", ["encoder.patch_size=16"], "objective.masked"),
+        (
+            "masked_patch_decoder",
+            ["objective.masking.mask=0.9", "objective.masking.keep=0.1"],
+            "objective.masking.mask",
+        ),
+        ("masked_patch_decoder", ["objective.masking.shape=round"], "objective.masking.shape"),
+        ("masked_patch_decoder", ["target=hog", "target.cell=5"], "target.cell"),
+        ("dino", ["data.augment.local_size=10"], "data.augment.local_size"),
+        ("dino", ["objective.last_layer.start=-1"], "objective.last_layer.start"),
+        ("ibot", ["objective.spread=0.5"], "objective.spread"),
+        ("latent", ["objective.layers=3"], "objective.layers"),
+        ("latent", ["objective.teacher_momentum.end=2"], "objective.teacher_momentum.end"),
+        ("simclr", ["augment@data.augment=inception_crop"], "data.augment"),
+        ("simclr", ["data.augment.sigma=[1,90]"], "data.augment.sigma"),
+        ("simclr", ["evaluators.held_out.seed=-1"], "evaluators.held_out.seed"),
+    ],
+)
+def test_a_mistake_is_one_line_before_torch_is_loaded(tool, no_torch, objective, options, name):
+    line = one_line(tool("pretrain", *command(objective, *options), status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"pretrain.py: {name}=")
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [("mae", "objective.masked"), ("masked_patch_decoder", "objective.decoder"), ("simclr", "objective.keep")],
+)
+def test_patches_cannot_be_left_out_of_an_encoder_with_a_stem(tool, no_torch, objective, name):
+    options = [f"objective={objective}", "encoder=r_vit_ti16", "data.image_size=64"]
+    options += ["objective.keep=0.5"] if objective == "simclr" else []
+    line = one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"pretrain.py: {name}=")
+
+
+COLLAPSE = ("collapse", "prototypes")
+FIGURES = {
+    "masked_patch_decoder": ("mosaic", "learning"),
+    "simmim": ("mosaic", "learning"),
+    "mae": ("mosaic", "learning"),
+    "dino": COLLAPSE,
+    "ibot": (*COLLAPSE, *(f"patch_{name}" for name in COLLAPSE)),
+    "latent": ("features", "learning"),
+    "simclr": ("learning", "neighbours"),
+}
+
+
+@pytest.mark.parametrize("objective", FIGURES)
+def test_the_command_trains_evaluates_and_keeps_the_backbone(objective, tool, tmp_path, capsys):
+    options = command(objective, "probe=[knn]", "evaluators.held_out.images=16")
+    tool("pretrain", *options)
+    folder = tmp_path / "outputs" / f"{objective}_synthetic"
+    for figure in (*FIGURES[objective], "probes"):
+        with Image.open(folder / f"{figure}.png") as image:
+            assert min(image.size) > 150
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found if any(name.startswith("held_out/") for name in row)] == [0, 3, 6]
+    checkpoint = Checkpoint.open(folder)
+    weights = storage.load(checkpoint)["model"]
+    encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder, announce=True))
+    for name, value in encoder.state_dict().items():
+        assert value.equal(weights[f"{checkpoint.backbone}.{name}"]), name
+    assert ("left behind: decoder" in capsys.readouterr().out) == any(name.startswith("decoder") for name in weights)
+    assert "is finished" in tool("pretrain", *options).stdout
