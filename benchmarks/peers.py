@@ -20,8 +20,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.models.encoder import Encoder
 from ssvit.models.block import gather
+from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import NOTHING, Objective
 from ssvit.objectives.masked_patch import MaskedPatch

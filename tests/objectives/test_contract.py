@@ -562,7 +562,7 @@ def command(objective: str, *options: str) -> list[str]:
 )
 def test_a_mistake_is_one_line_before_torch_is_loaded(tool, no_torch, objective, options, name):
     line = one_line(tool("pretrain", *command(objective, *options), status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: {name}=")
+    assert line.startswith(f"ssvit: {name}=")
 
 
 @pytest.mark.parametrize(
@@ -573,7 +573,7 @@ def test_patches_cannot_be_left_out_of_an_encoder_with_a_stem(tool, no_torch, ob
     options = [f"objective={objective}", "encoder=r_vit_ti16", "data.image_size=64"]
     options += ["objective.keep=0.5"] if objective == "simclr" else []
     line = one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"pretrain.py: {name}=")
+    assert line.startswith(f"ssvit: {name}=")
 
 
 COLLAPSE = ("collapse", "prototypes")
