@@ -10,39 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.exchange import huggingface, timm
-from ssvit.exchange.layout import IMAGENET, QKV_BIAS, Layout, Place, both, described
+from ssvit.exchange.layout import IMAGENET, Layout, Place, both, described, table
 from ssvit.options import UserError
 
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
 _BASE = 100  # of the periods
-_THREE, _TWO = "three e -> (three e)", "two m -> (two m)"
-_REGISTERS = "1 registers d -> 1 registers d"
+_QKV = tuple(f"attention.{part}_proj" for part in "qkv")
 
 _TIMM = Layout(
     peer="timm's DINOv3",
     signature="reg_token",
     marks=("blocks.0.gamma_1",),
-    table=(
-        *both("patch", "patch_embed.proj", weight="d c p q -> d (c p q)"),
-        Place("class_token", ("cls_token",)),
-        Place("register_tokens", ("reg_token",), _REGISTERS),
-        *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
-        Place("blocks.{i}.attention.qkv.weight", ("blocks.{i}.attn.qkv.weight",)),
-        Place(QKV_BIAS, ("blocks.{i}.attn.q_bias", "", "blocks.{i}.attn.v_bias"), _THREE),
-        Place(QKV_BIAS, ("blocks.{i}.attn.qkv.bias",)),
-        *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
-        Place("blocks.{i}.scale1.gamma", ("blocks.{i}.gamma_1",)),
-        *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
-        *both(
-            "blocks.{i}.expand", "blocks.{i}.mlp.fc1_g", "blocks.{i}.mlp.fc1_x",
-            weight="two m d -> (two m) d", bias=_TWO,
-        ),
-        *both("blocks.{i}.expand", "blocks.{i}.mlp.fc1", weight="e d -> e d"),
-        *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2", weight="... m -> ... m"),
-        Place("blocks.{i}.scale2.gamma", ("blocks.{i}.gamma_2",)),
-        *both("norm", "norm"),
+    table=table(
+        "blocks.{i}.",
+        ("patch", "patch_embed.proj"), ("class_token", "cls_token"), ("register_tokens", "reg_token"),
+        ("norm1", "norm1"), ("attention.qkv.weight", "attn.qkv.weight"),
+        ("attention.qkv.bias", ("attn.q_bias", "", "attn.v_bias")), ("attention.qkv.bias", "attn.qkv.bias"),
+        ("attention.out", "attn.proj"), ("scale1.gamma", "gamma_1"), ("norm2", "norm2"),
+        ("expand", ("mlp.fc1_g", "mlp.fc1_x")), ("expand", "mlp.fc1"), ("contract", "mlp.fc2"),
+        ("scale2.gamma", "gamma_2"), ("norm", "norm"),
     ),
     head=both("head", "head"),
     left=r"head\.",
@@ -87,28 +75,14 @@ _HUGGINGFACE = replace(
     peer="Hugging Face's DINOv3",
     signature="embeddings.patch_embeddings.weight",
     marks=(),
-    table=(
-        *both("patch", "embeddings.patch_embeddings", weight="d c p q -> d (c p q)"),
-        Place("class_token", ("embeddings.cls_token",)),
-        Place("register_tokens", ("embeddings.register_tokens",), _REGISTERS),
-        *both("blocks.{i}.norm1", "layer.{i}.norm1"),
-        Place(
-            "blocks.{i}.attention.qkv.weight", tuple(f"layer.{{i}}.attention.{part}_proj.weight" for part in "qkv"),
-            "three e d -> (three e) d",
-        ),
-        Place(QKV_BIAS, tuple(f"layer.{{i}}.attention.{part}_proj.bias" for part in "qkv"), _THREE),
-        Place(QKV_BIAS, ("layer.{i}.attention.q_proj.bias", "", "layer.{i}.attention.v_proj.bias"), _THREE),
-        *both("blocks.{i}.attention.out", "layer.{i}.attention.o_proj"),
-        Place("blocks.{i}.scale1.gamma", ("layer.{i}.layer_scale1.lambda1",)),
-        *both("blocks.{i}.norm2", "layer.{i}.norm2"),
-        *both(
-            "blocks.{i}.expand", "layer.{i}.mlp.gate_proj", "layer.{i}.mlp.up_proj",
-            weight="two m d -> (two m) d", bias=_TWO,
-        ),
-        *both("blocks.{i}.expand", "layer.{i}.mlp.up_proj", weight="e d -> e d"),
-        *both("blocks.{i}.contract", "layer.{i}.mlp.down_proj", weight="... m -> ... m"),
-        Place("blocks.{i}.scale2.gamma", ("layer.{i}.layer_scale2.lambda1",)),
-        *both("norm", "norm"),
+    table=table(
+        "layer.{i}.",
+        ("patch", "embeddings.patch_embeddings"), ("class_token", "embeddings.cls_token"),
+        ("register_tokens", "embeddings.register_tokens"), ("norm1", "norm1"), ("attention.qkv", _QKV),
+        ("attention.qkv.bias", ("attention.q_proj.bias", "", "attention.v_proj.bias")),
+        ("attention.out", "attention.o_proj"), ("scale1.gamma", "layer_scale1.lambda1"), ("norm2", "norm2"),
+        ("expand", ("mlp.gate_proj", "mlp.up_proj")), ("expand", "mlp.up_proj"), ("contract", "mlp.down_proj"),
+        ("scale2.gamma", "layer_scale2.lambda1"), ("norm", "norm"),
     ),
     left=r"embeddings\.mask_token$",
     aliases=((r"^model\.layer\.", "layer."),),

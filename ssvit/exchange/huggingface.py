@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel
+from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel, table
 from ssvit.models.encoder_options import grid
 from ssvit.options import UserError
 
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
-_LAYER = "encoder.layer.{i}"
-_ATTENTION = tuple(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))
 # Hugging Face's names of the GELUs, the usual one of each first.
 _ACTIVATIONS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
 
@@ -128,22 +126,15 @@ def _one_or_two(size: tuple[int, int]) -> int | list[int]:
 
 def _table(norms: tuple[str, str], mlp: tuple[str, str]) -> tuple[Place, ...]:
     """The places of an encoder, with the peer's names of a layer's two norms and of its MLP's two linear layers."""
-    return (
-        *both("patch", "embeddings.patch_embeddings.projection", weight="d c p q -> d (c p q)"),
-        Place("class_token", ("embeddings.cls_token",)),
-        Place("distillation_token", ("embeddings.distillation_token",)),
-        Place("register_tokens", ("embeddings.register_tokens",), "1 registers d -> 1 registers d"),
-        Place("positions.0.embedding", ("embeddings.position_embeddings",), "1 t d -> t d"),
-        *both("blocks.{i}.norm1", f"{_LAYER}.{norms[0]}"),
-        *both("blocks.{i}.attention.qkv", *_ATTENTION, weight="three e d -> (three e) d", bias="three e -> (three e)"),
-        *both("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
-        Place("blocks.{i}.scale1.gamma", (f"{_LAYER}.layer_scale1.lambda1",)),
-        *both("blocks.{i}.norm2", f"{_LAYER}.{norms[1]}"),
-        *both("blocks.{i}.expand", f"{_LAYER}.{mlp[0]}", weight="e d -> e d"),
-        *both("blocks.{i}.contract", f"{_LAYER}.{mlp[1]}", weight="... m -> ... m"),
-        Place("blocks.{i}.scale2.gamma", (f"{_LAYER}.layer_scale2.lambda1",)),
-        *both("norm", "layernorm"),
-    )
+    qkv = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
+    return table(
+        "encoder.layer.{i}.",
+        ("patch", "embeddings.patch_embeddings.projection"), ("class_token", "embeddings.cls_token"),
+        ("distillation_token", "embeddings.distillation_token"), ("register_tokens", "embeddings.register_tokens"),
+        ("positions.0.embedding", "embeddings.position_embeddings"), ("norm1", norms[0]), ("attention.qkv", qkv),
+        ("attention.out", "attention.output.dense"), ("scale1.gamma", "layer_scale1.lambda1"), ("norm2", norms[1]),
+        ("expand", mlp[0]), ("contract", mlp[1]), ("scale2.gamma", "layer_scale2.lambda1"), ("norm", "layernorm"),
+    )  # fmt: skip
 
 
 HUGGINGFACE = Layout(

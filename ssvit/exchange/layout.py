@@ -88,6 +88,42 @@ def both(
     )
 
 
+_STACKED = {1: "", 2: "two", 3: "three"}
+_PATTERNS = {  # of the weights of linear layers, or of tensors alone, where they are not kept as they are
+    "patch.weight": "d c p q -> d (c p q)",
+    "register_tokens": "1 registers d -> 1 registers d",
+    "positions.0.embedding": "1 t d -> t d",
+    "expand.weight": "e d -> e d",
+    "contract.weight": "... m -> ... m",
+}
+
+
+def table(layer: str, *names: tuple[str, str | tuple[str, ...]]) -> tuple[Place, ...]:
+    """The places of an encoder whose linear layers have torch's layout.
+
+    Args:
+        layer: The beginning of the peer's names in a layer, with {i}.
+        names: Our modules or tensors, each with the peer's name of it, or with several that are stacked. Modules of a
+            layer (norm1, attention.qkv, ...) are named within it. One may be named again for files that have
+            another name.
+    """
+    places = []
+    for ours, theirs in names:
+        inner = ours.startswith(("norm1", "norm2", "attention", "scale", "expand", "contract"))
+        stacked = (theirs,) if isinstance(theirs, str) else theirs
+        peers = tuple(layer + name if inner and name else name for name in stacked)
+        is_tensor = ours in _PATTERNS or ours.endswith(("_token", ".weight", ".bias", ".gamma", ".periods"))
+        for suffix in ("",) if is_tensor else (".weight", ".bias"):
+            pattern = _PATTERNS.get(ours + suffix, "... -> ...")
+            if count := _STACKED[len(peers)]:
+                rest = "" if (ours + suffix).endswith(".bias") else " d"
+                size = "m" if ours.startswith("expand") else "e"
+                pattern = f"{count} {size}{rest} -> ({count} {size}){rest}"
+            ours_in_full = f"blocks.{{i}}.{ours}{suffix}" if inner else ours + suffix
+            places.append(Place(ours_in_full, tuple(name and name + suffix for name in peers), pattern))
+    return tuple(places)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A peer's complete encoder."""

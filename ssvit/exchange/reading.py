@@ -166,11 +166,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
     normalisation = IMAGENET if scaled else layout.normalisation  # as DINOv2, DeiT III and BEiT
     usual_values = {"heads": {**HEADS, **layout.heads}.get(letters["d"]), **normalisation}
-    chosen, sources = {}, {}
-    for source, values in (("as usual", usual_values), ("as it says", known), ("as told", given)):
-        for name in _TOLD:
-            if values.get(name) is not None:
-                chosen[name], sources[name] = values[name], source
+    chosen, sources = choose(_TOLD, usual_values, known, given)
     if "heads" not in chosen:
         raise OptionError("heads", None, f"an encoder of width {letters['d']} may have any; how many has {path.name}?")
     if letters.get("h") not in (None, chosen["heads"]):
@@ -232,6 +228,18 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     ]
     names = {usual: name for name, usual in inside.items() if usual in wanted}
     return Foreign(path, names, places, arguments, tuple(notes), layout.masks_keys)
+
+
+def choose(
+    names: Sequence[str], usual: Mapping[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return values that the user gives, or else the files beside, or else usual ones; and their sources."""
+    values, sources = {}, {}
+    for source, found in (("as usual", usual), ("as it says", known), ("as told", given)):
+        for name in names:
+            if found.get(name) is not None:
+                values[name], sources[name] = found[name], source
+    return values, sources
 
 
 def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.exchange.layout import HALF, IMAGENET, Layout, Place, both, described, per_channel, stem
+from ssvit.exchange.layout import HALF, IMAGENET, Layout, both, described, per_channel, stem, table
 from ssvit.options import UserError
 
 if TYPE_CHECKING:
@@ -25,21 +25,15 @@ _TABLE = (
         shortcut=("downsample.conv", "downsample.norm"),
         norm="norm{n}",
     ),
-    *both("patch", "patch_embed.proj", weight="d c p q -> d (c p q)"),
-    Place("class_token", ("cls_token",)),
-    Place("distillation_token", ("dist_token",)),
-    Place("register_tokens", ("reg_token",), "1 registers d -> 1 registers d"),
-    Place("positions.0.embedding", ("pos_embed",), "1 t d -> t d"),
-    *both("blocks.{i}.norm1", "blocks.{i}.norm1"),
-    *both("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
-    *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
-    Place("blocks.{i}.scale1.gamma", ("blocks.{i}.ls1.gamma",)),
-    *both("blocks.{i}.norm2", "blocks.{i}.norm2"),
-    *both("blocks.{i}.expand", "blocks.{i}.mlp.fc1", weight="e d -> e d"),
-    *both("blocks.{i}.contract", "blocks.{i}.mlp.fc2", weight="... m -> ... m"),
-    Place("blocks.{i}.scale2.gamma", ("blocks.{i}.ls2.gamma",)),
-    *both("norm", "norm"),
-)
+    *table(
+        "blocks.{i}.",
+        ("patch", "patch_embed.proj"), ("class_token", "cls_token"), ("distillation_token", "dist_token"),
+        ("register_tokens", "reg_token"), ("positions.0.embedding", "pos_embed"), ("norm1", "norm1"),
+        ("attention.qkv", "attn.qkv"), ("attention.out", "attn.proj"), ("scale1.gamma", "ls1.gamma"),
+        ("norm2", "norm2"), ("expand", "mlp.fc1"), ("contract", "mlp.fc2"), ("scale2.gamma", "ls2.gamma"),
+        ("norm", "norm"),
+    ),
+)  # fmt: skip
 _POOLINGS = {"token": "class_token", "avg": "patch_mean"}  # timm's names of them
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # timm's names of the GELUs
 

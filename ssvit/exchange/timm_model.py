@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ssvit.exchange import files
 from ssvit.exchange.files import ForeignError
 from ssvit.exchange.layout import IMAGENET, described
-from ssvit.exchange.reading import Foreign, first_of
+from ssvit.exchange.reading import Foreign, choose, first_of
 from ssvit.models import timm_options
 from ssvit.options import OptionError, UserError
 
@@ -69,14 +69,9 @@ def read(path: Path, given: Mapping[str, Any]) -> TimmFile:
     usual = {"mean": IMAGENET["mean"], "std": IMAGENET["std"], "trained_size": sides[-1] if sides else _SIZE}
     known = {name: trained.get(name) for name in ("mean", "std")}
     known["trained_size"] = (trained.get("input_size") or (None,))[1:] or None
-    chosen, notes = {}, []
-    for name in usual:
-        for source, values in (("as told", given), ("as it says", known), ("as usual", usual)):
-            if values.get(name) is not None:
-                value = values[name]
-                chosen[name] = list(value) if isinstance(value, tuple) else value
-                notes.append(f"{name} {chosen[name]} {source}")
-                break
+    chosen, sources = choose(tuple(usual), usual, known, given)
+    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+    notes = [f"{name} {chosen[name]} {sources[name]}" for name in usual]
     shapes = files.shapes(path)
     arguments = {
         "model": given["model"],

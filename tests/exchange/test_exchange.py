@@ -108,31 +108,58 @@ def test_only_the_authors_stem_is_said_to_differ_in_timm(epsilons, tmp_path):
     assert any("outputs differ" in line for line in said) == (epsilons == "authors")
 
 
+def linen(name):
+    """A tensor's name in the authors' code since flax.linen, of its name in their first files."""
+    for before, today in (("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
+                          ("LayerNorm_2", "LayerNorm_1"), ("MlpBlock_3", "MlpBlock_0")):  # fmt: skip
+        name = name.replace(before, today)
+    return name
+
+
+def as_bfloat16(name, value):
+    """numpy, which does not know JAX's bfloat16, stores it as two bytes of no type."""
+    return name, torch.from_numpy(value).bfloat16().view(torch.int16).numpy().view("V2")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change"),
+    [
+        ("safetensors", lambda name, value: (f"module.{name}", value)),
+        ("safetensors", lambda name, value: (f"backbone.encoder.{name}", value)),
+        ("safetensors", lambda name, value: (name, value.bfloat16())),
+        ("npz", lambda name, value: (f"opt/target/{name}", value)),
+        ("npz", lambda name, value: (linen(name), value)),
+        ("npz", as_bfloat16),
+        ("npz", lambda name, value: (name, value.astype(">f4"))),
+        ("npz", lambda name, value: (name, value.astype(numpy.longdouble))),
+    ],
+    ids=["prefix", "two prefixes", "half", "optimiser's", "of today", "JAX's bfloat16", "big-endian", "long double"],
+)
+def test_variants_of_a_file_hold_the_same_weights(suffix, change, tmp_path):
+    rounded = {name: value.bfloat16().float() for name, value in peers.of_timm().state_dict().items()}
+    if suffix == "npz":
+        rounded = {n: torch.from_numpy(value).bfloat16().float().numpy() for n, value in peers.arrays().items()}
+    found = []
+    for name, state in (("usual", rounded), ("other", dict(change(*item) for item in rounded.items()))):
+        path = tmp_path / f"{name}.{suffix}"
+        numpy.savez(path, **state) if suffix == "npz" else save_file(state, path)
+        found.append(reading.read(path, peers.TOLD))
+    usual, other = (file.weights() for file in found)
+    assert all(value.dtype == torch.float32 and torch.equal(value, usual[name]) for name, value in other.items())
+    assert found[0].arguments == found[1].arguments
+
+
 def test_torchvisions_older_names_are_the_same(tmp_path):
     (tmp_path / "old").mkdir()
     new, old = peers.torchvision_plain(tmp_path), peers.torchvision_plain(tmp_path / "old", old=True)
-    states = [
-        loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told)).state_dict()
-        for peer in (new, old)
-    ]
+    states = [reading.read(peer.path, peer.told).weights() for peer in (new, old)]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-@pytest.mark.parametrize("prefix", ["module.", "backbone.encoder."])
-def test_a_prefix_of_all_names_is_found(prefix, plain, tmp_path):
-    tensors = {prefix + name: value for name, value in load_file(plain.path).items()} | {"queue": torch.ones(3)}
+def test_what_is_beside_the_encoder_is_left_behind(plain, tmp_path):
+    tensors = {f"module.{name}": value for name, value in load_file(plain.path).items()} | {"queue": torch.ones(3)}
     save_file(tensors, tmp_path / "prefixed.safetensors")
-    found = reading.read(tmp_path / "prefixed.safetensors", plain.told)
-    right = reading.read(plain.path, plain.told).weights()
-    assert all(torch.equal(value, right[name]) for name, value in found.weights().items())
-    assert "left behind: head, queue" in found.notes
-
-
-def test_the_authors_optimiser_files_are_read_too(tmp_path):
-    numpy.savez(tmp_path / "b.npz", **peers.arrays(prefix="opt/target/"))
-    numpy.savez(tmp_path / "a.npz", **peers.arrays())
-    states = [reading.read(tmp_path / name, peers.TOLD).weights() for name in ("a.npz", "b.npz")]
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert "left behind: head, queue" in reading.read(tmp_path / "prefixed.safetensors", plain.told).notes
 
 
 def test_headers_tell_the_shapes(plain, tmp_path):
@@ -145,14 +172,6 @@ def test_headers_tell_the_shapes(plain, tmp_path):
     for save in (numpy.savez, numpy.savez_compressed):
         save(tmp_path / "arrays.npz", **arrays)
         assert files.shapes(tmp_path / "arrays.npz") == {name: value.shape for name, value in arrays.items()}
-
-
-def test_half_precision_becomes_single(plain, tmp_path):
-    tensors = {name: value.bfloat16() for name, value in load_file(plain.path).items()}
-    save_file(tensors, tmp_path / "half.safetensors")
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "half.safetensors", **plain.told))
-    assert encoder.patch.weight.dtype == torch.float32
-    assert torch.equal(encoder.norm.weight.detach(), tensors["norm.weight"].float())
 
 
 def test_what_is_usual_is_taken_and_said(tmp_path, capsys):
@@ -215,6 +234,22 @@ def test_a_foreign_file_is_read_once_as_long_as_it_does_not_change(plain, tmp_pa
     save_file({**tensors, "cls_token": tensors["cls_token"] + 1}, path)
     os.utime(path, ns=(0, 0))
     assert open_checkpoint(path, plain.told).checksum != first.checksum
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_every_format_names_what_is_missing_in_surplus_or_told_wrongly(name, tmp_path):
+    peer = peers.PEERS[name](tmp_path)
+    encoder = reading.read(peer.path, peer.told)
+    bias = next(encoder.names[place.theirs[0]] for place in encoder.places if place.ours == "blocks.1.norm2.bias")
+    tensors = files.tensors(peer.path, list(files.shapes(peer.path)))
+    without = {name: value for name, value in tensors.items() if name != bias}
+    for changed, wrong in ((without, bias), ({**tensors, f"{bias}_2": torch.ones(1)}, f"{bias}_2")):
+        save_file(changed, tmp_path / "changed.safetensors")
+        with pytest.raises(ForeignError) as refused:
+            reading.read(tmp_path / "changed.safetensors", peer.told)
+        assert re.split(r"[./]", wrong)[-1] in str(refused.value)
+    with pytest.raises(OptionError, match="heads=5"):
+        reading.read(peer.path, {**peer.told, "heads": 5})
 
 
 @pytest.mark.parametrize(
@@ -313,23 +348,6 @@ def test_a_foreign_file_is_fine_tuned(tool, plain, tmp_path):
     assert facts["encoder"]["image_size"] == 16
 
 
-def linen(name):
-    """A tensor's name in the authors' code since flax.linen, of its name in their first files."""
-    for before, today in (("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
-                          ("LayerNorm_2", "LayerNorm_1"), ("MlpBlock_3", "MlpBlock_0")):  # fmt: skip
-        name = name.replace(before, today)
-    return name
-
-
-def test_the_authors_names_of_today_are_the_same(tmp_path):
-    before = peers.arrays()
-    numpy.savez(tmp_path / "before.npz", **before)
-    numpy.savez(tmp_path / "today.npz", **{linen(name): value for name, value in before.items()})
-    states = [reading.read(tmp_path / name, peers.TOLD).weights() for name in ("before.npz", "today.npz")]
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
 def test_one_tensor_by_two_names_is_refused(tmp_path):
     arrays = peers.arrays()
     name = "Transformer/encoderblock_0/LayerNorm_2/scale"
@@ -379,22 +397,3 @@ def test_a_layer_behind_the_representation_is_told(tmp_path):
         told[name] = [note for note in found.notes if "representation" in note]
     assert told["without"] == []
     assert "pre_logits" in told["with"][0]
-
-
-def test_jaxs_bfloat16_is_read(tmp_path):
-    """numpy, which does not know it, stores it as two bytes of no type."""
-    arrays = peers.arrays()
-    halves = {name: torch.from_numpy(value).bfloat16() for name, value in arrays.items()}
-    stored = {name: value.view(torch.int16).numpy().view("V2") for name, value in halves.items()}
-    numpy.savez(tmp_path / "half.npz", **stored)
-    found = reading.read(tmp_path / "half.npz", peers.TOLD).weights()
-    assert torch.equal(found["norm.weight"], halves["Transformer/encoder_norm/scale"].float())
-
-
-def test_numbers_in_the_other_order_of_bytes_are_read(tmp_path):
-    arrays = peers.arrays()
-    for name, kind in (("big.npz", ">f4"), ("long.npz", numpy.longdouble), ("usual.npz", "<f4")):
-        numpy.savez(tmp_path / name, **{key: value.astype(kind) for key, value in arrays.items()})
-    paths = (tmp_path / name for name in ("usual.npz", "big.npz", "long.npz"))
-    usual, *others = (reading.read(path, peers.TOLD).weights() for path in paths)
-    assert all(torch.equal(value, other[name]) for other in others for name, value in usual.items())
