@@ -30,7 +30,7 @@ def run(config: Config) -> None:
     encoder = options.encoder.values()
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check_model(timm_options.vit(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    options.check_model(timm_options.of(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
     run = checkpoint.home(options.outputs)
     folder = Path(options.output or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)

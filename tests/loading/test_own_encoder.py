@@ -68,7 +68,7 @@ class Conv(Encoder):
     def pooled(self, outputs, pooling, images):
         return outputs.movedim(1, -1) if pooling == "patches" else outputs.mean((2, 3))
 
-    def represent(self, images):
+    def represent(self, images, *, depth_noise=None):
         *_, outputs = self.layers(images)
         return self.pooled(outputs, self.pooling, images)
 """
