@@ -167,49 +167,44 @@ def test_a_folder_that_cannot_be_read_is_no_new_run(three, monkeypatch):
         storage.newest(three, pytest.fail)
 
 
-def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three):
-    chance = random.Random(0)
-    for file in ("model.safetensors", "optimizer.safetensors", "manifest.json"):
-        path = three / "step_00000003" / file
-        whole = path.read_bytes()
-        for _ in range(50):
-            damaged = bytearray(whole)
-            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
-            path.write_bytes(damaged)
-            warnings = []
-            assert storage.newest(three, warnings.append)[0].step == 2
-            assert len(warnings) == 1
-            assert "step_00000003" in warnings[0]
-        path.write_bytes(whole)
+def falls_back(run: Path) -> str:
+    """The only warning of a run whose newest checkpoint is damaged, so that the one before it is taken."""
+    warnings = []
+    assert storage.newest(run, warnings.append)[0].step == 2
+    (warning,) = warnings
+    return warning
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
+def test_any_flipped_bit_is_noticed_and_the_one_before_taken(three, file):
+    chance, path = random.Random(0), three / "step_00000003" / file
+    whole = path.read_bytes()
+    for _ in range(50):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        assert "step_00000003" in falls_back(three)
+    path.unlink()
+    os.mkfifo(path)  # is not waited for
+    assert "not a regular file" in falls_back(three)
 
 
 @pytest.mark.parametrize(
-    "text",
+    "content",
     ["", "{", "[]", "{}", "5", '{"schema": 1, "sha256": {}}', '{"seal": 1}', "[" * 100_000, '{"seal":' * 100_000,
-     '{"seal": ' + "9" * 100_000 + "}"],
-    ids=range(10),
+     '{"seal": ' + "9" * 100_000 + "}", {"step": "3"}, {"step": -3}, {"step": 3.0}, {"step": True}, {"step": None},
+     {"sha256": {}}, {"sha256": [1]}, {"sha256": {"optimizer.safetensors": ""}},
+     {"sha256": {"model.safetensors": "", "a\0.safetensors": ""}},
+     {"sha256": {"model.safetensors": "", "../model.safetensors": ""}}],
+    ids=range(20),
 )  # fmt: skip
-def test_a_damaged_manifest_is_noticed(three, text):
-    (three / "step_00000003" / "manifest.json").write_text(text)
-    warnings = []
-    assert storage.newest(three, warnings.append)[0].step == 2
-    (warning,) = warnings
-    assert "step_00000003/manifest.json: is damaged; falling back" in warning
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"step": "3"}, {"step": -3}, {"step": 3.0}, {"step": True}, {"step": None}, {"sha256": {}}, {"sha256": [1]},
-     {"sha256": {"optimizer.safetensors": ""}}, {"sha256": {"model.safetensors": "", "a\0.safetensors": ""}}],
-    ids=str,
-)  # fmt: skip
-def test_a_manifest_that_no_checkpoint_has_is_noticed_though_its_seal_is_right(three, changes):
+def test_a_damaged_manifest_is_noticed_though_its_seal_may_be_right(three, content):
     path = three / "step_00000003"
-    rewrite(path, json.loads((path / "manifest.json").read_text()) | changes)
-    warnings = []
-    assert storage.newest(three, warnings.append)[0].step == 2
-    (warning,) = warnings
-    assert "step_00000003/manifest.json: is damaged; falling back" in warning
+    if isinstance(content, str):
+        (path / "manifest.json").write_text(content)
+    else:
+        rewrite(path, json.loads((path / "manifest.json").read_text()) | content)
+    assert "step_00000003/manifest.json: is damaged; falling back" in falls_back(three)
 
 
 def test_a_manifest_without_end_is_read_no_further_than_any_could_be(three, monkeypatch):
@@ -221,15 +216,6 @@ def test_a_manifest_without_end_is_read_no_further_than_any_could_be(three, monk
     with pytest.raises(CheckpointError, match=r"a manifest of .* bytes could not be read again"):
         storage.save(three, 4, STATES, {"classes": ["a name"] * 100})
     assert storage.newest(three, lambda warning: None)[0].step == 2
-
-
-@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
-def test_a_pipe_in_a_checkpoint_is_not_waited_for(three, file):
-    (three / "step_00000003" / file).unlink()
-    os.mkfifo(three / "step_00000003" / file)
-    warnings = []
-    assert storage.newest(three, warnings.append)[0].step == 2
-    assert "not a regular file" in warnings[0]
 
 
 def test_when_none_is_usable_the_run_is_refused(three):
@@ -262,16 +248,6 @@ def test_a_pickle_in_a_checkpoint_does_not_run(three, monkeypatch):
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
             storage.load(Checkpoint.open(folder))
     assert not (three / "exploded").exists()
-
-
-def test_a_manifest_cannot_name_files_elsewhere(three):
-    folder = three / "step_00000003"
-    (three / "secret.safetensors").write_bytes(b"")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["sha256"]["../secret.safetensors"] = hashlib.sha256(b"").hexdigest()
-    rewrite(folder, manifest)
-    with pytest.raises(CheckpointError, match="is damaged"):
-        storage.load(Checkpoint.open(folder))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -49,48 +49,37 @@ def newest(folder: Path, stage: str) -> tuple[str, str]:
     return found.path.parent.name, line.replace(f"{folder}/", "")
 
 
-def test_the_finished_run_that_was_written_last_is_taken_and_the_others_are_told(tmp_path):
-    run(tmp_path, "first", written=1)
-    run(tmp_path, "second", written=2)
-    run(tmp_path, "third", written=3, step=4)
-    run(tmp_path, "tuned", written=4, stage=FINETUNE)
-    name, line = newest(tmp_path, PRETRAIN)
-    assert name == "second"
-    assert line == (
-        "outputs/second/step_00000006: of the pre-training run that was finished last; "
-        "there are also outputs/first, outputs/third (at step 4 of 6)"
-    )
+TUNED = {"stage": FINETUNE}
+SCRATCH = {**TUNED, "start": "scratch"}
+RATE = {**TUNED, "sweep": "table4"}
 
 
-def test_a_control_is_never_taken(tmp_path):
-    run(tmp_path, "compare_a/pretrained_seed0", written=1, stage=FINETUNE, start="abc", compare="scratch")
-    run(tmp_path, "compare_a/scratch_seed0", written=2, stage=FINETUNE, start="scratch", compare="scratch")
-    name, line = newest(tmp_path, FINETUNE)
-    assert name == "pretrained_seed0"
-    assert "scratch_seed0 (the arm of a comparison that began with random weights)" in line
+@pytest.mark.parametrize(
+    ("stage", "runs", "taken", "remarks"),
+    [
+        (PRETRAIN, {"first": {}, "second": {}, "third": {"step": 4}, "tuned": TUNED}, "second",
+         "third (at step 4 of 6)"),
+        (FINETUNE, {"compare/pretrained_seed0": {**TUNED, "compare": "scratch"},
+                    "compare/scratch_seed0": {**SCRATCH, "compare": "scratch"}}, "pretrained_seed0",
+         "scratch_seed0 (the arm of a comparison that began with random weights)"),
+        (FINETUNE, {"scratch": SCRATCH}, "scratch", "that was finished last"),
+        (FINETUNE, {"tuned": TUNED, "scratch": SCRATCH}, "tuned", "outputs/scratch (began with random weights)"),
+        (FINETUNE, {"table4/chosen": {**RATE, "development": None}, "table4/lr_0.1": {**RATE, "development": 0.1}},
+         "chosen", "lr_0.1 (trained to choose a learning rate)"),
+    ],
+)  # fmt: skip
+def test_the_last_finished_result_is_taken_and_the_others_are_told(tmp_path, stage, runs, taken, remarks):
+    for written, (name, facts) in enumerate(runs.items()):
+        run(tmp_path, name, written=written, **facts)
+    name, line = newest(tmp_path, stage)
+    assert name == taken
+    assert remarks in line
 
 
 def test_where_there_are_controls_alone_nothing_is_taken(tmp_path):
-    run(tmp_path, "compare_a/scratch_seed0", written=2, stage=FINETUNE, start="scratch", compare="scratch")
+    run(tmp_path, "compare_a/scratch_seed0", written=2, **SCRATCH, compare="scratch")
     with pytest.raises(UserError, match="scratch_seed0 is the arm of a comparison"):
         newest(tmp_path, FINETUNE)
-
-
-def test_a_classifier_without_pre_training_is_taken_only_where_there_is_no_other(tmp_path):
-    run(tmp_path, "scratch_a", written=9, stage=FINETUNE, start="scratch")
-    assert newest(tmp_path, FINETUNE)[0] == "scratch_a"
-    run(tmp_path, "finetune_a", written=1, stage=FINETUNE, start="abc")
-    name, line = newest(tmp_path, FINETUNE)
-    assert name == "finetune_a"
-    assert "outputs/scratch_a (began with random weights)" in line
-
-
-def test_a_run_that_chose_a_rate_is_no_result(tmp_path):
-    run(tmp_path, "table4_a/chosen", written=1, stage=FINETUNE, sweep="table4", development=None)
-    run(tmp_path, "table4_a/lr_0.1", written=2, stage=FINETUNE, sweep="table4", development=0.1)
-    name, line = newest(tmp_path, FINETUNE)
-    assert name == "chosen"
-    assert "lr_0.1 (trained to choose a learning rate)" in line
 
 
 def test_what_cannot_be_read_is_passed_over(tmp_path):
