@@ -37,8 +37,14 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
     options: Pictures = config.options
     encoder, say = options.encoder.values(), config.line.say
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=say)
+    layer, pooling, norm = options.features.layer, options.features.pooling, options.features.norm
+    chosen, origin = _chosen(options, checkpoint, store)
+    if layer == AUTO:
+        layer, origin = chosen.layer if chosen else "last", f" ({origin})"
+    else:
+        origin = ""
     with within("features"):
-        features, origin = _features(options, checkpoint, store)
+        features = Features(layer=layer, pooling=pooling or (chosen.pooling if chosen else None), norm=norm)
         found = features.readings(checkpoint.encoder)
     say(f"features: layer {found[0].layer} of {checkpoint.encoder.get('depth', 1)}, {found[0].pooling}{origin}")
     transform, pixels = eval_transform(checkpoint), pixel_format(checkpoint)
@@ -60,28 +66,16 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
     return checkpoint, make, pixels
 
 
-def _features(options: Pictures, checkpoint: Checkpoint, store: str | None) -> tuple[Features, str]:
-    """The options of the features, with the layer and the pooling that are left open, and where the layer comes from.
+def _chosen(options: Pictures, checkpoint: Checkpoint, store: str | None) -> tuple[Reading | None, str]:
+    """The features of a store, else those that the first probe of the last evaluation chose; and where they are from.
 
-    They are those of the store, or what an evaluation of the checkpoint chose; else they are the last layer and the
-    encoder's own pooling.
+    None if there are none that can be used: the last layer and the encoder's own pooling are taken.
     """
-    layer, pooling, norm = options.features.layer, options.features.pooling, options.features.norm
-    reading, origin = None, ""
+    wanted, file = options.features, checkpoint.home(options.outputs) / FOLDER / "report.json"
     if store is not None and (encoder := encoder_of(store)).startswith(checkpoint.checksum[:16]):
-        reading, origin = reading_of(encoder), f"as in {store}"
-    elif layer == AUTO:
-        reading, origin = _evaluated(options, checkpoint)
-    if reading is not None and pooling is None:
-        pooling = reading.pooling
-    if layer != AUTO:
-        return Features(layer=layer, pooling=pooling, norm=norm), ""
-    return Features(layer=reading.layer if reading else "last", pooling=pooling, norm=norm), f" ({origin})"
-
-
-def _evaluated(options: Pictures, checkpoint: Checkpoint) -> tuple[Reading | None, str]:
-    """The features that the first probe of the last evaluation chose, None if it cannot be used; and why."""
-    file, features = checkpoint.home(options.outputs) / FOLDER / "report.json", options.features
+        return reading_of(encoder), f"as in {store}"
+    if wanted.layer != AUTO:
+        return None, ""
     try:
         report, _ = read_json(file)
         if report["facts"].get("checksum") != checkpoint.checksum:
@@ -93,19 +87,18 @@ def _evaluated(options: Pictures, checkpoint: Checkpoint) -> tuple[Reading | Non
         return None, f"the last: {file} cannot be read"
     if reading is None:
         return None, f"the last: {file} is of patches"
-    if reading.norm != features.norm or features.pooling not in (None, reading.pooling):
+    if reading.norm != wanted.norm or wanted.pooling not in (None, reading.pooling):
         return None, f"the last: {file} chose {reading.name}"
     return reading, f"chosen by {file}"
 
 
 def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
     """Return whether the objective of a checkpoint's run declares so; false for weights without their run."""
-    try:
+    with suppress(FileNotFoundError, ConfigurationError):
         run = Configuration.read(checkpoint.path.parent / "config.yaml")
-    except (FileNotFoundError, ConfigurationError):
-        return False
-    objective = find_options(line.part("objective", str(run.choices.get("objective"))) or "")
-    return getattr(objective, "needs_standardizing", False)
+        objective = find_options(line.part("objective", str(run.choices.get("objective"))) or "")
+        return getattr(objective, "needs_standardizing", False)
+    return False
 
 
 def data_set(config: Config, pixels: PixelFormat) -> "Data":

@@ -234,6 +234,15 @@ def test_a_store_has_the_layer_that_the_evaluation_chose_and_a_query_that_of_the
     assert "layer1_patch_mean, not with" in line
 
 
+def said_of_features(work, monkeypatch, capsys, *options) -> str:
+    monkeypatch.chdir(work)
+    config = composed("output=out.npz", *options, tool="embed").config
+    describer.check(config)
+    config.line.announce()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("features: ")]
+    return line
+
+
 @pytest.mark.parametrize(
     ("best", "step", "options", "features"),
     [
@@ -254,28 +263,17 @@ def test_a_store_has_the_layer_that_the_evaluation_chose_and_a_query_that_of_the
 def test_only_a_choice_among_the_same_features_of_the_same_checkpoint_counts(
     work, monkeypatch, capsys, best, step, options, features
 ):
-    monkeypatch.chdir(work)
     evaluated(work, best, step)
-    config = composed("output=out.npz", *options, tool="embed").config
-    describer.check(config)
-    config.line.announce()
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("features: ")]
+    line = said_of_features(work, monkeypatch, capsys, *options)
     assert line.startswith(f"features: layer {features}")
     assert ("report.json" in line) is (not any("layer" in option for option in options))
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"facts": 3}'])
 def test_without_a_report_it_is_the_last_layer(work, monkeypatch, capsys, content):
-    monkeypatch.chdir(work)
     report = evaluated(work, "layer1_patch_mean")
-    if content is None:
-        report.unlink()
-    else:
-        report.write_text(content)
-    config = composed("output=out.npz", tool="embed").config
-    describer.check(config)
-    config.line.announce()
-    assert "features: layer 2 of 2, patch_mean (the last: " in capsys.readouterr().out
+    report.unlink() if content is None else report.write_text(content)
+    assert "features: layer 2 of 2, patch_mean (the last: " in said_of_features(work, monkeypatch, capsys)
 
 
 def test_what_is_wrong_with_a_store_is_told_in_one_line(made, work, tool):
