@@ -73,7 +73,8 @@ class StochasticDepth(nn.Module):
         if not self.training or self.rate == 0:
             return branch
         noise = torch.rand(len(branch), device=branch.device) if noise is None else noise
-        return branch * ((noise >= self.rate) / (1 - self.rate)).to(branch.dtype)[:, None, None]
+        kept = (noise >= self.rate).to(noise.dtype)
+        return branch * (kept / (1 - self.rate)).to(branch.dtype)[:, None, None]
 
 
 class LayerScale(nn.Module):

@@ -1,9 +1,6 @@
 """Rotary positions and SwiGLU, as DINOv3 and DINOv2's giant have them: equations, kernels, files, a command."""
 
-import math
-
 import exported
-import onnxruntime
 import peers
 import pytest
 import timm
@@ -18,8 +15,6 @@ from ssvit.analysis.attention import watched
 from ssvit.exchange import reading
 from ssvit.exchange.export_options import Export
 from ssvit.exchange.files import ForeignError
-from ssvit.exchange.program import Program, write_onnx, write_torch
-from ssvit.kernels import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
@@ -29,47 +24,7 @@ from ssvit.options import OptionError, UserError
 
 ROTARY = {"positions": "rotary", "registers": 3, "layer_scale": 0.3, "norm_epsilon": 1e-5}
 BOTH = {**ROTARY, "mlp": "swiglu"}
-SIZES = ((32, 48), (40, 24))
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
-
-
-def turned(vector, row, column, grid):
-    """A head's numbers of one patch, one pair after the other: pair i is numbers i and k / 2 + i."""
-    k = len(vector)
-    found = vector.clone()
-    for i in range(k // 2):
-        place, side = ((row, grid[0]), (column, grid[1]))[i // (k // 4)]
-        period = 100 ** (4 * (i % (k // 4)) / k)
-        angle = 2 * math.pi * ((place + 0.5) / side * 2 - 1) / period
-        a, b = vector[i], vector[k // 2 + i]
-        found[i] = a * math.cos(angle) - b * math.sin(angle)
-        found[k // 2 + i] = b * math.cos(angle) + a * math.sin(angle)
-    return found
-
-
-def plain_block(block, x, grid, prefix):
-    """A layer in float64: turns patch by patch, SwiGLU as Shazeer (2020) writes it."""
-    d, h = x.shape[-1], block.attention.heads
-
-    def norm(x, layer):
-        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-        return x * layer.weight + layer.bias
-
-    projected = norm(x, block.norm1) @ block.attention.qkv.weight.T + block.attention.qkv.bias
-    query, key, value = projected.unflatten(-1, (3, h, d // h)).permute(2, 0, 3, 1, 4).clone()
-    for image in range(len(x)):
-        for head in range(h):
-            for patch in range(x.shape[1] - prefix):
-                for part in (query, key):
-                    at = image, head, prefix + patch
-                    part[at] = turned(part[at], patch // grid[1], patch % grid[1], grid)
-    mixed = ((query @ key.mT / (d // h) ** 0.5).softmax(-1) @ value).transpose(1, 2).flatten(2)
-    x = x + block.scale1.gamma * (mixed @ block.attention.out.weight.T + block.attention.out.bias)
-    (gate, up), (gate_bias, up_bias) = block.expand.weight.chunk(2), block.expand.bias.chunk(2)
-    normed = norm(x, block.norm2)
-    gate = normed @ gate.T + gate_bias
-    hidden = gate / (1 + (-gate).exp()) * (normed @ up.T + up_bias)
-    return x + block.scale2.gamma * (hidden @ block.contract.weight.T + block.contract.bias)
 
 
 def exact(**changes):
@@ -78,21 +33,6 @@ def exact(**changes):
     count = len(encoder.rotary.periods)
     encoder.rotary.periods = 100 ** (torch.arange(count, dtype=torch.float64) / count)
     return encoder
-
-
-@pytest.mark.parametrize("size", SIZES)
-@torch.no_grad()
-def test_the_equations(size):
-    encoder, x = exact(), images(size).double()
-    patches, grid = encoder.embed(x), encoder.grid_of(x)
-    prefix = [token.expand(len(x), -1, -1) for token in (encoder.class_token, encoder.register_tokens)]
-    tokens = torch.cat([*prefix, patches], 1)
-    for block in encoder.blocks:
-        tokens = plain_block(block, tokens, grid, 4)
-    final = tokens - tokens.mean(-1, keepdim=True)
-    final = final / (final.square().mean(-1, keepdim=True) + 1e-5).sqrt() * encoder.norm.weight + encoder.norm.bias
-    torch.testing.assert_close(encoder(x), final, atol=1e-11, rtol=0)
-    torch.testing.assert_close(encoder.represent(x), final[:, 0], atol=1e-11, rtol=0)
 
 
 def test_products_of_turned_queries_and_keys_tell_offsets_alone():
@@ -105,25 +45,6 @@ def test_products_of_turned_queries_and_keys_tell_offsets_alone():
     assert (patches[0, 0, 2, 1] - patches[0, 0, 1, 2]).abs() > 1e-3
     torch.testing.assert_close(logits[0, 0, 0, 0], query @ key)  # prefix tokens are not turned
     assert torch.equal(rotate(query.expand(1, 1, 17, 8), rotation)[0, 0, 0], query)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@torch.no_grad()
-def test_visible_and_output_ids_choose_among_the_patches(size):
-    encoder, x = exact(), images(size).double()
-    tokens, grid = encoder.embed(x), encoder.grid_of(x)
-    ids = torch.stack([torch.randperm(tokens.shape[1]) for _ in range(len(tokens))])
-    whole = encoder.encode(tokens, grid=grid)
-    shuffled = encoder.encode(tokens, grid=grid, visible_ids=ids)
-    torch.testing.assert_close(shuffled[:, :4], whole[:, :4], atol=1e-12, rtol=0)
-    torch.testing.assert_close(shuffled[:, 4:], whole[:, 4:].gather(1, ids[..., None].expand_as(whole[:, 4:])))
-    some = encoder.encode(tokens, grid=grid, output_ids=ids[:, :5])
-    torch.testing.assert_close(some, shuffled[:, 4:9], atol=1e-12, rtol=0)
-    few = encoder.encode(tokens, grid=grid, visible_ids=ids[:, :6])
-    last = encoder.encode(tokens, grid=grid, visible_ids=ids[:, :6], output_ids=torch.tensor([[5, 0], [2, 3]]))
-    expected = torch.stack([few[0, [4 + 5, 4 + 0]], few[1, [4 + 2, 4 + 3]]])
-    torch.testing.assert_close(last, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(list(encoder.layers(x))[-1], encoder.blocks[:](*_inputs(encoder, x)))
 
 
 def _inputs(encoder, x):
@@ -143,58 +64,6 @@ def test_gradients_are_those_of_differences():
         return torch.func.functional_call(encoder, block, images((16, 16)).double())
 
     assert torch.autograd.gradcheck(of, weights)
-
-
-@pytest.mark.parametrize("changes", [{"mlp": "swiglu"}, ROTARY, {"positions": "rotary"}, BOTH])
-@pytest.mark.parametrize("training", [False, True])
-def test_under_kernels_it_is_as_exact_as_torch(changes, training):
-    """Under autocast, with gradients; some visible patches, of which the last layer computes some."""
-    ids = torch.stack([torch.randperm(24, generator=torch.Generator().manual_seed(i))[:12] for i in range(2)])
-    for chosen in ({}, {"visible_ids": ids, "output_ids": ids[:, :5] // 2}):
-        results = []
-        for enabled, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
-            encoder = exported.encoder(**{"width": 64, "heads": 2, "mlp_width": 256, **changes}).train(training)
-            accelerate.accelerate(encoder, enabled)
-            with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-                out = encoder.encode(encoder.embed(images()), **chosen)
-            out.float().square().mean().backward()
-            results.append([out.float(), *(weight.grad for weight in encoder.parameters())])
-        for right, plain, fast in zip(*results, strict=True):
-            assert (fast - right).norm() <= 2 * (plain - right).norm() + 1e-3 * right.norm() + 1e-6
-
-
-def test_activation_checkpointing_changes_no_gradient():
-    gradients = []
-    for saves in (False, True):
-        encoder = exported.encoder(**BOTH, activation_checkpointing=saves).train()
-        encoder(images()).square().mean().backward()
-        gradients.append([weight.grad for weight in encoder.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_compiled_it_is_one_graph():
-    encoder = exported.encoder(**BOTH)
-    compiled = torch.compile(encoder, backend="eager", fullgraph=True)
-    for size in SIZES:
-        assert torch.equal(compiled(images(size)), encoder(images(size)))
-    masked = torch.compile(lambda x, ids: encoder.encode(x, visible_ids=ids), backend="eager", fullgraph=True)
-    tokens, ids = encoder.embed(images()), torch.stack([torch.randperm(24)[:9] for _ in range(2)])
-    assert torch.equal(masked(tokens, ids), encoder.encode(tokens, visible_ids=ids))
-
-
-@torch.no_grad()
-def test_programs_take_images_of_any_size(tmp_path):
-    encoder = exported.encoder(**BOTH)
-    write_onnx(Program(encoder, Export(format="onnx", any_size=True)).eval(), {}, tmp_path / "model.onnx")
-    write_torch(Program(encoder, Export(format="torch_export", any_size=True)).eval(), {}, tmp_path / "model.pt2")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    for size in SIZES:
-        x = images(size)
-        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-        assert (torch.from_numpy(found) - encoder(x)).abs().max() < 1e-4
-        assert (program(x)[0] - encoder(x)).abs().max() < 1e-5
 
 
 @torch.no_grad()
@@ -265,11 +134,6 @@ def test_other_models_of_hugging_face_are_refused(changes, said, tmp_path):
         reading.read(peer.path, {})
 
 
-def test_without_them_nothing_has_changed():
-    encoder = exported.encoder()
-    assert not any("rotary" in name for name in encoder.state_dict())
-
-
 def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
     for width, hidden in ((384, 1024), (1536, 4096), (192, 512), (60, 160)):
         with torch.device("meta"):
@@ -280,21 +144,6 @@ def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
     limit = (6 / (96 + 256)) ** 0.5  # Xavier's, of one matrix
     for matrix in encoder.blocks[0].expand.weight.chunk(2):
         assert 0.98 * limit < matrix.abs().max() <= limit
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("mlp", {"mlp": "relu"}),
-        ("gelu", {"mlp": "swiglu", "gelu": "tanh"}),
-        ("heads", {"positions": "rotary", "width": 12, "heads": 2}),
-        ("positions_at", {"positions": "rotary", "positions_at": "every_layer"}),
-        ("norm_epsilon", {"norm_epsilon": 0}),
-    ],
-)
-def test_wrong_values_are_refused(name, changes):
-    with pytest.raises(OptionError, match=name):
-        ViT(vit_options.ViT(**{"image_size": 8, "patch_size": 4, "width": 8, "depth": 1, "heads": 1, **changes}))
 
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])

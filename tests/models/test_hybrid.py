@@ -208,33 +208,9 @@ def test_initialisation_is_the_authors():
             assert (parameter == 1).all(), name
 
 
-def test_bytes_equal_fractions():
-    vit = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    images = (random_images() * 256).to(torch.uint8)
-    torch.testing.assert_close(vit.embed(images), vit.embed(images / 255), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("uint8", [True, False])
-def test_bfloat16_is_near_float32(uint8):
-    vit = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    images = (random_images() * 255).to(torch.uint8) if uint8 else random_images()
-    exact = vit(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = vit(images)
-    assert (found - exact).norm() < 0.03 * exact.norm()
-
-
 def test_images_of_another_shape_are_refused():
     with pytest.raises(OptionError, match=r"^images=3x16x20: this encoder takes 3 channels, .* patches of 8x8 divide$"):
         build()(random_images(1, 16, 20))
-
-
-def test_an_image_is_represented_by_its_class_token():
-    vit = build((1,), image_size=[16, 24])
-    images = random_images(2, 16, 24)
-    torch.testing.assert_close(vit.represent(images), vit(images)[:, 0], atol=1e-5, rtol=1e-5)
-    *_, last = vit.layers(images)
-    torch.testing.assert_close(vit.norm(last), vit(images), atol=1e-5, rtol=1e-5)
 
 
 def objective(**options) -> MaskedPatch:
@@ -306,37 +282,3 @@ def test_the_same_stem_may_be_written_in_other_words():
 def test_another_stem_is_refused(stem):
     with pytest.raises(OptionError, match=r"^stem=.*must be \{layers:\[1,1\],width:32,epsilons:authors"):
         ViT(vit_options.ViT(**SMALL, stem=stem)).take(build())
-
-
-def test_without_a_stem_nothing_of_it_is_there():
-    assert ViT(vit_options.ViT(**SMALL)).stem is None
-    assert not any(name.startswith("stem") for name in ViT(vit_options.ViT(**SMALL)).state_dict())
-
-
-WRONG = [
-    ("stem", {"stem": "r50"}),
-    ("stem.layers", {"stem": {}}),
-    ("stem.width", {"stem": {"layers": [1]}}),
-    ("stem.depth", {"stem": {"layers": [1], "width": 32, "depth": 3}}),
-    ("stem.layers", {"stem": {"layers": 3, "width": 32}}),
-    ("stem.layers", {"stem": {"layers": [3, 0], "width": 32}}),
-    ("stem.layers", {"stem": {"layers": [3, "4"], "width": 32}}),
-    ("stem.width", {"stem": {"layers": [1], "width": 48}}),
-    ("stem.width", {"stem": {"layers": [1], "width": 0}}),
-    ("stem.width", {"stem": {"layers": [1], "width": 64.0}}),
-    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": "google"}}),
-    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": 1e-5}}),
-    ("stem.epsilons", {"stem": {"layers": [1], "width": 32, "epsilons": None}}),
-    ("patch_size", {"stem": {"layers": [1, 1, 1], "width": 32}}),
-    ("patch_size", {"stem": {"layers": [], "width": 32}, "patch_size": 2}),
-    ("patch_size", {"stem": {"layers": [1, 1], "width": 32}, "patch_size": [8, 4]}),
-]
-
-
-@pytest.mark.parametrize(("name", "options"), WRONG)
-def test_options_that_cannot_be_are_named(name, options):
-    with pytest.raises(OptionError) as raised:
-        ViT(vit_options.ViT(**SMALL | options))
-    assert raised.value.name == name
-    assert str(raised.value).startswith((f"{name}=", f"{name}: "))
-    assert "\n" not in str(raised.value)

@@ -295,17 +295,6 @@ def test_gradients_flow_to_relative_keys_from_every_length():
         torch.autograd.gradcheck(logits, (module.keys,))
 
 
-@pytest.mark.parametrize(("positions", "at"), [(kind, "stem") for kind in ("relative", *ADDITIVE)])
-def test_compiled_each_size_is_one_graph(positions, at):
-    vit, graphs = build(positions=positions, positions_at=at), []
-    torch._dynamo.reset()
-    compiled = torch.compile(vit, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True, dynamic=False)
-    for size in ((16, 16), (8, 12), (16, 16), (8, 12)):
-        images = torch.rand(2, 3, *size)
-        torch.testing.assert_close(compiled(images), vit(images), atol=1e-5, rtol=1e-4)
-    assert len(graphs) == 2
-
-
 @pytest.mark.parametrize("method", ["model", "masked_patch_decoder", "simmim", "mae", "latent", "ibot", "simclr"])
 @pytest.mark.parametrize("size", [8, 24])
 def test_an_objective_that_samples_patches_refuses_images_of_another_size(method, size):

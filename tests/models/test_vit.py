@@ -13,7 +13,6 @@ from composing import composed
 from timm.models.deit import VisionTransformerDistilled
 
 from ssvit.models import vit_options
-from ssvit.models.block import StochasticDepth
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
@@ -55,61 +54,6 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], dtype=x.dtype)
 
 
-def plain(vit: ViT, image: torch.Tensor, heads: int, keep: list[int] | None = None) -> torch.Tensor:
-    """Equations 1 to 4 of the paper for one image, token by token in float64, from the weights in the state dict.
-
-    Positions other than learned_1d are tested in test_positions.py, so their rows are read from the modules.
-    """
-    w = {name: value.double() for name, value in vit.state_dict().items()}
-    (p, q), depth = vit.patch_size, len(vit.blocks)
-    image = (image.double() - w["mean"][:, None, None]) / w["std"][:, None, None]
-    cut = [
-        image[:, y : y + p, x : x + q].flatten()
-        for y in range(0, image.shape[1], p)
-        for x in range(0, image.shape[2], q)
-    ]
-    kept = range(len(cut)) if keep is None else keep
-    z = [w["patch.weight"] @ cut[place] + w["patch.bias"] for place in kept]
-    places = [vit.num_prefix_tokens + place for place in kept]
-    special = [w[name].flatten() for name in ("class_token", "distillation_token") if name in w]
-    z, places = [*special, *z], [*range(len(special)), *places]
-    at = vit.arguments["positions_at"]
-    for layer in range(depth):
-        if len(vit.positions) and (layer == 0 or at != "stem"):
-            rows = vit.positions[layer if at == "every_layer" else 0]().detach().double()
-            z = [token + rows[place] for token, place in zip(z, places, strict=True)]
-
-        def weights(name: str, layer: int = layer) -> tuple[torch.Tensor, torch.Tensor]:
-            return w[f"blocks.{layer}.{name}.weight"], w[f"blocks.{layer}.{name}.bias"]
-
-        matrix, bias = weights("attention.qkv")
-        query, key, value = zip(
-            *((matrix @ layer_norm(token, *weights("norm1")) + bias).chunk(3) for token in z), strict=True
-        )
-        k = len(query[0]) // heads
-        mixed = []
-        for i in range(len(z)):
-            parts = []
-            for head in range(heads):
-                own = slice(head * k, (head + 1) * k)
-                logits = [float(query[i][own] @ other[own]) / math.sqrt(k) for other in key]
-                if f"blocks.{layer}.attention.relative.keys" in w:
-                    offsets = w[f"blocks.{layer}.attention.relative.keys"]
-                    middle = len(offsets) // 2
-                    logits = [
-                        logit + float(query[i][own] @ offsets[places[i] - places[j] + middle])
-                        for j, logit in enumerate(logits)
-                    ]
-                total = sum(math.exp(logit) for logit in logits)
-                parts.append(sum(math.exp(a) / total * v[own] for a, v in zip(logits, value, strict=True)))
-            matrix, bias = weights("attention.out")
-            mixed.append(matrix @ torch.cat(parts) + bias)
-        z = [token + change for token, change in zip(z, mixed, strict=True)]
-        (up, up_bias), (down, down_bias) = weights("expand"), weights("contract")
-        z = [token + down @ gelu(up @ layer_norm(token, *weights("norm2")) + up_bias) + down_bias for token in z]
-    return torch.stack([layer_norm(token, w["norm.weight"], w["norm.bias"]) for token in z])
-
-
 def from_config(name: str, image_size: int, **changes) -> tuple[ViT, str]:
     """An encoder of configs/encoder, without memory for its weights, and the text of its file."""
     config = composed(f"encoder={name}", f"data.image_size={image_size}")
@@ -146,34 +90,6 @@ def test_configurations_say_their_own_count(name, size):
     assert f"{millions(vit):.{len(said.split('.')[1])}f}" == said
 
 
-@pytest.mark.parametrize("special", SPECIAL)
-@pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_equals_the_equations_of_the_paper(positions, at, special):
-    vit = build(positions=positions, positions_at=at, image_size=12, width=12, **special).double()
-    images = random_images(2, h=12, w=12).double()
-    expected = torch.stack([plain(vit, image, heads=3) for image in images])
-    torch.testing.assert_close(vit(images), expected, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"image_size": [8, 20]},
-        {"image_size": [12, 8], "patch_size": [3, 4]},
-        {"channels": 1, "mean": 0.1307, "std": [0.3081]},
-        {"channels": 4, "mean": [0.4, 0.5, 0.6, 0.1], "std": [0.2, 0.3, 0.25, 0.1]},
-        {"depth": 1},
-        {"heads": 1, "mlp_width": 7},
-        {"heads": 24, "image_size": 8},
-    ],
-)
-def test_any_shape_equals_the_equations(options):
-    vit = build(**options).double()
-    images = random_images(2, vit.channels, *vit.image_size).double()
-    expected = torch.stack([plain(vit, image, heads=options.get("heads", 3)) for image in images])
-    torch.testing.assert_close(vit(images), expected, atol=1e-10, rtol=1e-10)
-
-
 @pytest.mark.parametrize(
     ("size", "patch", "channels", "special"),
     [((32, 32), 8, 3, 1), ((16, 40), 8, 3, 1), ((32, 24), 8, 1, 1), ((32, 32), 8, 4, 0), ((16, 24), 8, 3, 2)],
@@ -202,12 +118,6 @@ def test_equals_timm(size, patch, channels, special):
     peer.load_state_dict(state)
     images = random_images(4, channels, *size)
     torch.testing.assert_close(vit(images), peer.forward_features((images - mean) / std), atol=1e-5, rtol=1e-5)
-
-
-def test_bytes_equal_fractions():
-    vit = build(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    images = (random_images() * 256).to(torch.uint8)
-    torch.testing.assert_close(vit.embed(images), vit.embed(images / 255), atol=1e-5, rtol=1e-5)
 
 
 def test_normalisation_is_that_of_the_channels():
@@ -252,58 +162,11 @@ def test_an_image_does_not_depend_on_its_batch():
     torch.testing.assert_close(vit(images)[3:4], vit(images[3:4]), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("special", SPECIAL)
-@pytest.mark.parametrize("kept", [None, 9])
-@pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_outputs_at_some_places_are_those_of_the_whole(positions, at, kept, special):
-    vit = build(positions=positions, positions_at=at, **special)
-    keep = None if kept is None else some(3, 16, kept)
-    asked = some(3, kept or 16, 5, seed=2)
-    weight = torch.randn(3, 5, 24)
-    results = []
-    for whole in (True, False):
-        tokens = vit.embed(random_images()).detach().requires_grad_()
-        if whole:
-            outputs = vit.encode(tokens, visible_ids=keep)
-            outputs = torch.stack([outputs[image, vit.num_prefix_tokens + asked[image]] for image in range(3)])
-        else:
-            outputs = vit.encode(tokens, visible_ids=keep, output_ids=asked)
-        vit.zero_grad()
-        (outputs * weight).sum().backward()
-        gradients = {name: p.grad.clone() for name, p in vit.named_parameters() if p.grad is not None}
-        results.append((outputs.detach(), tokens.grad, gradients))
-    (outputs, of_tokens, gradients), (outputs_at, of_tokens_at, gradients_at) = results
-    torch.testing.assert_close(outputs_at, outputs, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(of_tokens_at, of_tokens, atol=1e-5, rtol=1e-5)
-    assert (
-        gradients.keys() == gradients_at.keys() == dict(vit.named_parameters()).keys() - {"patch.weight", "patch.bias"}
-    )
-    torch.testing.assert_close(gradients_at, gradients, atol=2e-5, rtol=1e-4)
-
-
 def test_one_place_may_be_asked_twice():
     vit = build()
     tokens = vit.embed(random_images())
     outputs = vit.encode(tokens, output_ids=torch.tensor([[4, 4]]).expand(3, -1))
     torch.testing.assert_close(outputs[:, 0], outputs[:, 1])
-
-
-@pytest.mark.parametrize("special", SPECIAL)
-@pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_kept_patches_are_encoded_alone_with_their_own_positions(positions, at, special):
-    vit = build(positions=positions, positions_at=at, width=12, depth=2, **special).double()
-    images, keep = random_images(2).double(), some(2, 16, 5)
-    expected = torch.stack([plain(vit, image, 3, kept.tolist()) for image, kept in zip(images, keep, strict=True)])
-    for encoded in (vit.encode(vit.embed(images), visible_ids=keep), vit(images, keep)):
-        torch.testing.assert_close(encoded, expected, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize(("positions", "at"), PLACES)
-def test_keeping_all_in_order_changes_nothing(positions, at):
-    vit = build(positions=positions, positions_at=at)
-    tokens = vit.embed(random_images())
-    everything = torch.arange(16).expand(3, -1)
-    torch.testing.assert_close(vit.encode(tokens, visible_ids=everything), vit.encode(tokens), atol=1e-6, rtol=1e-6)
 
 
 def test_without_positions_the_order_of_patches_is_unknown():
@@ -323,15 +186,6 @@ def test_encoding_leaves_the_tokens_as_they_were():
 
 
 POOLED = [("patch_mean", options) for options in SPECIAL] + [("class_token", options) for options in SPECIAL[1:]]
-
-
-@pytest.mark.parametrize(("pooling", "special"), POOLED)
-def test_pooling(pooling, special):
-    vit = build(pooling=pooling, **special)
-    outputs = vit(random_images())
-    patches = [outputs[:, place] for place in range(SPECIAL.index(special), SPECIAL.index(special) + 16)]
-    expected = outputs[:, 0] if pooling == "class_token" else sum(patches) / 16
-    torch.testing.assert_close(vit.pool(outputs), expected)
 
 
 @pytest.mark.parametrize("positions", KINDS)
@@ -394,16 +248,6 @@ def test_dropout_is_the_authors_and_that_of_attention_weights_an_option(rate, of
 def test_training_without_dropout_is_without_chance():
     vit = build().train()
     assert torch.equal(vit(random_images()), vit(random_images()))
-
-
-def test_stochastic_depth_keeps_whole_images_and_the_expectation():
-    torch.manual_seed(0)
-    drop, rate, b = StochasticDepth(0.3).train(), 0.3, 20_000
-    out = drop(torch.ones(b, 2, 3)).flatten(1)
-    assert torch.equal(out, out[:, :1].expand(-1, 6))
-    assert out.unique().tolist() == pytest.approx([0, 1 / (1 - rate)])
-    deviation = (rate / (1 - rate) / b) ** 0.5
-    assert abs(out[:, 0].mean().item() - 1) < 4 * deviation
 
 
 def test_stochastic_depth_grows_linearly():
@@ -477,22 +321,6 @@ def test_weights_and_normalisation_travel_in_a_file(positions, at):
     assert {"mean", "std", "class_token", "distillation_token", "patch.weight", "norm.bias"} <= vit.state_dict().keys()
 
 
-@pytest.mark.parametrize("uint8", [True, False])
-@pytest.mark.parametrize("positions", KINDS)
-def test_bfloat16_is_near_float32(positions, uint8):
-    vit = build(positions=positions, mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    images = (random_images() * 255).to(torch.uint8) if uint8 else random_images()
-    exact = vit(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        tokens = vit.embed(images)
-        outputs = vit.encode(tokens)
-        asked = vit.encode(tokens, output_ids=some(3, 16, 4))
-    assert tokens.dtype == torch.bfloat16
-    assert ((outputs - exact).norm() / exact.norm()).item() < 0.02
-    expected = torch.stack([exact[image, 1 + places] for image, places in enumerate(some(3, 16, 4))])
-    assert ((asked - expected).norm() / expected.norm()).item() < 0.02
-
-
 def test_bfloat16_does_not_shift_the_colours():
     # Half a grey level is what a mean rounded to half precision would be off by, in every patch alike.
     vit = ViT(vit_options.ViT(image_size=32, patch_size=16, width=256, depth=1, heads=1, mean=130.49 / 255, std=0.229))
@@ -504,63 +332,6 @@ def test_bfloat16_does_not_shift_the_colours():
     error = found - weight * (130 - 130.49) / 255
     levels = (error @ weight / (weight @ weight)).item() * 255
     assert abs(levels) < 0.05
-
-
-WRONG = [
-    ("patch_size", {"patch_size": 5}),
-    ("patch_size", {"patch_size": 32}),
-    ("patch_size", {"patch_size": 0}),
-    ("patch_size", {"patch_size": [4, 3]}),
-    ("patch_size", {"patch_size": "four"}),
-    ("image_size", {"image_size": -16}),
-    ("image_size", {"image_size": [16, 16, 16]}),
-    ("image_size", {"image_size": 16.0}),
-    ("image_size", {"image_size": None}),
-    ("width", {"width": 0}),
-    ("width", {"width": "24"}),
-    ("width", {"width": True}),
-    ("width", {"width": 6, "positions": "learned_2d"}),
-    ("width", {"width": 6, "positions": "sine_cosine_2d"}),
-    ("heads", {"heads": 5}),
-    ("heads", {"heads": 0}),
-    ("depth", {"depth": 0}),
-    ("depth", {"depth": 2.5}),
-    ("mlp_width", {"mlp_width": 0}),
-    ("channels", {"channels": 0}),
-    ("class_token", {"class_token": "yes"}),
-    ("class_token", {"class_token": None}),
-    ("distillation_token", {"distillation_token": 1}),
-    ("distillation_token", {"distillation_token": True, "class_token": False, "pooling": "patch_mean"}),
-    ("pooling", {"pooling": "max"}),
-    ("pooling", {"pooling": "class_token", "class_token": False}),
-    ("positions", {"positions": "axial"}),
-    ("positions", {"positions": None}),
-    ("positions_at", {"positions_at": "end"}),
-    ("positions_at", {"positions": "relative", "positions_at": "every_layer"}),
-    ("positions_at", {"positions": "none", "positions_at": "every_layer_shared"}),
-    ("dropout", {"dropout": 1.0}),
-    ("dropout", {"dropout": -0.1}),
-    ("dropout", {"dropout": float("nan")}),
-    ("attention_dropout", {"attention_dropout": 1.0}),
-    ("attention_dropout", {"attention_dropout": -0.1}),
-    ("stochastic_depth", {"stochastic_depth": 1}),
-    ("stochastic_depth", {"stochastic_depth": "0.1"}),
-    ("mean", {"mean": [0.5, 0.5]}),
-    ("mean", {"mean": 123.7}),
-    ("mean", {"mean": [0.5, 0.5, None]}),
-    ("std", {"std": 0}),
-    ("std", {"std": [0.2, 0.2, -0.2]}),
-    ("std", {"std": float("inf")}),
-]
-
-
-@pytest.mark.parametrize(("name", "options"), WRONG)
-def test_options_that_cannot_be_are_named(name, options):
-    with pytest.raises(OptionError) as raised:
-        ViT(vit_options.ViT(**SMALL | options))
-    assert raised.value.name == name
-    assert str(raised.value).startswith(f"{name}=")
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 16, 18), (2, 3, 18, 16), (2, 1, 16, 16), (3, 16, 16), (2, 16, 16, 3)])

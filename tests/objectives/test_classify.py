@@ -537,3 +537,9 @@ def test_refuses_images_without_labels(compiled):
     model: nn.Module = torch.compile(build(), backend="eager") if compiled else build()
     with pytest.raises(UserError, match="needs labels"):
         model(Batch.of(IMAGES, None))
+
+
+def test_balanced_weights_need_the_labels():
+    with pytest.raises(OptionError) as refused:
+        build(class_weights="balanced")
+    assert refused.value.name == "class_weights"

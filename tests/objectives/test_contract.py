@@ -205,7 +205,12 @@ def test_gradients_reach_all_that_is_trained_and_are_those_of_float64(case):
             torch.testing.assert_close(one.grad.double(), exact.grad, rtol=5e-3, atol=5e-4, msg=name)
     groups = objective.parameter_groups(weight_decay=0.1, layer_decay=0.5)
     named_ = {id(parameter): name for name, parameter in objective.named_parameters()}
-    assert sorted(named_[id(one)] for group in groups for one in group["params"]) == sorted(trained(objective))
+    found = {named_[id(one)]: group["decays"] for group in groups for one in group["params"]}
+    assert found.keys() == trained(objective)
+    assert sum(len(group["params"]) for group in groups) == len(found)
+    free = ("token", "positions", "relative")
+    for name, decays in found.items():
+        assert decays == (objective.get_parameter(name).ndim >= 2 and not any(word in name for word in free)), name
 
 
 @EVERY

@@ -214,6 +214,15 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(tmp_path, files):
     assert {"model.safetensors", "ema.safetensors", "optimizer.safetensors"} == set(final(folder))
 
 
+def test_an_interrupted_run_of_sgd_ends_with_the_same_bits(tmp_path):
+    options = {"optimizer": "sgd", "lr": 0.1, "layer_decay": 0.8}
+    tiny.train(tmp_path / "whole", **options)
+    with pytest.raises(tiny.Interrupted):
+        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.model(), 5), **options)
+    tiny.train(tmp_path / "broken", **options)
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
+
+
 def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_path):
     evaluators = {
         "held_out": Prediction(prediction_options.Prediction(), source=tiny.source(), transform=CenterCrop(size=16))
