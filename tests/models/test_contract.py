@@ -204,12 +204,29 @@ def test_outputs_of_some_patches_are_those_of_the_whole(kind, kept):
         gradients = {name: p.grad.clone() for name, p in vit.named_parameters() if p.grad is not None}
         results.append((outputs.detach(), tokens.grad, gradients))
     torch.testing.assert_close(*results, atol=1e-9, rtol=1e-9)
+    (*_, gradients), learns = results[0], {name for name, p in vit.named_parameters() if p.numel()}
+    silent = {name for name in learns if name not in gradients or not gradients[name].abs().max() > 1e-12}
+    assert all(name.startswith(("patch.", "stem.")) for name in silent)
     tokens, order = vit.embed(images_of(vit).double()), some(vit.patches, vit.patches)
     shuffled, usual = vit.encode(tokens, visible_ids=order), vit.encode(tokens)
     s = vit.num_prefix_tokens
     torch.testing.assert_close(shuffled[:, :s], usual[:, :s], atol=1e-10, rtol=1e-10)
     moved = usual[:, s:].gather(1, order[..., None].expand_as(shuffled[:, s:]))
     torch.testing.assert_close(shuffled[:, s:], moved, atol=1e-10, rtol=1e-10)
+
+
+@EVERY
+def test_the_kernels_in_float32_give_the_gradients_of_float64(kind):
+    results = []
+    for dtype, enabled in ((torch.float64, False), (torch.float32, True)):
+        vit = build(kind).to(dtype)
+        accelerate.accelerate(vit, enabled)
+        out = vit(images_of(vit).to(dtype), output_ids=some(3, vit.patches))
+        out.square().mean().backward()
+        results.append([out, *(weight.grad for weight in vit.parameters() if weight.grad is not None)])
+    scale = max(gradient.norm().item() for gradient in results[0])
+    for exact, fast in zip(*results, strict=True):
+        assert (fast - exact).norm().item() < 1e-5 * scale
 
 
 @SOME

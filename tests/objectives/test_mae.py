@@ -127,16 +127,6 @@ def test_loss_and_gradients_equal_loops_in_float64(norm_pixels):
         assert own.abs().max() > 1e-9, f"{name} learns nothing"
 
 
-@pytest.mark.parametrize("positions", ["learned_1d", "learned_2d", "relative", "none"])
-@pytest.mark.parametrize("tokens", [(False, False), (True, True)], ids=["no-tokens", "two-tokens"])
-def test_every_parameter_of_any_encoder_learns(positions, tokens):
-    own = dict(zip(("class_token", "distillation_token"), tokens, strict=True))
-    model = build(positions=positions, pooling="patch_mean", **own)
-    model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))["loss"].backward()
-    learns = {name for name, p in model.named_parameters() if p.grad.isfinite().all() and p.grad.abs().sum() > 1e-9}
-    assert learns == {name for name, p in model.named_parameters() if p.numel()}
-
-
 def as_transformers(model: MAE) -> dict[str, torch.Tensor]:
     """The weights and positions by the names that transformers has for them; of a square image in patches of 4."""
     encoder, decoder, (_, q) = model.encoder, model.decoder, model.encoder.patch_size

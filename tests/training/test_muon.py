@@ -174,15 +174,6 @@ def test_a_skipped_step_changes_nothing():
     assert all(value.equal(moments[name]) for name, value in state._states()["optimizer"].items())
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
-    options = {**RUN, "ema": 0.9}
-    tiny.train(tmp_path / "whole", **options)
-    with pytest.raises(tiny.Interrupted):
-        tiny.train(tmp_path / "broken", objective=tiny.interrupted(tiny.model(), 5), **options)
-    tiny.train(tmp_path / "broken", **options)
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-
-
 def held(folder) -> None:
     """Take a step as one process of two; write the numbers of the momentum that this process holds, and of all."""
     torch.set_num_threads(1)

@@ -66,15 +66,9 @@ def test_a_step_that_is_skipped_leaves_the_weights_bit_for_bit():
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
-def test_two_processes_and_a_run_that_goes_on_are_one_run(tmp_path, strategy):
+def test_two_processes_train_as_one_does(tmp_path, strategy):
     options = {"steps": 6, "sam": RHO, "precision": "64-true", "ema": 0.5}
     tiny.train(tmp_path / "one", **options)
-    with pytest.raises(tiny.Interrupted):
-        tiny.train(tmp_path / "again", objective=tiny.interrupted(tiny.model(), 9), **options)
-    tiny.train(tmp_path / "again", **options)
     assert spread(tmp_path / "two", 2, strategy=strategy, **options) == [0, 0]
-    one, again, two = (
-        storage.load(Checkpoint.open(tmp_path / name / "step_00000006"))["model"] for name in ("one", "again", "two")
-    )
-    torch.testing.assert_close(one, again, rtol=0, atol=0)
+    one, two = (storage.load(Checkpoint.open(tmp_path / name / "step_00000006"))["model"] for name in ("one", "two"))
     torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
