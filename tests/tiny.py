@@ -139,6 +139,13 @@ def mae(dropout: float = 0.0, seed: int = 0) -> MAE:
     return MAE(mae_options.MAE(decoder={"depth": 1, "width": 8, "heads": 2}), encoder=encoder(dropout))
 
 
+def mae_with_stochastic_depth(dropout: float = 0.0, seed: int = 0) -> MAE:
+    """A masked autoencoder whose encoder leaves out most branches of its second layer."""
+    objective = mae(dropout, seed)
+    objective.encoder.blocks[1].drop.rate = 0.6
+    return objective
+
+
 def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
     """Self-distillation, in which all that is scheduled changes within a few steps."""
     torch.manual_seed(seed)

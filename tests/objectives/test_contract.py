@@ -51,6 +51,7 @@ CASES = {
     "codebook": ("codebook", {}),
     "codebook_of_features": ("codebook", {"features": True}),
     "mae": ("mae", {}),
+    "mae_with_stochastic_depth": ("mae_with_stochastic_depth", {}),
     "dino": ("dino", {}),
     "ibot": ("ibot", {}),
     "ibot_own_head": ("ibot", {"own_head": True}),
@@ -170,8 +171,8 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    "case", ["codebook", "codebook_of_features", "dino", "ibot_own_head", "latent", "simclr", "contrastive_tuning",
-             "classify_layer", "classify_lora"],
+    "case", ["mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot_own_head", "latent",
+             "simclr", "contrastive_tuning", "classify_layer", "classify_lora"],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     """Objectives without a state of their own: test_training.py."""
