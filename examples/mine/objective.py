@@ -30,7 +30,8 @@ class HiddenPatches(Objective):
     def forward(self, batch, noise, scheduled=NOTHING):
         tokens = self.encoder.embed(batch.images)
         tokens = tokens.scatter(1, noise.ids[..., None].expand(-1, -1, tokens.shape[-1]), 0.0)
-        prediction = self.mean + self.head(self.encoder.encode(tokens, output_ids=noise.ids))
+        depth_noise = self.depth_noise(batch)
+        prediction = self.mean + self.head(self.encoder.encode(tokens, output_ids=noise.ids, depth_noise=depth_noise))
         truth = gather(self.target.labels(batch.images), noise.ids)
         return {"loss": self.target.losses(prediction, truth).mean(), "mean": truth.mean((0, 1))}
 
