@@ -61,7 +61,7 @@ def test_there_are_19_tasks_in_three_groups():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"task": "mnist"}, "task=mnist: must be one of cifar"),
-    ({"task": "cifar"}, "holds no folder cifar"),
+    ({"task": "cifar"}, "holds no cifar"),
 ])  # fmt: skip
 def test_what_is_not_there_is_named(root, options, message):
     with pytest.raises(OptionError, match=message):
@@ -82,7 +82,7 @@ def test_a_damaged_list_is_refused(root, line, message):
 
 def test_a_list_that_is_absent_is_named(root):
     (root / "svhn" / "val200.txt").unlink()
-    with pytest.raises(OptionError, match=r"svhn has no list val200.txt"):
+    with pytest.raises(OptionError, match=r"holds no svhn/val200.txt"):
         datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn"))
 
 
