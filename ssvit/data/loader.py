@@ -10,6 +10,7 @@ Letters: b images, c channels, h, w pixels.
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,6 @@ from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import DECODINGS, FULL, PERMUTATION, SCALED
-from ssvit.data.stream import streamed
 from ssvit.data.workers import PART, TIMEOUT, Read, check_room, read, share
 from ssvit.options import OptionError, UserError, number, one_of, printable, whole
 from ssvit.randomness import permutation, uniform
@@ -127,6 +127,39 @@ class Loader:
         reader = _Reader(self.source, self.transform, self.seed, reduction)
         given = Loading(workers=self.workers, timeout=self.timeout, device=self.device)
         return read(reader, map(self._slots, units), self._micro_batch, self._tally.add, **given)
+
+
+def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[float], object]) -> Iterator[Batch]:
+    """Make and copy batches on a stream of their own, while the device works on the ones before.
+
+    The host does not wait for a GPU in training, so it asks for a batch while earlier steps are still computed. What
+    makes the batch (copies, crops of images in memory) then runs beside them.
+
+    Args:
+        batches: The batches, which are made as they are asked for.
+        device: The GPU.
+        waited: Takes the seconds for which the device had nothing to do but to wait for a batch. The host's clock would
+            count too many: it may wait for data while the device has steps to compute.
+    """
+    main, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(main)
+    waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+    while True:
+        asked, given = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        main.record_event(asked)
+        with torch.cuda.stream(own):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        main.wait_stream(own)
+        main.record_event(given)
+        for tensor in batch.tensors:
+            tensor.record_stream(main)  # or its memory would be used again before the step is over
+        waits.append((asked, given))
+        while waits and waits[0][1].query():
+            first, last = waits.popleft()
+            waited(first.elapsed_time(last) / 1000)
+        yield batch
 
 
 def evaluation_batches(

@@ -9,8 +9,7 @@ import torch
 
 from ssvit.data import loader as loader_module
 from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.loader import Loader
-from ssvit.data.stream import streamed
+from ssvit.data.loader import Loader, streamed
 
 CUDA = torch.device("cuda")
 

@@ -147,30 +147,25 @@ def test_the_fingerprint_covers_labels_and_sizes_or_contents(tmp_path: Path) -> 
             HuggingFaceOptions(root=str(found[-1]), held_out=0.5, verify=verify)
         ).train.whole.fingerprint
 
-    several, beside = made(range(6)), []
+    beside = []
     for i in range(6):
         (tmp_path / f"{i}.png").write_bytes(picture(i))
         beside.append({"bytes": None, "path": f"{tmp_path}/{i}.png"})
+    labels, found_by = [i % 3 for i in range(6)], {}
     for verify in ("size", "content"):
-        pointing = HubImages(
-            made(range(6), images=beside),
-            "image",
-            [i % 3 for i in range(6)],
-            CLASSES.names,
-            called="set",
-            verify=verify,
-        )
-        assert fingerprint(several, verify) == fingerprint(several, verify, num_shards=3) == pointing.fingerprint
+        dataset = made(range(6), images=beside)
+        pointing = HubImages(dataset, "image", labels, CLASSES.names, called="set", verify=verify)
         assert numbers(pointing, range(6))
-    first, content = fingerprint(several), fingerprint(several, "content")
+        found_by[verify] = pointing.fingerprint
+        for files in (1, 3):
+            assert fingerprint(made(range(6)), verify, num_shards=files) == pointing.fingerprint
     data = bytearray(picture(5))
     data[-1] ^= 1
     changed = [*({"bytes": picture(i), "path": None} for i in range(5)), {"bytes": bytes(data), "path": None}]
     same_size = made(range(6), images=changed)
-    assert fingerprint(same_size) == first
-    assert fingerprint(same_size, "content") != content
-    assert fingerprint(made(range(6), labels=[0] * 6)) != first
-    assert fingerprint(made(range(1, 7))) != first
+    assert fingerprint(same_size) == found_by["size"]
+    assert fingerprint(same_size, "content") != found_by["content"]
+    assert fingerprint(made(range(6), labels=[0] * 6)) != found_by["size"]
 
 
 def test_an_unreadable_row_is_named() -> None:

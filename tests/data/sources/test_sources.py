@@ -17,7 +17,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader, evaluation_batches
 from ssvit.data.sources import base_options as source_options
 from ssvit.data.sources import datasets, datasets_options, synthetic, synthetic_options
-from ssvit.data.sources.base import Part, Source, Unreadable, hold_out, masks, subset
+from ssvit.data.sources.base import Data, Part, Source, Unreadable, hold_out, masks, subset
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, extract
@@ -110,30 +110,22 @@ def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
         hold_out(source.take(torch.arange(1)), fraction=0.5, seed=0)
 
 
-def test_each_folder_serves_what_it_is_named_for(tmp_path: Path) -> None:
-    for name in ("train/ant/1", "train/cat/1", "train/cat/2", "validation/cat/3", "test/ant/4", "test/cat/5"):
-        paint(tmp_path / f"{name}.png")
-    root = str(tmp_path)
-    data = datasets.folder(datasets_options.Folder(root=root))
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [3, 1, 2]
-    assert data.told == "train/ 3 images to train on; validation/ 1 for choices; test/ 2 for the reported figure"
-    assert data.watched is data.validation
-    assert data.reported == ("test", data.test)
-    # To choose by, the validation images serve, and no test image is there.
-    for development in (0.3, "validation"):
-        chosen = data.without_test(development)
-        assert (chosen.train, chosen.validation, chosen.test) == (data.train, data.validation, None)
+def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
+    train, validation, test = (Memory(torch.zeros(count, 1, 2, 2, dtype=torch.uint8)) for count in (3, 1, 2))
+    both, one, other = (
+        Data(train, *held_out, ()) for held_out in ((validation, test), (validation, None), (None, test))
+    )
+    assert (both.watched, both.reported) == (validation, ("test", test))
+    assert (one.watched, one.reported) == (validation, ("validation", validation))
+    assert (other.watched, other.reported) == (test, ("test", test))
+    for development in (0.3, "validation"):  # to choose by, the validation images serve, and no test image is there
+        assert both.without_test(development) == Data(train, validation, None, ())
     # With one of the two alone it serves for both, and a choice takes a part of the training images.
-    alone = datasets.folder(datasets_options.Folder(root=root, test=None))
-    assert alone.watched is alone.validation
-    assert alone.reported == ("validation", alone.validation)
-    chosen = alone.without_test(0.3)
+    chosen = one.without_test(0.3)
     assert (len(chosen.train), len(chosen.validation), chosen.test) == (2, 1, None)
-    assert set(chosen.train.paths) | set(chosen.validation.paths) == set(data.train.paths)
-    tested = datasets.folder(datasets_options.Folder(root=root, validation=None))
-    assert tested.watched is tested.test
+    assert one.without_test("validation").validation is validation
     with pytest.raises(OptionError, match="development=validation: there are no validation images"):
-        tested.without_test("validation")
+        other.without_test("validation")
 
 
 @pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
@@ -148,15 +140,6 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
             datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test"))
     else:
         assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
-
-
-def test_flat_folder_is_unlabelled(tmp_path: Path) -> None:
-    for i in range(5):
-        paint(tmp_path / f"{i}.png")
-    data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
-    assert data.classes == ()
-    assert data.train.labels is None
-    assert (len(data.train), len(data.test)) == (4, 1)
 
 
 def test_synthetic_parts_share_no_image() -> None:
