@@ -97,16 +97,10 @@ def read_file(path: str) -> Bytes:
 
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:
     """Return `size` bytes of a file from `start` on, (size,) uint8. Errors as `decoded`."""
-    with _named(name):
-        data = np.empty(size, np.uint8)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            done = 0
-            while done < size and (read := os.preadv(descriptor, [data[done:].data], start + done)):
-                done += read
-        finally:
-            os.close(descriptor)
-        if done < size:
+    with _named(name), open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        data = np.fromfile(file, np.uint8, size)
+        if len(data) < size:
             raise ValueError(f"{path} ends before it")
         return data
 

@@ -39,24 +39,20 @@ class Row(NamedTuple):
     split: str
 
 
-def columns(table: object, given: Columns) -> Columns:
+def columns(table: str, given: Columns) -> Columns:
     """The columns of a table by the names that are given; auto: `label` and `split` where there are such, None: none.
 
     OptionError if the table is no file that can be read, or lacks a column.
     """
-    if not isinstance(table, str | os.PathLike) or not os.fspath(table):
-        raise OptionError("table", table, "must name a CSV file")
-    if os.path.isdir(table):
-        raise OptionError("table", table, "must be a CSV file, and this is a folder")
-    if not os.path.exists(table):
-        raise OptionError("table", table, "no such file")
-    first = next(_lines(os.fspath(table)), (1, []))[1]
+    if not os.path.isfile(table):
+        raise OptionError("table", table, "must be a CSV file" if os.path.exists(table) else "no such file")
+    first = next(_lines(table), (1, []))[1]
 
-    def found(option: str, name: object) -> str | None:
-        if name == AUTO and option != "path":
-            return option if option in first else None
-        if name is None and option != "path":
+    def found(option: str, name: str | None) -> str | None:
+        if name is None or (name == AUTO and option not in first):
             return None
+        if name == AUTO:
+            return option
         if str(name) not in first:
             there = printable(", ".join(first) or "none")
             raise OptionError(option, name, f"must be a column of {table}, which has {there}")

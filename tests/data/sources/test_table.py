@@ -97,9 +97,8 @@ def test_what_is_wrong_is_one_line(folder: Path, text: str, given: dict[str, obj
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "right"), [("absent.csv", "no such file"), (".", "this is a folder"), (7, "no such file")]
-)
-def test_a_table_must_be_a_file(folder: Path, name: object, right: str) -> None:
-    with pytest.raises(OptionError, match=right):
-        datasets.csv(datasets_options.Csv(table=str(folder / name) if isinstance(name, str) else name))
+@pytest.mark.parametrize("name", ["absent.csv", ".", 7])
+def test_a_table_must_be_a_file(folder: Path, name: object) -> None:
+    with pytest.raises(OptionError) as caught:
+        datasets_options.Csv(table=str(folder / name) if isinstance(name, str) else name)
+    assert caught.value.name == "table"
