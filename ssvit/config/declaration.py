@@ -330,7 +330,7 @@ def _shared(part: object) -> type[Options] | None:
 
 def _default(field: FieldInfo) -> object:
     """The default of an option as a YAML file would hold it; ??? if it must be given."""
-    return MISSING if field.is_required() else _plain(field.get_default(call_default_factory=True))
+    return MISSING if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
 
 
 def _plain(value: object) -> object:
