@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: pretrain test test-slow lint docs benchmark
+.PHONY: pretrain test test-oldest test-slow lint docs benchmark
 
 pretrain: .venv/ready
 	$(BIN)/python tools/pretrain.py objective=masked_patch
@@ -11,6 +11,10 @@ pretrain: .venv/ready
 # A process for each core, and a thread for each process: most of the time goes into starting tools.
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
+
+# The same with the oldest supported versions of what ssvit depends on.
+test-oldest: .venv-oldest/dev
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow
@@ -35,6 +39,11 @@ benchmark: .venv/ready
 # What tests and the linter need besides.
 .venv/dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv-oldest/dev: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
 	touch $@
 
 # What the pages need besides.

@@ -51,7 +51,7 @@ class Peer(Objective):
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Return the loss alone."""
-        return {"loss": self.loss(batch.images, noise)}
+        return {"loss": self.loss(batch.only_view(), noise)}
 
 
 class Masked(Peer):

@@ -28,11 +28,11 @@ class HiddenPatches(Objective):
         return Hidden(uniform(seed, "hidden patches", slots, self.encoder.patches).argsort(1)[:, : self.count])
 
     def forward(self, batch, noise, scheduled=NOTHING):
-        tokens = self.encoder.embed(batch.images)
+        tokens = self.encoder.embed(batch.only_view())
         tokens = tokens.scatter(1, noise.ids[..., None].expand(-1, -1, tokens.shape[-1]), 0.0)
         depth_noise = self.depth_noise(batch)
         prediction = self.mean + self.head(self.encoder.encode(tokens, output_ids=noise.ids, depth_noise=depth_noise))
-        truth = gather(self.target.labels(batch.images), noise.ids)
+        truth = gather(self.target.labels(batch.only_view()), noise.ids)
         return {"loss": self.target.losses(prediction, truth).mean(), "mean": truth.mean((0, 1))}
 
     def after_step(self, outputs, scheduled, applied):

@@ -51,15 +51,22 @@ class Batch(NamedTuple):
         """One view of images (b, c, h, w); slots: by default the first ones."""
         return cls({"image": images}, labels, torch.arange(len(images)) if slots is None else slots)
 
-    @property
-    def images(self) -> Tensor:
-        """The only view, (b, c, h, w). UserError if there are several."""
+    def only_view(self) -> Tensor:
+        """Return the only view, (b, c, h, w). UserError if there are several.
+
+        A method, since torch.compile of torch 2.10 traces methods of named tuples, but not their properties.
+        """
         if "image" not in self.views:
             raise UserError(
                 f"the augmentation gives the views {' and '.join(self.views)}, and what is trained takes one view of "
                 "each image: choose another, as augment@data.augment=inception_crop"
             )
         return self.views["image"]
+
+    @property
+    def images(self) -> Tensor:
+        """The only view, outside of what is compiled."""
+        return self.only_view()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

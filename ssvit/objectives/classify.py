@@ -187,7 +187,7 @@ class Classify(Objective):
             return self.logits(batch)
         if isinstance(batch, Tensor) or batch.labels is None:
             raise UserError("objective: classification needs labels, and these images have none")
-        images, labels = batch.images, batch.labels
+        images, labels = batch.only_view(), batch.labels
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
         logits = self.head_logits(images, self.depth_noise(batch))

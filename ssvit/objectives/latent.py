@@ -130,8 +130,8 @@ class Latent(Objective):
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The loss of the masked patches, and that of the class token, which predicts the mean target."""
-        targets = self.targets(batch.images)
-        prediction, token = self.predict(batch.images, noise, self.depth_noise(batch, self.options.masks))
+        targets = self.targets(batch.only_view())
+        prediction, token = self.predict(batch.only_view(), noise, self.depth_noise(batch, self.options.masks))
         loss = patch_loss = self.loss(prediction, self.masked(targets, noise))
         if self.options.class_token_weight:
             mean = targets.mean(1, keepdim=True).expand_as(token)

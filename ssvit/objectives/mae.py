@@ -80,8 +80,8 @@ class MAE(Objective):
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean squared error over the masked patches' pixels."""
-        prediction = self.predict(batch.images, noise, self.depth_noise(batch))
-        truth = self.labels(batch.images, noise.masked_ids)
+        prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
+        truth = self.labels(batch.only_view(), noise.masked_ids)
         return {"loss": F.mse_loss(prediction.to(truth.dtype), truth)}
 
     def _pixels(self, images: Tensor, ids: Tensor | None = None) -> Tensor:

@@ -74,7 +74,7 @@ class MaskedPatch(Objective):
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """The mean loss over the corrupted patches, and the mean score of the best guess."""
-        prediction = self.predict(batch.images, noise, self.depth_noise(batch))
-        truth = self.corrupted_labels(batch.images, noise)
+        prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
+        truth = self.corrupted_labels(batch.only_view(), noise)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}

@@ -27,10 +27,30 @@ def required(first: list[str]) -> Iterator[Requirement]:
                 waiting.append(further)
 
 
+def pinned(file: str) -> dict[str, str]:
+    """The versions in a file of constraints, by the packages' names."""
+    lines = (ROOT / file).read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pins.items()}
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = {
+        canonicalize_name(requirement.name): specifier.version
+        for requirement in map(Requirement, project["dependencies"])
+        for specifier in requirement.specifier
+        if specifier.operator == ">="
+    }
+    oldest = pinned("constraints-oldest.txt")
+    assert oldest == {name: bounds[name] for name in oldest}
+    assert bounds.keys() - oldest.keys() == {"jinja2", "numpy", "safetensors", "tqdm"}
+    assert oldest.keys() >= {"torch", "torchvision", "lightly", "hydra-core"}
+
+
 def test_every_package_that_the_tests_need_has_one_version_that_suits_all_others() -> None:
     """Of ``ssvit[dev]`` and all that it brings."""
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()[1:])
-    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    pins = pinned("constraints.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = list(required(project["dependencies"] + project["optional-dependencies"]["dev"]))
     assert len(found) > 100
