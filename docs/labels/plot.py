@@ -3,17 +3,18 @@
 import csv
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
-
 from ssvit.figures.png import png
-from ssvit.figures.style import COLORS, Line, panels, tidy
+
+from ssvit.figures.style import COLORS, panels, tidy
 
 FOLDER = Path(__file__).parent
 TITLES = {"shapes": "embedded images", "cifar10": "CIFAR-10"}
-STYLES: dict[str, tuple[str, Line]] = {
+STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "pre-trained": ("pre-trained, fine-tuned", {"color": COLORS["model"], "marker": "o", "linewidth": 2}),
     "scratch": ("from scratch", {"color": COLORS["replaced"], "marker": "s", "linewidth": 2}),
     "frozen": (
@@ -56,7 +57,7 @@ def draw(axis: Axes, lines: dict[str, dict[int, list[float]]]) -> None:
         lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]
         axis.fill_between(labels, lowest, highest, color=style["color"], alpha=0.2, linewidth=0)
     highest_of_all = max(value for line in lines.values() for values in line.values() for value in values)
-    tidy(axis, "labelled training images", "top-1 accuracy on the test images (%)", legend=False)
+    tidy(axis, "labelled training images", "top-1 accuracy on the test images (%)")
     axis.set_ylim(0, 1.06 * highest_of_all)
     axis.axhline(10, color="#222222", linewidth=1, linestyle="-.", label="chance")
     axis.set_xscale("log")

@@ -1,9 +1,25 @@
 """An evaluator: the spread of the features of held-out images."""
 
-from matplotlib.figure import Figure
+from dataclasses import dataclass
 
 from ssvit.data.loader import evaluation_batches
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.figures.base import Figure
+
+
+@dataclass(frozen=True)
+class Bars(Figure):
+    """A bar for each number; matplotlib is imported when it is drawn."""
+
+    heights: list[float]
+
+    def draw(self):
+        """Return the figure of matplotlib."""
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        figure.subplots().bar(range(len(self.heights)), self.heights)
+        return figure
 
 
 class Spread(Evaluator):
@@ -19,11 +35,9 @@ class Spread(Evaluator):
         metrics = {"deviation": spread.mean().item()}
         if history is None:
             return Evaluation(metrics=metrics)
-        figure = Figure()
-        figure.subplots().bar(range(len(spread)), spread.tolist())
         return Evaluation(
             metrics=metrics,
             lines=[f"the features of different images have a standard deviation of {metrics['deviation']:.3f}"],
-            figures={"spread": figure},
+            figures={"spread": Bars(spread.tolist())},
             tables={"spread.csv": "\n".join(map(str, spread.tolist()))},
         )

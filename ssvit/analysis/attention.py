@@ -3,7 +3,7 @@
 Letters: b images, h heads, q queries, t tokens, n patches, s prefix tokens, d width, k width of a head.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.figures.pictures import Gallery, Picture
+from ssvit.figures.plot import Level, Line, Panel, Plot
 from ssvit.models.block import ALL, Attention, Ids, TokenInfo, gather
 from ssvit.models.positions import rotate
 from ssvit.models.vit import ViT
@@ -86,3 +88,47 @@ def over_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Ten
     """Attention to patches, (…, s + n, s + n) -> (…, n): the class token's or, by patch_mean, the patches' mean."""
     rows = attention[..., 0, :] if pooling == "class_token" else attention[..., num_prefix_tokens:, :].mean(-2)
     return rows[..., num_prefix_tokens:]
+
+
+def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Plot:
+    """Return each head's mean attention distance over the depth, by encoder: (layers, heads) in pixels.
+
+    uniform: the distance of a head that attends to all patches alike.
+    """
+    apart = 0.16 * (len(distances) - 1)  # layers between two encoders, so that neither hides the other
+    points = []
+    for (name, values), color, side in zip(distances.items(), ("model", "replaced"), (-0.5, 0.5), strict=False):
+        layers = torch.arange(1, len(values) + 1).repeat_interleave(values.shape[1]) + side * apart
+        points.append(Line(layers.tolist(), values.flatten().tolist(), f"a head of {name}", color, "", "o", size=5))
+    ticks = range(1, max(map(len, distances.values())) + 1)
+    levels = [Level(uniform, "all patches alike", "--", "{:.1f}")]
+    return Plot([Panel("mean attention distance (pixels)", points, levels, "layer", xticks=ticks)], (6.4, 4))
+
+
+def plot_maps(
+    images: Tensor, names: Sequence[str], maps: Mapping[str, Tensor], grid: tuple[int, int], title: str = ""
+) -> Gallery:
+    """Return rows of an image (b, 3, h, w) in [0, 1] and its maps of attention, each (b, n), by their titles.
+
+    A single map has a column before it with the image as bright as it is attended to.
+    """
+    size = (images.shape[2], images.shape[3])
+    columns: list[Sequence[Picture]] = [[Picture(image, (name,)) for image, name in zip(images, names, strict=True)]]
+    titles = ["image", *maps]
+    if len(maps) == 1:
+        (attention,) = maps.values()
+        smooth = F.interpolate(attention.float().unflatten(1, grid)[:, None], size, mode="bilinear")
+        columns.append([Picture(image) for image in images * (smooth / smooth.amax((2, 3), keepdim=True))])
+        titles.insert(1, "attended to")
+    for attention in maps.values():
+        shares = attention.float().unflatten(1, grid)[:, None]
+        low, high = (end((2, 3), keepdim=True) for end in (shares.amin, shares.amax))
+        shares = F.interpolate((shares - low) / (high - low).clamp(min=1e-12), size, mode="nearest")
+        scaled = attention.float() * attention.shape[1]
+        ranges = zip(scaled.amin(1).tolist(), scaled.amax(1).tolist(), strict=True)
+        columns.append([
+            Picture(image, (f"{least:.1f} to {most:.1f}",))
+            for image, (least, most) in zip(shares.expand(-1, 3, -1, -1), ranges, strict=True)
+        ])  # fmt: skip
+    note = "black: the least attention in a map; white: the most; below: both, where attention to all alike is 1"
+    return Gallery(list(zip(*columns, strict=True)), title, titles, note)

@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 import torch
 from einops import rearrange
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssvit.figures.display import Display
-from ssvit.figures.style import DPI, INK, canvas, scale_bar, show
+from ssvit.figures.pictures import Gallery, Picture
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 COMPONENTS = 28  # as many as the paper shows
-_ACROSS, _TILE, _GAP, _LINE = 7, 120, 12, 24  # components in a row; dots of a longer side, between two, and of a line
+_ACROSS = 7  # components in a row
 
 
 class Components(NamedTuple):
@@ -53,25 +51,16 @@ def components(filters: Tensor, count: int = COMPONENTS) -> Components:
     return Components(rows.unflatten(1, filters.shape[1:]), variance[:count] / variance.sum())
 
 
-def plot(found: Components, display: Display) -> Figure:
-    """Each component as a picture, its least entry black and its largest white, with its share of the variance."""
+def plot(found: Components, display: Display) -> Gallery:
+    """Return each component as a picture, from its least entry (black) to its largest, with its share of variance."""
     low, high = (end((1, 2, 3), keepdim=True) for end in (found.filters.amin, found.filters.amax))
-    pictures = display.rgb((found.filters - low) / (high - low).clamp(min=1e-12)).movedim(1, -1).numpy()
-    h, w = pictures.shape[1:3]
-    scale = max(1, _TILE // max(h, w))
-    h, w, top = scale * h, scale * w, 0.42 * DPI
-    column, row = max(w, 70) + _GAP, h + _LINE + _GAP
-    bottom = -(-len(pictures) // _ACROSS) * row + top + _GAP
-    figure, axis = canvas(_ACROSS * column + _GAP, bottom + _LINE)
-    for number, (picture, share) in enumerate(zip(pictures, found.shares, strict=True)):
-        x, y = _GAP + number % _ACROSS * column, top + number // _ACROSS * row
-        show(axis, picture, x, y, w, h)
-        axis.text(x + w / 2, y + h + 4, f"{100 * share:.1f} %", ha="center", va="top", fontsize=7, color=INK)
-    title = (
-        f"principal components of the filters: {len(pictures)} have {100 * found.shares.sum():.1f} % of the variance"
+    pictures = display.rgb((found.filters - low) / (high - low).clamp(min=1e-12))
+    shown = [Picture(picture, (f"{100 * share:.1f} %",)) for picture, share in zip(pictures, found.shares, strict=True)]
+    whole = f"{len(shown)} have {100 * found.shares.sum():.1f} % of the variance"
+    colors = "; red, green and blue: the weights of these channels" if found.filters.shape[1] == 3 else ""
+    return Gallery(
+        [shown[row : row + _ACROSS] for row in range(0, len(shown), _ACROSS)],
+        f"principal components of the filters: {whole}",
+        note=f"black: the least weight of a filter; white: the greatest{colors}",
+        tile=120,
     )
-    axis.text(_GAP, top / 2, title, va="center", fontsize=10, color=INK)
-    ends = "least weight of a filter", "greatest"
-    colors = "red, green and blue: the weights of these channels" if found.filters.shape[1] == 3 else ""
-    scale_bar(axis, colormaps["gray"], _GAP, bottom, ends, colors)
-    return figure

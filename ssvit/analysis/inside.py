@@ -17,7 +17,6 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -28,9 +27,8 @@ from ssvit.data.decode import load
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable, class_text
-from ssvit.figures import maps
+from ssvit.figures.base import Figure
 from ssvit.figures.display import Display
-from ssvit.figures.png import png
 from ssvit.figures.style import evenly_spaced
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
@@ -118,7 +116,7 @@ class Report:
         board.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         files = {}
         for name, figure in self.figures.items():
-            files[f"{name}.png"] = data = png(figure)
+            files[f"{name}.png"] = data = figure.png()
             with Image.open(io.BytesIO(data)) as picture:
                 summary = image(name, np.asarray(picture.convert("RGB")), dataformats="HWC")
             board.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
@@ -215,7 +213,7 @@ def measure(
 
 def _add_distances(report: Report, encoder: ViT, found: dict[str, Tensor]) -> None:
     uniform = attention.between_patches(encoder).mean().item()
-    report.figures["attention_distance"] = maps.plot_distances(found, uniform)
+    report.figures["attention_distance"] = attention.plot_distances(found, uniform)
     report.numbers["attention_distance"] = {
         "unit": "pixels between patch centres, prefix tokens left out",
         "all_patches_alike": uniform,
@@ -269,8 +267,10 @@ def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pool
     assert heads is not None  # `layer` is one of the layers
     whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
     images = display(pictures.images)
-    report.figures["rollout"] = maps.plot_rollout(images, whole, encoder.grid, pictures.names)
-    report.figures["heads"] = maps.plot_heads(images, heads, encoder.grid, pictures.names, layer)
+    by_head = {f"head {number}": one for number, one in enumerate(heads.unbind(1), start=1)}
+    maps = {"rollout": {"attention": whole}, "heads": by_head}
+    for (name, of_images), title in zip(maps.items(), ("", f"layer {layer}"), strict=True):
+        report.figures[name] = attention.plot_maps(images, pictures.names, of_images, encoder.grid, title)
     shared = {"pooling": pooling, "images": pictures.names}
     report.numbers["rollout"] = {**shared, "attention": _plain(whole)}
     report.numbers["heads"] = {**shared, "layer": layer, "attention": _plain(heads)}

@@ -71,11 +71,8 @@ def run(config: Config) -> Path:
     atomic_io.replace(table / "table.md", text.encode())
     written = [table / "table.md"]
     if curves := methods.curves(rows):
-        from ssvit.figures.methods import accuracy
-        from ssvit.figures.png import png
-
         written.append(table / "accuracy.png")
-        atomic_io.replace(written[-1], png(accuracy(curves, methods.probes_in(curves))))
+        atomic_io.replace(written[-1], methods.plot(curves).png())
     print_lines("", *text.split("\n"), ", ".join(map(str, written)))
     return table
 

@@ -13,9 +13,10 @@ from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.evaluation import against, features_options
-from ssvit.evaluation.against import Other
-from ssvit.evaluation.options import Evaluate
+from ssvit.evaluation import features_options
+from ssvit.evaluation.report import against
+from ssvit.evaluation.report.against import Other
+from ssvit.evaluation.report.options import Evaluate
 from ssvit.loading.pretrained import offer, stand_in
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, print_lines, within
@@ -39,9 +40,10 @@ def run(config: Config) -> Path | None:
     config.line.announce()
 
     from ssvit.data.sources.base import median_side
-    from ssvit.evaluation import frozen
+    from ssvit.evaluation.report import frozen
     from ssvit.evaluation.report import page as report
     from ssvit.evaluation.report.conclusion import conclude
+    from ssvit.evaluation.report.figures import figures
     from ssvit.evaluation.report.measured import describe, facts, table
     from ssvit.evaluation.report.scores import score
     from ssvit.evaluation.report.side_by_side import SideBySide
@@ -70,7 +72,6 @@ def run(config: Config) -> Path | None:
     if len(scores) == 1:
         print_lines(*describe(scores[0], split).split("\n"))
     if options.report:
-        figures = report.figures(splits, scores, compared)
         by_name = {reading.name: reading for reading in readings}  # features of patches have no such command
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
         commands = [] if best is None else commands_of(best, checkpoint, config)
@@ -82,7 +83,7 @@ def run(config: Config) -> Path | None:
             own=feature_sets,
             compared=compared,
             conclusion=conclusion,
-            figures=figures,
+            figures=figures(splits, scores, compared),
             commands=commands,
         )
         if len(scores) > 1:

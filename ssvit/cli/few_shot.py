@@ -3,6 +3,6 @@
 from dataclasses import replace
 
 from ssvit.cli import evaluate
-from ssvit.evaluation.options import FewShot
+from ssvit.evaluation.report.options import FewShot
 
 command = replace(evaluate.command, name="few_shot", options=FewShot)

@@ -3,6 +3,6 @@
 from dataclasses import replace
 
 from ssvit.cli import evaluate
-from ssvit.evaluation.options import Knn
+from ssvit.evaluation.report.options import Knn
 
 command = replace(evaluate.command, name="knn", options=Knn)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ssvit.cli import evaluate
 from ssvit.config.composed import Config
-from ssvit.evaluation.options import LinearProbe
+from ssvit.evaluation.report.options import LinearProbe
 
 
 def run(config: Config) -> Path | None:

@@ -5,7 +5,7 @@ from functools import partial
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.evaluation.panels.online_options import AUTO
+from ssvit.evaluation.features_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval import describer
 from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve

@@ -68,12 +68,8 @@ def run(config: Config) -> Path:
     rows = methods.read(grid.table)
     text, found = scaling.table(rows), scaling.points(rows)
     atomic_io.replace(grid.table / "table.md", text.encode())
-
-    from ssvit.figures.png import png
-    from ssvit.figures.scaling import scaling as figure
-
     picture = grid.table / "scaling.png"
-    atomic_io.replace(picture, png(figure(found, scaling.curves(found, "images"), scaling.curves(found, "flops"))))
+    atomic_io.replace(picture, scaling.plot(found).png())
     print_lines("", *text.split("\n"), f"{grid.table / 'table.md'}, {picture}")
     return grid.table
 

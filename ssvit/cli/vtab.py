@@ -18,7 +18,7 @@ from ssvit.config.declaration import Name, Options, Runs
 from ssvit.data.sources.vtab import NAMES
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
 from ssvit.studies import vtab
-from ssvit.studies.vtab import Run
+from ssvit.studies.vtab import TaskRun
 
 _TEST = "test/accuracy"
 _MEASURED = (_TEST, "validation/accuracy")
@@ -47,26 +47,27 @@ class Vtab(Options):
 def run(config: Config) -> str:
     """Print the table, and write it where output= names a file: as JSON if that ends so. Returns the table."""
     options: Vtab = config.options
-    runs, unfinished = found([Path(one) for one in options.runs] or sorted(Path(options.outputs).glob("*/")))
+    folders = [Path(one) for one in options.runs] or sorted(Path(options.outputs).glob("*/"))
+    models, unfinished = read(folders)
     left_out = f"not finished, so left out: {', '.join(unfinished)}" if unfinished else ""
-    if not runs:
+    if not models:
         where = ", ".join(options.runs) or options.outputs
         none = f"{where}: no run has a test accuracy on a task of VTAB-1k: ssvit finetune data=vtab makes one"
         raise UserError(f"{none}; {left_out}" if left_out else none)
-    text = vtab.table(runs) + (f"\n{left_out}\n" if left_out else "")
+    text = vtab.table(models) + (f"\n{left_out}\n" if left_out else "")
     print_lines(*text.split("\n"))
     if options.output is not None:
         output = Path(options.output)
+        numbers = {model: {"runs": tasks, "means": vtab.means(tasks)} for model, tasks in models.items()}
         as_json = output.suffix == ".json"
-        atomic_io.replace(output, (json.dumps(vtab.facts(runs), indent=1) + "\n" if as_json else text).encode())
+        atomic_io.replace(output, (json.dumps(numbers, indent=1) + "\n" if as_json else text).encode())
     return text
 
 
-def found(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """The finished runs on a task among folders, and the others in words; what is damaged, or no run of ours, is passed
-    over.
-    """
-    runs, unfinished = [], []
+def read(folders: Iterable[Path]) -> tuple[dict[str, dict[str, list[TaskRun]]], list[str]]:
+    """Return the finished runs on a task by model, and the names of the others; other folders are passed over."""
+    models: dict[str, dict[str, list[TaskRun]]] = {}
+    unfinished = []
     for folder in folders:
         with suppress(UserError, OSError):
             config = Configuration.read(folder / "config.yaml")
@@ -76,21 +77,17 @@ def found(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             tested = [row for row in rows(folder) if not row.keys().isdisjoint(_MEASURED)]
             if not tested:
                 continue
-            last, steps = tested[-1], (config.values.get("recipe") or {}).get("steps")
-            if _TEST not in last or (last["step"] != steps and last["step"] != _ended_early(folder)):
-                unfinished.append(f"{data['task']} ({folder}, step {last['step']} of {steps})")
+            step, steps = tested[-1]["step"], (config.values.get("recipe") or {}).get("steps")
+            newest = [manifest.read(path) for path in manifest.complete(folder)[-1:]]
+            ended_early = any(one.get("ended") and one["step"] == step for one in newest)  # by recipe.patience
+            if _TEST not in tested[-1] or (step != steps and not ended_early):
+                unfinished.append(f"{data['task']} ({folder}, step {step} of {steps})")
                 continue
             model = str((config.values.get("encoder") or {}).get("path") or "random weights")
-            part = "" if data.get("all_images") else " (800 images)"
-            values = (last[f"test/{name}"] for name in ("accuracy", "images", "accuracy_constant"))
-            runs.append(Run(model + part, data["task"], *values))
-    return runs, unfinished
-
-
-def _ended_early(folder: Path) -> int | None:
-    """The step after which recipe.patience ended a run, None if it did not."""
-    newest = [manifest.read(path) for path in manifest.complete(folder)[-1:]]
-    return next((facts["step"] for facts in newest if facts.get("ended")), None)
+            model += "" if data.get("all_images") else " (800 images)"
+            run = TaskRun(*(tested[-1][f"test/{name}"] for name in ("accuracy", "images", "accuracy_constant")))
+            models.setdefault(model, {}).setdefault(data["task"], []).append(run)
+    return models, unfinished
 
 
 command = Command("vtab", run, positional="runs", options=Vtab)

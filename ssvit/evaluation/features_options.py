@@ -3,16 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options
-from ssvit.evaluation.panels.online_options import AUTO
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.timm_options import of
 from ssvit.options import OptionError, one_of, whole
 
+AUTO: Final = "auto"
 POOLINGS = (*TOKENS, POOLED)
 FOLDER = "evaluation"  # of the report that names the chosen features, in the run's folder
 

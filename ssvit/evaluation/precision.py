@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
-from ssvit.evaluation.significance import chance
+from ssvit.evaluation.statistics import chance
 
 _HELD = 1 << 24  # numbers sorted at a time
 

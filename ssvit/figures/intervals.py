@@ -1,66 +1,65 @@
-"""Encoders beside each other: in the panel of a probe a dot for each encoder, and the interval of its mean."""
+"""Encoders next to each other: in the panel of a probe a dot for each encoder, and the interval of its mean."""
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
-from typing import Protocol
-
-from matplotlib.figure import Figure
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssvit.figures import style
+from ssvit.figures.base import Figure
 from ssvit.figures.style import COLORS, INK, PALE
 
+if TYPE_CHECKING:
+    import matplotlib.figure
+
 _WIDE, _ROW, _EDGE = 4.2, 0.3, 0.9  # inches: a panel, the line of an encoder, title and axis
-_CHANCE = "chance (most frequent class)"
 _NAME, _SIZE = 330, 8  # dots that a name may take, and points of its letters
 
 
-class Standing(Protocol):
-    """What is plotted of an encoder by a probe, in [0, 1]: see `ssvit.evaluation.report.side_by_side.Standing`."""
+class Dot(NamedTuple):
+    """An encoder: the interval of its mean over test images, and its value for each seed, all in [0, 1]."""
 
-    @property
-    def probe(self) -> str: ...
-    @property
-    def encoder(self) -> str: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def values(self) -> Sequence[float]: ...
-    @property
-    def interval(self) -> tuple[float, float]: ...
-    @property
-    def chance(self) -> float | None: ...
+    name: str
+    interval: tuple[float, float]
+    values: Sequence[float]
 
 
-def intervals(standings: Sequence[Standing]) -> Figure:
-    """The encoder in question, which comes first, is blue, and a line marks its place among the others.
+@dataclass(frozen=True)
+class Intervals(Figure):
+    """The encoders by probe. The first one is blue, and a line marks its value among the others.
 
-    Single seeds are small open circles.
+    Single seeds are small open circles. chances: of the probes that have one.
     """
-    probes = [(probe, list(rows)) for probe, rows in groupby(standings, key=lambda one: one.probe)]
-    across = min(3, math.ceil(math.sqrt(len(probes))))
-    down = math.ceil(len(probes) / across)
-    rows = max(len(of_probe) for _, of_probe in probes)
-    figure, axes = style.panels(len(probes), across * _WIDE, down * (_EDGE + _ROW * rows), down=down)
-    for axis, (probe, of_probe) in zip(axes, probes, strict=True):
-        axis.axvline(100 * of_probe[0].value, color=COLORS["model"], linewidth=0.8, alpha=0.5, zorder=1)
-        for row, one in enumerate(of_probe):
-            color = INK if row else COLORS["model"]
-            low, high = (100 * end for end in one.interval)
-            axis.plot((low, high), (row, row), color=color, linewidth=2, solid_capstyle="butt", zorder=2)
-            axis.plot(100 * one.value, row, color=color, marker="o", markersize=5, zorder=3)
-            if len(one.values) > 1:
-                shares = [100 * value for value in one.values]
-                axis.plot(shares, [row] * len(shares), "o", markersize=3.5, color=color, fillstyle="none", zorder=4)
-        if (chance := of_probe[0].chance) is not None:
-            axis.axvline(100 * chance, color=INK, linewidth=1, linestyle="-.", label=_CHANCE)
-        axis.set_yticks(range(len(of_probe)), [style.fitted(one.encoder, _SIZE, _NAME) for one in of_probe])
-        axis.set_ylim(len(of_probe) - 0.4, -0.6)
-        axis.tick_params(axis="y", labelsize=_SIZE, length=0)
-        axis.set_title(probe, loc="left", fontsize=9, color=INK)
-        axis.set_xlabel("score (%)")
-        axis.grid(axis="x", color=PALE, linewidth=0.8)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-    if lines := [line for axis in axes for line in axis.lines if line.get_label() == _CHANCE]:
-        figure.legend(lines[:1], [_CHANCE], loc="outside lower center", frameon=False, fontsize=8)
-    return figure
+
+    probes: dict[str, Sequence[Dot]]
+    chances: dict[str, float]
+
+    def draw(self) -> "matplotlib.figure.Figure":
+        across = min(3, math.ceil(math.sqrt(len(self.probes))))
+        down = math.ceil(len(self.probes) / across)
+        rows = max(map(len, self.probes.values()))
+        figure, axes = style.panels(len(self.probes), across * _WIDE, down * (_EDGE + _ROW * rows), down=down)
+        chance = []
+        for axis, (probe, dots) in zip(axes, self.probes.items(), strict=True):
+            for row, dot in enumerate(dots):
+                color, values = INK if row else COLORS["model"], [100 * value for value in dot.values]
+                mean = sum(values) / len(values)
+                if not row:
+                    axis.axvline(mean, color=color, linewidth=0.8, alpha=0.5, zorder=1)
+                axis.plot([100 * end for end in dot.interval], (row, row), color=color, linewidth=2, zorder=2)
+                axis.plot(mean, row, color=color, marker="o", markersize=5, zorder=3)
+                if len(values) > 1:
+                    axis.plot(values, [row] * len(values), "o", markersize=3.5, color=color, fillstyle="none", zorder=4)
+            if probe in self.chances:
+                chance.append(axis.axvline(100 * self.chances[probe], color=INK, linewidth=1, linestyle="-."))
+            axis.set_yticks(range(len(dots)), [style.fitted(dot.name, _SIZE, _NAME) for dot in dots])
+            axis.set_ylim(len(dots) - 0.4, -0.6)
+            axis.tick_params(axis="y", labelsize=_SIZE, length=0)
+            axis.set_title(probe, loc="left", fontsize=9, color=INK)
+            axis.set_xlabel("score (%)")
+            axis.grid(axis="x", color=PALE, linewidth=0.8)
+            axis.spines[["top", "right", "left"]].set_visible(False)
+        if chance:
+            name = "chance (most frequent class)"
+            figure.legend(chance[:1], [name], loc="outside lower center", frameon=False, fontsize=8)
+        return figure

@@ -1,55 +1,184 @@
-"""Many images as one picture, since plotting an axis for each would take a second.
+"""Pictures made of many images: a gallery with captions, and a mosaic of columns. Images are (3, h, w) in [0, 1].
 
-Letters: n images, h, w pixels.
+Letters: b images, h, w pixels, y, x rows and columns of patches.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.figures.style import DPI, INK, framed
+from ssvit.figures import style
+from ssvit.figures.base import Figure
+from ssvit.figures.style import DPI, INK, fitted
+from ssvit.options import one_line
 
-_LABEL, _TOP, _SIDE = 1.15 * DPI, 0.4 * DPI, 0.1 * DPI  # dots: beside a row, above and around the images
+if TYPE_CHECKING:
+    import matplotlib.figure
+    from matplotlib.axes import Axes
+
+GREY = 0.5  # of masked patches
+GREEN, RED = "#3a9d5d", "#c8372d"
+_GAP, _LINE, _SIZE, _FRAME = 14, 24, 7, 5  # dots between images and of a line of text, points of text, dots of a frame
+_MAT = 0.945
 
 
-def collage(
-    images: Iterable[tuple[int, int, np.ndarray]],
-    size: tuple[int, int],
-    dots: int,
-    margins: tuple[float, float, float, float],
-) -> tuple[Figure, Axes]:
-    """Images (h, w, 3), each with the row and column of its first pixel, on white of `size` pixels.
+class Picture(NamedTuple):
+    """An image of a gallery, the lines below it, and the colour of these and of a frame; None: no frame."""
 
-    dots: of a pixel's side. margins: dots on the left, below, on the right and above.
+    image: Tensor
+    captions: Sequence[str] = ()
+    color: str | None = None
+
+
+@dataclass(frozen=True)
+class Gallery(Figure):
+    """Rows of images of any sizes in squares, with captions.
+
+    Attributes:
+        rows: The pictures of each row.
+        title: The line above all.
+        titles: Those of the columns; none by default.
+        note: The line below all.
+        tile: Dots of a square.
     """
-    pixels = np.ones((*size, 3), dtype=np.float32)
-    for y, x, image in images:
-        pixels[y : y + image.shape[0], x : x + image.shape[1]] = image.clip(0, 1)
-    tall, wide = (dots * side for side in size)
-    left, below, right, above = margins
-    figure, (axis,) = framed(wide + left + right, tall + below + above, (left, below, wide, tall))
+
+    rows: Sequence[Sequence[Picture]]
+    title: str = ""
+    titles: Sequence[str] = ()
+    note: str = ""
+    tile: int = 170
+
+    def draw(self) -> "matplotlib.figure.Figure":
+        lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
+        top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
+        column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
+        longest = max(map(len, (self.title, self.note)))
+        width = max(_GAP + column * max(map(len, self.rows), default=0), 11 * longest)
+        height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
+        pixels = np.ones((height, width, 3), np.float32)
+        figure, axis = _canvas(width, height)
+
+        def write(x: float, y: float, text: str, color: str | None = None, align: str = "center") -> None:
+            axis.text(x, y, one_line(text), ha=align, va="center", fontsize=_SIZE, color=color or INK)
+
+        write(_GAP, _GAP / 2 + _LINE / 2, self.title, align="left")
+        for place, name in enumerate(self.titles):
+            write(_GAP + place * column + self.tile / 2, top - _LINE / 2, fitted(name, _SIZE, self.tile))
+        for number, pictures in enumerate(self.rows):
+            for place, picture in enumerate(pictures):
+                x, y = _GAP + place * column, top + number * row
+                self._place(pixels[y : y + self.tile, x : x + self.tile], picture, axis, x, y)
+                for line, text in enumerate(picture.captions):
+                    below = y + self.tile + (line + 0.7) * _LINE
+                    write(x + self.tile / 2, below, fitted(text, _SIZE, self.tile), picture.color)
+        write(_GAP, height - _LINE / 2 - _GAP / 2, self.note, align="left")
+        axis.imshow(pixels, extent=(0, width, height, 0), interpolation="nearest")
+        return figure
+
+    def _place(self, square: np.ndarray, picture: Picture, axis: "Axes", x: int, y: int) -> None:
+        """Put an image into the middle of its square, enlarged by its own pixels or reduced, and draw its frame."""
+        square[:] = _MAT
+        sides = picture.image.shape[1:]
+        h, w = (max(1, round(self.tile * side / max(sides))) for side in sides)
+        enlarged = 2 * max(sides) <= self.tile
+        how = {"mode": "nearest"} if enlarged else {"mode": "bilinear", "antialias": True}
+        image = F.interpolate(picture.image[None].float(), (h, w), **how)[0].movedim(0, -1).clamp(0, 1).numpy()
+        top, left = (self.tile - h) // 2, (self.tile - w) // 2
+        square[top : top + h, left : left + w] = image
+        if picture.color is not None:
+            from matplotlib.patches import Rectangle
+
+            out = _FRAME / 2 + 1  # and what the line blurs, so that it hides no pixel
+            corner, side = (x - out, y - out), self.tile + 2 * out
+            axis.add_patch(
+                Rectangle(corner, side, side, fill=False, edgecolor=picture.color, linewidth=72 * _FRAME / DPI)
+            )
+
+
+@dataclass(frozen=True)
+class Mosaic(Figure):
+    """Images (b, 3, h, w) of several kinds side by side, in two blocks if there are more than three images.
+
+    Attributes:
+        columns: The images of each kind, by its title.
+        legend: The colours of labels below the images: grey levels of matplotlib or colours.
+        frames: By labels of the legend, which patches of an image have a frame in its colour, (b, y, x) bool.
+        framed: The title of the column that has these frames.
+    """
+
+    columns: Mapping[str, Tensor]
+    legend: Mapping[str, str | tuple[float, float, float]] = field(default_factory=dict)
+    frames: Mapping[str, Tensor] = field(default_factory=dict)
+    framed: str = ""
+
+    def draw(self) -> "matplotlib.figure.Figure":
+        from matplotlib.colors import to_rgb
+        from matplotlib.patches import Patch
+
+        count, _, h, w = next(iter(self.columns.values())).shape
+        dots, blocks = max(1, round(190 / w)), 2 if count > 3 else 1
+        rows, tall, wide = -(-count // blocks), dots * h, dots * w
+        block = len(self.columns) * (wide + _GAP) + 2 * _GAP
+        size = rows * (tall + _GAP), blocks * block - 2 * _GAP
+        pixels = np.ones((*size, 3), np.float32)
+        top, bottom = 0.3 * DPI, 0.35 * DPI
+        figure, (axis,) = style.framed(size[1] + _GAP, top + size[0] + bottom, (_GAP, bottom, size[1], size[0]))
+        axis.set_axis_off()
+        for place, (title, images) in enumerate(self.columns.items()):
+            enlarged = images.repeat_interleave(dots, 2).repeat_interleave(dots, 3).movedim(1, -1).clamp(0, 1).numpy()
+            for number, image in enumerate(enlarged):
+                y, x = number % rows * (tall + _GAP), number // rows * block + place * (wide + _GAP)
+                pixels[y : y + tall, x : x + wide] = image
+                for label, patches in self.frames.items() if title == self.framed else ():
+                    color, (down, across) = to_rgb(self.legend[label]), patches.shape[1:]
+                    for row, column in patches[number].nonzero().tolist():
+                        outline(pixels[y : y + tall, x : x + wide], row, column, tall // down, wide // across, color)
+                if number % rows == 0:
+                    axis.text(x + wide / 2, -0.06 * DPI, title, ha="center", va="bottom", color=INK)
+        axis.imshow(pixels, interpolation="nearest")
+        handles = [
+            Patch(facecolor="none", edgecolor=color, label=label)
+            if label in self.frames
+            else Patch(color=color, label=one_line(label))
+            for label, color in self.legend.items()
+        ]
+        figure.legend(
+            handles=handles, loc="lower center", ncols=len(handles) or 1, frameon=False, fontsize=8, labelcolor=INK,
+            borderaxespad=0.3, columnspacing=1.2, handlelength=1.2,
+        )  # fmt: skip
+        return figure
+
+
+def outline(image: np.ndarray, row: int, column: int, tall: int, wide: int, color: tuple[float, ...]) -> None:
+    """Draw a frame of three pixels inside a patch of tall x wide pixels of an image (h, w, 3)."""
+    patch = image[row * tall : (row + 1) * tall, column * wide : (column + 1) * wide]
+    for edge in (patch[:3], patch[-3:], patch[:, :3], patch[:, -3:]):
+        edge[:] = color
+
+
+def masked(columns: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Mosaic:
+    """Return the last images with masked patches in grey next to all images (b, 3, h, w), by title.
+
+    Args:
+        columns: The images.
+        masked_ids: The masked patches of each image, (b, m).
+        grid: Rows and columns of patches.
+        note: The label of masked patches in the legend.
+    """
+    true = [*columns.values()][-1]
+    ids = masked_ids.cpu()
+    hidden = torch.zeros(len(true), grid[0] * grid[1]).scatter(1, ids, 1).view(-1, 1, *grid)
+    hidden = F.interpolate(hidden, size=true.shape[2:], mode="nearest") > 0
+    return Mosaic({"visible": torch.where(hidden, GREY, true), **columns}, {note: str(GREY)})
+
+
+def _canvas(width: int, height: int) -> "tuple[matplotlib.figure.Figure, Axes]":
+    figure, (axis,) = style.framed(width, height, (0, 0, width, height))
+    axis.set(xlim=(0, width), ylim=(height, 0))
     axis.set_axis_off()
-    axis.imshow(pixels, interpolation="nearest")
     return figure, axis
-
-
-def rows(labelled: Sequence[tuple[str, Tensor]], title: str, *, across: int) -> Figure:
-    """Rows of up to `across` images (n, 3, h, w) in [0, 1] of one size, each beside its label."""
-    h, w = labelled[0][1].shape[2:]
-    gap = max(1, w // 16)
-    dots = max(1, round(110 / w))
-    placed = [
-        (row * (h + gap), column * (w + gap), image)
-        for row, (_, images) in enumerate(labelled)
-        for column, image in enumerate(images.movedim(1, -1).numpy())
-    ]
-    size = len(labelled) * (h + gap) - gap, across * (w + gap) - gap
-    figure, axis = collage(placed, size, dots, (_LABEL + _SIDE, _SIDE, _SIDE, _TOP))
-    for row, (label, _) in enumerate(labelled):
-        middle = row * (h + gap) + h / 2
-        axis.text(-1.5 * gap, middle, label, ha="right", va="center", color=INK, fontsize=8)
-    axis.text(-0.5, -0.5 - 0.08 * DPI / dots, title, ha="left", va="bottom", color=INK, fontsize=9)
-    return figure

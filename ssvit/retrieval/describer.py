@@ -12,8 +12,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.data.sources.base_options import Images
-from ssvit.evaluation.features_options import FOLDER, Features, Reading, reading_of
-from ssvit.evaluation.panels.online_options import AUTO
+from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, reading_of
 from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.loading.finding import find
 from ssvit.options import within

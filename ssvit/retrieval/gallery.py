@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 from tqdm import tqdm
@@ -32,9 +31,9 @@ from ssvit.data.sources.base import Data, Unreadable, class_text
 from ssvit.evaluation.features import Extractor
 from ssvit.evaluation.neighbours import Flat, Kind, Neighbours, check_k, nearest, recall, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
-from ssvit.figures.contact_sheet import QUERIES, Neighbour, Row, contact_sheet
+from ssvit.figures.contact_sheet import QUERIES, Neighbour, Query, contact_sheet
 from ssvit.figures.display import PLAIN, Display
-from ssvit.figures.png import png
+from ssvit.figures.pictures import Gallery as ContactSheet
 from ssvit.figures.style import evenly_spaced
 from ssvit.options import UserError, one_of, printable, whole, within
 from ssvit.progress import progress
@@ -287,9 +286,9 @@ class Answer:
         if output is not None:
             atomic_io.replace(Path(output), (json.dumps(self.records, indent=1) + "\n").encode())
         if sheet is not None:
-            atomic_io.replace(Path(sheet), png(self.sheet()))
+            atomic_io.replace(Path(sheet), self.sheet().png())
 
-    def sheet(self) -> Figure:
+    def sheet(self) -> ContactSheet:
         """As many queries as a contact sheet holds, evenly spaced."""
         rows = []
         for query in (self.records[row] for row in evenly_spaced(len(self.names), QUERIES)):
@@ -298,7 +297,7 @@ class Answer:
                 is_same = None if None in (query["class"], other["class"]) else query["class"] == other["class"]
                 image, distance = self._small(other["image"]), other["relative_distance"]
                 neighbours.append(Neighbour(image, distance, other["class"] or Path(other["image"]).name, is_same))
-            rows.append(Row(self._small(query["image"]), query["class"] or Path(query["image"]).name, neighbours))
+            rows.append(Query(self._small(query["image"]), query["class"] or Path(query["image"]).name, neighbours))
         return contact_sheet(rows)
 
     def _small(self, path: str) -> Tensor:

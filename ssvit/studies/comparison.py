@@ -10,11 +10,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.evaluation.significance import NOTHING_YET, above_chance, standard_error
+from ssvit.evaluation.statistics import NOTHING_YET, above_chance, of_seeds, standard_error
 from ssvit.processes import is_main_process
+
+if TYPE_CHECKING:
+    from ssvit.figures.base import Figure
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
@@ -58,13 +61,8 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
     }  # fmt: skip
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
-    from ssvit.figures.comparison import comparison
-    from ssvit.figures.png import png
-
-    parts = watched.part, last.part
     names = {side: SIDES[side] for side in sides}
-    figure = comparison(curves, names, finals=summary, parts=parts, chance=last.chance, measure=last.measure)
-    atomic_io.replace(folder / "comparison.png", png(figure))
+    atomic_io.replace(folder / "comparison.png", _plot(curves, names, summary, watched.part, last).png())
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\n{last.measure} on the {last.part} images, {each_side}")
     for side, words in names.items():
@@ -79,6 +77,31 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
     print(_conclusion(summary, last.measure, error, verdict))
 
 
+def _plot(
+    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    names: Mapping[str, str],
+    finals: Mapping[str, Mapping[str, Any]],
+    watched: str,
+    last: "FinalScore",
+) -> "Figure":
+    """Return the accuracy of each side over the steps, with its deviation over seeds, and the reported one."""
+    from ssvit.figures.plot import DASHED, Dash, Line, Panel, Plot, chance
+
+    lines = []
+    dashes: tuple[Dash, Dash] = ("-", DASHED)
+    for (side, curve), color, dash in zip(curves.items(), ("model", "replaced"), dashes, strict=True):
+        mean, spread = ([100 * value for value in curve[name]] for name in ("mean", "deviation"))
+        value, deviation = (100 * finals[side][name] for name in ("mean", "deviation"))
+        apart = watched != last.part
+        label = f"{names[side]}{f', {last.part}' * apart}: {value:.1f} %" + (f" ± {deviation:.1f}" if deviation else "")
+        lines.append(Line(curve["step"], mean, "" if apart else label, color, dash, around=spread))
+        if apart:
+            lines.append(Line(curve["step"][-1:], [value], label, color, "", "*", size=12, around=[deviation]))
+    constant = chance(last.chance, "most frequent class" if last.measure == "top-1" else "a random order")
+    ylabel = f"{last.measure} on the {watched} images (%)"
+    return Plot([Panel(ylabel, lines, [constant], "step of fine-tuning")], (6.4, 4))
+
+
 def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: float | None, verdict: str) -> str:
     """The result of a comparison in one sentence."""
     before, after = (summary[side]["mean"] for side in (SCRATCH, PRETRAINED))
@@ -91,10 +114,8 @@ def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: f
     return f"Pre-training {word} {measure} from {100 * before:.1f} to {100 * after:.1f} %: {change}."
 
 
-def _error(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> tuple[float | None, str]:
+def _error(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore") -> tuple[float | None, str]:
     """Half of the 95 % interval of the gain, and where it comes from: the seeds (Student's t) and the images."""
-    from ssvit.evaluation.paired import of_seeds  # which loads scipy
-
     compared = [summary[side] for side in (PRETRAINED, SCRATCH)]
     errors = {}
     if (interval := of_seeds(*(side["values"] for side in compared))) is not None:
@@ -104,7 +125,7 @@ def _error(summary: Mapping[str, Mapping[str, Any]], measured: "Score") -> tuple
     return math.hypot(*errors.values()) if errors else None, " and ".join(errors)
 
 
-def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "Score", error: float | None, noise: str) -> str:
+def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", error: float | None, noise: str) -> str:
     """Why a gain is not significant; "" if it is, or if its error is not known."""
     means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
     chance, images = measured.chance, measured.images
@@ -146,7 +167,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
     return best
 
 
-class Score(NamedTuple):
+class FinalScore(NamedTuple):
     """An accuracy, or the mAP of images of several classes, on the test or validation images (`part`) after a step.
 
     chance, images: None if not known, and images for the mAP, whose error they do not tell.
@@ -167,7 +188,7 @@ class Score(NamedTuple):
         return above_chance(self.accuracy, self.chance, self.images)
 
 
-def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
+def _scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
     """The scores of a run by step; each step's is on the first of the parts that it has."""
     steps: dict[int, dict[str, Any]] = {}
     for row in rows:  # what is measured at the end alone may have a row of its own
@@ -178,11 +199,11 @@ def _scored(rows: Rows, parts: Sequence[str]) -> list[Score]:
         for part, name in islice(known, 1):
             value, chance = row[f"{part}/{name}"], row.get(f"{part}/{name}_constant")
             images = row.get(f"{part}/images") if name == "accuracy" else None
-            scores.append(Score(step, value, part, chance, images, _MEASURES[name]))
+            scores.append(FinalScore(step, value, part, chance, images, _MEASURES[name]))
     return scores
 
 
-def _curve(runs: Sequence[Sequence[Score]]) -> dict[str, list[float]]:
+def _curve(runs: Sequence[Sequence[FinalScore]]) -> dict[str, list[float]]:
     """The mean and deviation of the accuracy at the steps that all runs have: one may have ended early."""
     by_step = [{score.step: score.accuracy for score in run} for run in runs]
     steps = [step for step in by_step[0] if all(step in run for run in by_step)]

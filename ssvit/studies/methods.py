@@ -10,10 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssvit.evaluation.baselines import PIXELS, RANDOM, RANDOM_PREFIX
-from ssvit.evaluation.report.titles import title
+from ssvit.evaluation.titles import title
+
+if TYPE_CHECKING:
+    from ssvit.figures.plot import Plot
 
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # a dash for what there is not
@@ -21,6 +24,7 @@ BASELINES = "baselines"  # the row of what needs no pre-training
 _CHANGES = (  # of augmentations; 0 is without
     "flip", "vertical_flip", "quarter_turns", "rotation", "randaugment", "jitter", "grayscale", "blur", "solarize",
 )  # fmt: skip
+_MARKERS = "osD^vP*Xhd<>"
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
@@ -145,6 +149,26 @@ def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, st
     """Return the titles of the probes of curves, by their names."""
     first = next(iter(found.values()))[0][0]
     return {name: title(name) for name in first if name not in (*AMOUNTS, "step", "chance")}
+
+
+def plot(found: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
+    """Return the probes of each objective as it trained, over CPU minutes, the mean over seeds, next to chance."""
+    from ssvit.figures.plot import Line, Panel, Plot, chance
+
+    step = min(0.9, 4.5 / len(found))  # points between the widths of curves
+    panels = []
+    for probe, words in probes_in(found).items():
+        lines = []
+        for place, (name, runs) in enumerate(found.items()):
+            minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
+            mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
+            above = step * (len(found) - 1 - place)  # a curve that lies on another one is thinner, so that both show
+            marker = _MARKERS[place % len(_MARKERS)]
+            lines.append(Line(minutes, mean, name, f"C{place % 10}", "-", marker, 1.5 + above, 4 + above))
+        known = next((run[0]["chance"] for runs in found.values() for run in runs if "chance" in run[0]), None)
+        ylabel = f"{words} in training (%)"
+        panels.append(Panel(ylabel, lines, [chance(known)], "CPU minutes of pre-training", close=True))
+    return Plot(panels, (6.2 * len(panels), 4), legend="right")
 
 
 def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 from scipy.stats import linregress
 
-from ssvit.evaluation.report.titles import title
-from ssvit.figures.scaling import FINETUNED, MODEL, SUPERVISED, Curves
+from ssvit.evaluation.titles import title
+from ssvit.figures.plot import Line, Panel, Plot
 from ssvit.studies.methods import Row, markdown, spread
 
+FINETUNED, SUPERVISED, MODEL = "fine-tuned", "trained with labels", ("depth", "width", "patch")
+_MARKERS = "osD^vP*X"
 _POINT = ("objective", "encoder", "images", *MODEL, "steps")
 
 
-class Fit(NamedTuple):
+class PowerLaw(NamedTuple):
     """error = factor * x ** -power. deviation: of power, its standard error, NaN of two points. residual: the root of
     the mean squared difference of points and curve, as a share."""
 
@@ -33,14 +35,14 @@ class Fit(NamedTuple):
         return 1 - self.factor * x**-self.power
 
 
-def fit(x: Sequence[float], accuracies: Sequence[float]) -> Fit | None:
+def fit(x: Sequence[float], accuracies: Sequence[float]) -> PowerLaw | None:
     """The power law through accuracies (0 to 1, below 1) at x > 0; None for fewer than two different x."""
     if len(set(x)) < 2:
         return None
     logs, errors = [math.log(one) for one in x], [math.log(max(1 - one, 1e-6)) for one in accuracies]
     line = linregress(logs, errors)
     deviation = float(line.stderr) if len(x) > 2 else math.nan
-    found = Fit(math.exp(line.intercept), -float(line.slope), deviation, 0.0)
+    found = PowerLaw(math.exp(line.intercept), -float(line.slope), deviation, 0.0)
     missed = [found.accuracy(one) - accuracy for one, accuracy in zip(x, accuracies, strict=True)]
     return found._replace(residual=math.sqrt(statistics.fmean(one**2 for one in missed)))
 
@@ -102,15 +104,7 @@ def series(found: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...
     return dict(lines)
 
 
-def curves(found: Sequence[Mapping[str, Any]], axis: str) -> Curves:
-    """The `series` with their power laws by score."""
-    return {
-        key: (line, {name: law.accuracy for name, law in laws(line, axis).items()})
-        for key, line in series(found, axis).items()
-    }
-
-
-def laws(line: Sequence[Mapping[str, Any]], axis: str) -> dict[str, Fit]:
+def laws(line: Sequence[Mapping[str, Any]], axis: str) -> dict[str, PowerLaw]:
     """The power laws of a line's scores over an axis, of those that have two points or more."""
     fitted = {}
     for name in dict.fromkeys(name for point in line for name in point["scores"]):
@@ -141,3 +135,64 @@ def table(rows: Mapping[str, Row]) -> str:
                 count = sum(name in point["scores"] for point in line)
                 fits.append([axis, ", ".join(key), name, power, f"{100 * law.residual:.1f}", str(count)])
     return "\n\n".join(markdown(part) for part in (grid, fits) if len(part) > 1) + "\n"
+
+
+def plot(found: Sequence[Mapping[str, Any]]) -> Plot:
+    """Return the paper's Figures 3 to 5 (images, compute) and 8 (what makes a model larger), a row for each score.
+
+    Panels over images, over compute, and over the operations of an image for models that differ from the smallest in
+    depth, width or patch alone; what has a single value gets no panel. Thin lines are fitted.
+    """
+    names = list(dict.fromkeys(name for point in found for name in point["scores"]))
+    models = _by_part(found)
+    has_images = len({point["images"] for point in found} - {None}) > 1
+    panels = []
+    for name in sorted(names, key=lambda name: name != FINETUNED):
+        if has_images:
+            panels.append(_over(found, "images", name, "images of pre-training", 1))
+        panels.append(_over(found, "flops", name, "operations of pre-training (10¹²)", 1e12))
+        if models:
+            panels.append(_over_models(models, name))
+    down = len(names) if has_images or models else 1
+    return Plot(panels, (5.3 * len(panels) / down, 4 * down), down)
+
+
+def _over(found: Sequence[Mapping[str, Any]], axis: str, name: str, xlabel: str, unit: float) -> Panel:
+    lines = []
+    for place, (key, line) in enumerate(series(found, axis).items()):
+        points = [point for point in line if name in point["scores"]]
+        color, x = f"C{place % 10}", [point[axis] for point in points]
+        y = [100 * point["scores"][name] for point in points]
+        lines.append(Line([one / unit for one in x], y, ", ".join(key), color, "", _MARKERS[place % 8]))
+        if law := laws(line, axis).get(name):
+            between = [min(x) * (max(x) / min(x)) ** (step / 50) for step in range(51)]
+            fitted = [100 * law.accuracy(one) for one in between]
+            lines.append(Line([one / unit for one in between], fitted, "", color, "-", "", 0.8))
+    return Panel(f"{name} (%)", lines, xlabel=xlabel, log=True, close=True)
+
+
+def _by_part(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the models of an objective that differ from the smallest in one part, with the most images and steps."""
+    lines = {}
+    points = [point for point in found if point["encoder"] is None]  # others differ in more than one part
+    for objective in dict.fromkeys(point["objective"] for point in points):
+        own = [point for point in points if point["objective"] == objective]
+        most = max((point["images"] or math.inf, point["steps"]) for point in own)
+        own = [point for point in own if (point["images"] or math.inf, point["steps"]) == most]
+        base = min(own, key=lambda point: point["step_flops"])
+        for part in MODEL:
+            line = [point for point in own if all(point[one] == base[one] for one in MODEL if one != part)]
+            if len(line) > 1:
+                lines[f"{objective}, {part}"] = sorted(line, key=lambda point: point["step_flops"])
+    return lines
+
+
+def _over_models(models: Mapping[str, list[Mapping[str, Any]]], name: str) -> Panel:
+    lines = []
+    for place, (label, line) in enumerate(models.items()):
+        points = [point for point in line if name in point["scores"]]
+        x = [point["step_flops"] / line[0]["step_flops"] for point in points]
+        y = [100 * point["scores"][name] for point in points]
+        lines.append(Line(x, y, label, f"C{place % 10}", "-", _MARKERS[place % 8]))
+    xlabel = "operations of an image, relative to the smallest model"
+    return Panel(f"{name} (%)", lines, xlabel=xlabel, log=True, close=True)

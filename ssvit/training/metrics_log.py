@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from PIL import Image
 from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
-from ssvit.figures.png import png
+from ssvit.figures.base import Figure
 from ssvit.options import UserError, printable
 from ssvit.training.loggers.base import Logger, Unreachable
 from ssvit.training.recipe import Recipe
@@ -169,7 +168,7 @@ class MetricsLog:
     def show(self, step: int, name: str, figure: Figure) -> None:
         """Save a figure as <name>.png in the run folder and pass it to the loggers."""
         with self._writing(f"{name}.png"):
-            data = png(figure)
+            data = figure.png()
             atomic_io.replace(self.folder / f"{name}.png", data)
         with Image.open(io.BytesIO(data)) as picture:
             for logger in self.loggers:

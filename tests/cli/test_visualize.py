@@ -8,7 +8,6 @@ import pytest
 import torch
 from command import TINY, one_line
 from composing import composed
-from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -21,6 +20,7 @@ from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.figures.display import PLAIN
+from ssvit.figures.plot import Panel, Plot
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
@@ -219,7 +219,9 @@ def test_others_take_the_place_of_pictures_that_cannot_be_read(pictures):
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    inside.Report({"one": Figure(), "two": Figure()}, {"a": 1}).save(tmp_path / "new" / "folder", 0)
+    inside.Report(dict.fromkeys(("one", "two"), Plot([Panel("")], (2, 2))), {"a": 1}).save(
+        tmp_path / "new" / "folder", 0
+    )
     before = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
     assert set(before) == {"one.png", "two.png"}
     write = atomic_io.write
@@ -230,7 +232,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(atomic_io, "write", full)
-    changed = inside.Report({"one": Figure(figsize=(1, 1)), "two": Figure(figsize=(1, 1))}, {"a": 2})
+    changed = inside.Report(dict.fromkeys(("one", "two"), Plot([Panel("")], (1, 1))), {"a": 2})
     with pytest.raises(UserError, match=r"two\.png: cannot be written \(No space left on device\)"):
         changed.save(tmp_path / "new" / "folder", 0)
     after = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}

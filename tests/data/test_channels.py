@@ -15,7 +15,6 @@ import tifffile
 import torch
 import yaml
 from command import one_line
-from matplotlib.figure import Figure
 from PIL import Image
 
 import ssvit
@@ -34,6 +33,7 @@ from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.sources import datasets, datasets_options, folder, rasters
 from ssvit.data.sources.base import Unreadable
 from ssvit.figures.display import PLAIN, Display
+from ssvit.figures.pictures import Gallery
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.encoder import load_encoder
 from ssvit.options import Failure, OptionError, UserError
@@ -504,7 +504,7 @@ def test_sheets_of_similar_pictures_show_the_run_s_channels(
     """Or those of the data set that is named with the query."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
-    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0].query) or Figure())
+    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0].image) or Gallery([]))
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *given] if given else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]

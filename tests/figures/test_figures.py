@@ -1,4 +1,4 @@
-"""Curves that coincide stay visible, classes are measured beside chance, and maps have a scale."""
+"""Figures: curves that coincide stay visible, and pictures show what they describe, whole."""
 
 import io
 
@@ -8,68 +8,82 @@ import torch
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from ssvit.figures import comparison, maps, methods
-from ssvit.figures.png import png
-from ssvit.figures.probes import probes
-
-CHANCE = "chance (most frequent class)"
-
-
-def labelled(axis) -> dict:
-    return {line.get_label().split(":")[0]: line for line in axis.lines}
+from ssvit.analysis.attention import plot_maps
+from ssvit.figures.pictures import Gallery, Mosaic, Picture, masked
+from ssvit.figures.plot import DASHED, Line, Panel, Plot, chance, curve
+from ssvit.studies import methods
 
 
-def seen(figure, line) -> bool:
-    """Whether the colour of a line is in a figure, as far as its edges leave it."""
-    drawn = np.asarray(Image.open(io.BytesIO(png(figure))).convert("RGB")).astype(int)
-    color = 255 * np.array(to_rgb(line.get_color()))
-    return (abs(drawn - color).max(-1) < 25).sum() > 40
+def pixels(figure) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(figure.png())).convert("RGB")).astype(int)
 
 
-def test_objectives_that_are_alike_all_show_beside_chance():
-    points = [{"cpu_seconds": 60.0 * i, "chance": 0.12, "knn": 0.1 + 0.05 * i} for i in range(4)]
+def seen(figure, color) -> bool:
+    """Whether a colour is in a figure, as far as its edges leave it."""
+    return (abs(pixels(figure) - 255 * np.array(to_rgb(color))).max(-1) < 25).sum() > 40
+
+
+def test_objectives_that_are_alike_all_show_next_to_chance():
+    points = [{"cpu_seconds": 60.0 * i, "chance": 0.12, "knn20": 0.1 + 0.05 * i} for i in range(4)]
     names = ("masked_patch", "mae", "dino", "ibot", "simclr")
-    figure = methods.accuracy({name: [points] for name in names}, {"knn": "20-NN"})
-    (axis,) = figure.axes
-    assert labelled(axis)[CHANCE].get_ydata()[0] == pytest.approx(12)
-    axis.get_legend().remove()
-    assert all(seen(figure, labelled(axis)[name]) for name in names)
+    figure = methods.plot({name: [points] for name in names})
+    (panel,) = figure.panels
+    assert [line.label for line in panel.lines] == list(names)
+    assert panel.levels[0].y == pytest.approx(12)
+    assert all(seen(Plot([Panel("", panel.lines)], (6, 4)), line.color) for line in panel.lines)
     del points[0]["chance"]
-    assert CHANCE not in labelled(methods.accuracy({"mae": [points]}, {"knn": "20-NN"}).axes[0])
+    assert methods.plot({"mae": [points]}).panels[0].levels[0].y is None
 
 
-def test_both_sides_of_a_comparison_show_where_they_coincide():
-    sides = ("pre-trained", "from scratch")
-    curve = {"step": [0, 1, 2], "mean": [0.1, 0.5, 0.6], "deviation": [0.0, 0.0, 0.0]}
-    final = {"mean": 0.6, "deviation": 0.0}
-    figure = comparison.comparison(
-        dict.fromkeys(sides, curve), {side: side for side in sides}, finals=dict.fromkeys(sides, final),
-        parts=("test", "test"), chance=0.1,
-    )  # fmt: skip
-    (axis,) = figure.axes
-    lines = labelled(axis)
-    assert lines[CHANCE].get_ydata()[0] == pytest.approx(10)
-    axis.get_legend().remove()
-    assert all(seen(figure, lines[name]) for name in sides)
+def test_a_dashed_line_on_another_one_shows_both():
+    lines = [Line([0, 1, 2], [1, 2, 3]), Line([0, 1, 2], [1, 2, 3], "", "replaced", DASHED)]
+    figure = Plot([Panel("", lines)], (6, 4))
+    assert seen(figure, "#1b6ca8")
+    assert seen(figure, "#e07b00")
 
 
-def test_a_last_layer_that_is_the_chosen_one_shows_it():
-    history = [{"step": step, "knn": 0.1 + step / 10, "knn_last": 0.1 + step / 10} for step in range(4)]
-    figure = probes(history, {"knn": "k-NN"}, start={}, chance=0.1)
-    (axis,) = figure.axes
-    lines = labelled(axis)
-    axis.get_legend().remove()
-    assert all(seen(figure, lines[name]) for name in ("layer chosen without test images", "last layer"))
+def test_a_curve_has_the_measured_values_of_its_metric():
+    history = [{"step": 0, "a": 0.1}, {"step": 1}, {"step": 2, "a": None}, {"step": 3, "a": 0.4}]
+    assert (curve(history, "a", "").x, curve(history, "a", "", scale=100).y) == ([0, 3], [10, 40])
+    figure = Plot([Panel("", [curve(history, "b", "x")], [chance(None)]), Panel("", [Line([1], [2], dash="")])], (6, 4))
+    assert figure.png()
+
+
+@pytest.mark.parametrize("size", [(40, 40), (10, 60), (200, 30), (500, 500)])
+def test_a_gallery_shows_images_of_any_size_whole(size):
+    image = torch.zeros(3, *size)
+    image[1] = 1
+    image[:, 0], image[:, -1] = torch.tensor([[1.0], [0], [0]]), torch.tensor([[0.0], [0], [1]])
+    shown = pixels(Gallery([[Picture(image)]], tile=200))
+    green = (abs(shown - np.array((0, 255, 0))).max(-1) < 60).nonzero()
+    tall, wide = (np.ptp(axis) + 1 for axis in green)
+    assert (tall, wide) == pytest.approx([200 * side / max(size) for side in size], abs=max(3, 500 / max(size)))
+    for color in ((255, 0, 0), (0, 0, 255)) if max(size) < 100 else ():
+        assert (abs(shown - np.array(color)).max(-1) < 60).any()
+
+
+def test_a_mosaic_shows_each_column_and_frames_patches():
+    images = torch.rand(2, 3, 8, 8) / 4
+    frames = torch.zeros(2, 2, 2, dtype=torch.bool)
+    without, framed = (
+        Mosaic({"a": images, "b": images}, {"odd": "red"}, {"odd": value}, "b") for value in (frames, ~frames)
+    )
+    assert (pixels(without) - pixels(framed)).any()
+    red = (abs(pixels(framed) - np.array((255, 0, 0))).max(-1) < 5).sum()
+    assert red > 8 * 4 * 2 * 40
+    hidden = masked({"true": images}, masked_ids=torch.tensor([[0], [3]]), grid=(2, 2), note="masked")
+    visible = hidden.columns["visible"]
+    assert (visible[0, :, :4, :4] == 0.5).all()
+    assert torch.equal(visible[0, :, 4:], images[0, :, 4:])
+    assert (visible[1, :, 4:, 4:] == 0.5).all()
 
 
 @pytest.mark.parametrize("names", [["", ""], ["a.jpg", "b" * 100]])
-def test_maps_of_attention_say_what_their_colours_mean(names):
-    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    attention = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.1, 0.2, 0.3, 0.4]])
-    for figure in (
-        maps.plot_rollout(images, attention, (2, 2), names),
-        maps.plot_heads(images, attention[:, None], (2, 2), names, 3),
-    ):
-        texts = [text.get_text() for text in figure.axes[0].texts]
-        assert {"1.0 to 1.0", "0.4 to 1.6", "least attention in a map", "most"} <= set(texts)
-        assert "under a map: both ends, where attention to all patches alike is 1" in texts
+def test_maps_of_attention_have_their_range(names):
+    images, attention = torch.ones(2, 3, 8, 8), torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.1, 0.2, 0.3, 0.4]])
+    for maps in ({"attention": attention}, {f"head {head}": attention for head in range(3)}):
+        figure = plot_maps(images, names, maps, (2, 2))
+        assert {row[-1].captions[0] for row in figure.rows} == {"1.0 to 1.0", "0.4 to 1.6"}
+        assert figure.rows[1][-1].image[0, ::4, ::4].flatten().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
+        assert len(figure.titles) == len(figure.rows[0]) == (3 if len(maps) == 1 else 4)
+        assert figure.png()

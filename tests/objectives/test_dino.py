@@ -8,6 +8,7 @@ import tiny
 import torch
 from lightly.loss import DINOLoss
 from lightly.models.modules.heads import DINOProjectionHead
+from plots import curves
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -208,10 +209,10 @@ def test_the_panel_is_what_plain_loops_give():
     assert panel(batch_size=20)(objective).metrics == pytest.approx(metrics, rel=1e-5)
 
 
-def answers(probabilities: torch.Tensor, features: torch.Tensor) -> collapse.Answers:
+def answers(probabilities: torch.Tensor, features: torch.Tensor) -> collapse.Assignments:
     confidence, choices = probabilities.max(-1)
     mean, single = probabilities.double().mean(0), collapse.entropy(probabilities.double().clamp(min=1e-30).log())
-    return collapse.Answers(features, choices, confidence, choices, mean, mean, single.mean())
+    return collapse.Assignments(features, choices, confidence, choices, mean, mean, single.mean())
 
 
 def test_each_kind_of_collapse_is_told_from_a_model_that_tells_images_apart():
@@ -221,8 +222,8 @@ def test_each_kind_of_collapse_is_told_from_a_model_that_tells_images_apart():
     varied = torch.eye(k).repeat(2, 1) * 0.9 + 0.1 / k
     cases = {
         "not collapsed": (varied, apart),
-        "every image has all prototypes alike": (torch.full((n, k), 1 / k), apart),
-        "every image has the same few prototypes": (torch.eye(k)[:1].expand(n, -1) * 0.99 + 0.01 / k, apart),
+        "all images have all prototypes alike": (torch.full((n, k), 1 / k), apart),
+        "all images have the same few prototypes": (torch.eye(k)[:1].expand(n, -1) * 0.99 + 0.01 / k, apart),
         "all features point one way": (varied, alike),
     }
     for words, (probabilities, features) in cases.items():
@@ -239,17 +240,13 @@ def test_the_panel_draws_what_it_measured():
     first = panel()(objective).metrics
     found = panel()(objective, [{"step": 0, **first}, {"step": 5}])
     assert set(found.figures) == {"collapse", "prototypes"}
-    left, middle, right = found.figures["collapse"].axes
-    lines = {line.get_label(): list(line.get_ydata()) for axis in (left, middle, right) for line in axis.get_lines()}
+    lines = curves(found.figures["collapse"])
     assert lines["of the mean assignment"] == [first["entropy_of_mean"]] * 2
-    assert lines[f"uniform: {math.log(24):.3g}"] == [math.log(24)] * 2
+    assert lines["uniform"] == math.log(24)
     assert lines["same first choice"] == [100, 100]
-    (axis,) = found.figures["prototypes"].axes
-    counts = [int(text.get_text().split("\n")[1].split()[0]) for text in axis.texts if "\n" in text.get_text()]
+    counts = [int(row[0].captions[1].split()[0]) for row in found.figures["prototypes"].rows]
     assert counts == sorted(counts, reverse=True)
     assert sum(counts) <= 20
-    for figure in found.figures.values():
-        figure.canvas.draw()
 
 
 def test_a_schedule_may_be_any_function_of_the_progress():

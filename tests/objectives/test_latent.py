@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from plots import curves
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -216,15 +217,13 @@ def test_the_panel_draws_what_it_measured():
     first = panel(images)(model).metrics
     found = panel(images)(model, [{"step": 0, **first}, {"step": 5}])
     assert set(found.figures) == {"learning", "features"}
-    lines = [line for axis in found.figures["learning"].axes for line in axis.get_lines()]
-    drawn = {line.get_label(): list(line.get_ydata()) for line in lines}
+    drawn = curves(found.figures["learning"])
     for name, words in BASELINES.items():
         assert drawn[words] == [first[name]] * 2
     assert drawn["held-out"] == [first["loss"]] * 2
     assert drawn["predictions"] == [first["prediction_std"]] * 2
-    canvas = torch.from_numpy(found.figures["features"].axes[0].images[0].get_array().data).permute(2, 0, 1)
     noise = model.sample(torch.arange(7), seed=0)
-    visible, targets, predicted, image = (canvas[:, :12, x : x + 16] for x in range(0, 4 * 17, 17))
+    visible, targets, predicted, image = (column[0] for column in found.figures["features"].columns.values())
     torch.testing.assert_close(image, images[0] / 255, rtol=0, atol=1e-5)
     for place in range(12):
         here = (slice(None), slice(place // 4 * 4, place // 4 * 4 + 4), slice(place % 4 * 4, place % 4 * 4 + 4))

@@ -48,9 +48,9 @@ WITHOUT_TORCH = (
     "studies.trials",
     "retrieval.describer",
     "retrieval.options",
-    "evaluation.against",
-    "evaluation.options",
-    "evaluation.significance",
+    "evaluation.report.against",
+    "evaluation.report.options",
+    "evaluation.statistics",
     "data.sources.folder",
     "data.sources.shard_folder",
     "data.sources.robustness",
@@ -132,6 +132,18 @@ def test_no_two_packages_need_each_other():
     tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
+def test_the_subpackages_of_evaluation_import_downward():
+    order = ("probes", "panels", "report")  # above the modules of evaluation/
+
+    def level(module: str) -> int:
+        part = module.split(".")[2]
+        return order.index(part) if part in order else -1
+
+    for module in sorted(name for name in KNOWN if name.startswith("ssvit.evaluation.")):
+        inside = {name for name in IMPORTS[module] if name.startswith("ssvit.evaluation.")}
+        assert not {name for name in inside if level(name) > level(module)}, f"{module} imports from above it"
+
+
 @pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["kernels"]))
 def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
     assert outside(module) - {module.rpartition(".")[2]} <= {
@@ -158,6 +170,7 @@ def test_frameworks_stay_where_they_belong(module):
         "vit_pytorch": (),
         "wandb": ("training",),
         "sklearn": (),
+        "matplotlib": ("figures",),
     }
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}
     assert not astray

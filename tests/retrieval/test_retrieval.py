@@ -11,7 +11,7 @@ from PIL import Image
 from ssvit.data.sources.synthetic import render
 from ssvit.evaluation.neighbours import HNSW, IVF, Flat, Neighbours, nearest, recall, relative_distances
 from ssvit.evaluation.probes.retrieval import average_precisions, measure
-from ssvit.figures.contact_sheet import Neighbour, Row, contact_sheet
+from ssvit.figures.contact_sheet import Neighbour, Query, contact_sheet
 from ssvit.figures.display import PLAIN
 from ssvit.options import OptionError, UserError
 
@@ -208,19 +208,16 @@ def test_captions_tell_neighbours_apart_whose_cosines_are_all_the_same_to_three_
     assert len({f"{cosine:.3f}" for cosine in answer.similarities.flatten().tolist()}) == 1
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)
     rows = [
-        Row(image, "query", [Neighbour(image, distance) for distance in row])
+        Query(image, "query", [Neighbour(image, distance) for distance in row])
         for row in relative_distances(answer, queries, bank).tolist()
     ]
-    (axis,) = contact_sheet(rows).axes
-    captions = [text.get_text() for text in axis.texts if text.get_text().endswith(" %")]
+    captions = [picture.captions[0] for row in contact_sheet(rows).rows for picture in row[1:]]
     assert len(captions) == len(set(captions)) == 10
     assert all(0 < float(text.removesuffix(" %")) < 100 for text in captions)
 
 
 def pixels(figure) -> np.ndarray:
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return np.asarray(Image.open(file).convert("RGB")).astype(int)
+    return np.asarray(Image.open(io.BytesIO(figure.png())).convert("RGB")).astype(int)
 
 
 def near(picture: np.ndarray, color: tuple[int, int, int]) -> int:
@@ -231,12 +228,12 @@ def test_a_sheet_shows_the_images_whole_and_frames_by_what_is_known():
     colors = {"blue": (10, 20, 240), "yellow": (240, 240, 10), "pink": (240, 10, 240)}
 
     def plain(name, height, width):
-        return torch.tensor(colors[name], dtype=torch.uint8)[:, None, None].expand(3, height, width)
+        return torch.tensor(colors[name])[:, None, None].expand(3, height, width) / 255
 
     def sheet(right):
         return pixels(
             contact_sheet(
-                [Row(plain("blue", 40, 40), "$sea_", [Neighbour(plain("yellow", 10, 60), 0.5, "", right),
+                [Query(plain("blue", 40, 40), "$sea_", [Neighbour(plain("yellow", 10, 60), 0.5, "", right),
                                                       Neighbour(plain("pink", 90, 30), 0.4, "", right)])]
             )
         )  # fmt: skip
@@ -255,8 +252,8 @@ def test_a_sheet_shows_the_images_whole_and_frames_by_what_is_known():
 
 def test_a_sheet_has_its_limits():
     images, _ = render(torch.arange(2), seed=0, size=16)
-    some = contact_sheet([Row(images[0], "a", [Neighbour(images[1], 1.0)] * 10)] * 8)
-    more = contact_sheet([Row(images[0], "a", [Neighbour(images[1], 1.0)] * 12)] * 9)
+    some = contact_sheet([Query(images[0], "a", [Neighbour(images[1], 1.0)] * 10)] * 8)
+    more = contact_sheet([Query(images[0], "a", [Neighbour(images[1], 1.0)] * 12)] * 9)
     assert pixels(some).shape == pixels(more).shape
-    grey = contact_sheet([Row(PLAIN(images[0, :1]), "grey", [])])
+    grey = contact_sheet([Query(PLAIN(images[0, :1]), "grey", [])])
     assert pixels(grey).shape[0] < pixels(some).shape[0]

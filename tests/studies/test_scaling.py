@@ -11,11 +11,9 @@ from scipy.stats import linregress
 from ssvit.cli import scaling
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.synthetic_options import Synthetic
-from ssvit.figures.scaling import FINETUNED
-from ssvit.figures.scaling import scaling as picture
 from ssvit.options import UserError
 from ssvit.studies import methods
-from ssvit.studies.scaling import curves, fit, points, series, table
+from ssvit.studies.scaling import FINETUNED, fit, plot, points, series, table
 from ssvit.studies.trials import Trials
 
 
@@ -182,39 +180,33 @@ def test_a_line_over_images_has_one_model_and_leaves_out_what_has_all():
     assert len(series(points(rows), "flops")[("mae",)]) == 6
 
 
-def drawn(rows):
-    found = points(rows)
-    return picture(found, curves(found, "images"), curves(found, "flops"))
+def panels(rows):
+    """What is plotted: in each panel its labels of both axes, and the values of its points by their label."""
+    figure = plot(points(rows))
+    assert figure.png()
+    return [
+        (panel.xlabel, panel.ylabel, {line.label: list(line.y) for line in panel.lines if line.label and line.x})
+        for panel in figure.panels
+    ]
 
 
-def test_the_picture_of_a_single_point_has_a_panel_for_each_score():
-    figure = drawn({"one": row(finetuned=0.6)})
-    assert [axis.get_ylabel() for axis in figure.axes] == ["fine-tuned (%)", "20-NN (%)"]
-    assert [line.get_ydata().tolist() for axis in figure.axes for line in axis.lines] == [[60.0], [50.0]]
-
-
-def test_the_picture_has_a_column_for_each_thing_that_varies():
+def test_the_figure_has_a_panel_for_each_score_and_thing_that_varies():
+    compute, model = "operations of pre-training (10¹²)", "operations of an image, relative to the smallest model"
+    assert panels({"one": row(finetuned=0.6)}) == [
+        (compute, "fine-tuned (%)", {"mae": [60.0]}), (compute, "20-NN (%)", {"mae": [50.0]}),
+    ]  # fmt: skip
     widths = {str(width): row(width=width) for width in (64, 128)}
     images = {str(count): row(images=count) for count in (100, 200)}
-    compute, model = "operations of pre-training (10¹²)", "operations of an image, relative to the smallest model"
-    assert [axis.get_xlabel() for axis in drawn(widths).axes] == [compute, model]
-    assert [axis.get_xlabel() for axis in drawn(images).axes] == ["images of pre-training", compute]
+    assert [xlabel for xlabel, *_ in panels(widths)] == [compute, model]
+    assert [xlabel for xlabel, *_ in panels(images)] == ["images of pre-training", compute]
     both = {f"{width} {count}": row(width=width, images=count) for width in (64, 128) for count in (100, 200)}
-    assert len(drawn(both).axes) == 3
-    assert len(drawn(both | {"tuned": row("dino", finetuned=0.7)}).axes) == 6
-
-
-def test_a_score_that_one_line_lacks_is_drawn_of_the_others():
-    rows = {str(width): row(width=width) for width in (64, 128)} | {"tuned": row(width=256, finetuned=0.7)}
-    finetuned, *_ = drawn(rows).axes
-    assert finetuned.get_ylabel() == "fine-tuned (%)"
-    assert [line.get_ydata().tolist() for line in finetuned.lines] == [[70.0]]
-
-
-def test_encoders_to_compare_with_stand_beside_vit():
-    rows = {"vit": row("supervised"), "other": row("supervised", depth=None, width=64, patch=None, encoder="resnet10t")}
-    (axis,) = drawn(rows).axes
-    assert {line.get_label() for line in axis.lines} == {"supervised, ViT", "supervised, resnet10t"}
+    assert len(panels(both)) == 3
+    assert len(panels(both | {"tuned": row("dino", finetuned=0.7)})) == 6
+    lacking = widths | {"tuned": row(width=256, finetuned=0.7)}
+    assert panels(lacking)[0] == (compute, "fine-tuned (%)", {"mae": [70.0]})
+    compared = {"vit": row("supervised"), "other": row("supervised", depth=None, patch=None, encoder="resnet10t")}
+    ((*_, lines),) = panels(compared)
+    assert set(lines) == {"supervised", "supervised, resnet10t"}
 
 
 def test_rows_are_read_back_as_they_were_written(commands, tmp_path):

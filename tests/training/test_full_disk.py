@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from command import one_line
-from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ssvit.analysis.inside import Report
+from ssvit.figures.plot import Line, Panel, Plot
 
 STORED = Path(__file__).parents[1] / "fixtures"
 # In blocks of 512 bytes; an import may want to write a few bytes.
@@ -21,10 +21,8 @@ LIMITED = ("sh", "-c", 'ulimit -f "$0" && exec "$@"')
 
 def figures():
     """Five that are unlike each other, of some 20 kB."""
-    found = {f"figure{number}": Figure() for number in range(5)}
-    for number, figure in enumerate(found.values()):
-        figure.subplots().plot([1, 2, number])
-    return found
+    lines = {f"figure{number}": Line([0, 1, 2], [1, 2, number]) for number in range(5)}
+    return {name: Plot([Panel("", [line])], (6.4, 4.8)) for name, line in lines.items()}
 
 
 def refused(code: str, *arguments: object, blocks: int) -> str:

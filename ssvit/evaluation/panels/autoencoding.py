@@ -7,12 +7,12 @@ ones of its image, normalised like the model's targets: the mean colour, and the
 from collections.abc import Mapping
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
-from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
-from ssvit.figures import reconstruction
+from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, describe_losses, nearest_uncorrupted
+from ssvit.figures.pictures import Mosaic, masked
+from ssvit.figures.plot import History, Plot, losses
 from ssvit.models.block import gather
 from ssvit.objectives.mae import MAE
 
@@ -31,7 +31,7 @@ class Autoencoding(Reconstruction):
         if history is None:
             return Evaluation(metrics=metrics)
         name = f"squared error of {'normalised patches' if objective.options.norm_pixels else 'pixels'}"
-        learning = reconstruction.learning_of_loss(with_metrics(history, metrics), BASELINES, name)
+        learning = Plot([losses(with_metrics(history, metrics), BASELINES, name)], (6, 3.8))
         figures = {"mosaic": self._mosaic(objective), "learning": learning}
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
@@ -48,7 +48,7 @@ class Autoencoding(Reconstruction):
                 parts.append((guess - truth).square().mean(-1).double().cpu())
         return {name: torch.cat(parts).mean().item() for name, parts in errors.items()}
 
-    def _mosaic(self, objective: MAE) -> Figure:
+    def _mosaic(self, objective: MAE) -> Mosaic:
         images, noise = self.sampled(objective, *self.shown)
         labels, grid = objective.labels(images), objective.encoder.grid
 
@@ -63,13 +63,10 @@ class Autoencoding(Reconstruction):
         }
         how = "with the true patch's mean and contrast" if objective.options.norm_pixels else "as they are"
         note = f"masked; in the other columns the guesses, {how}"
-        return reconstruction.masked_mosaic(panels, masked_ids=noise.masked_ids, grid=grid, note=note)
+        return masked(panels, masked_ids=noise.masked_ids, grid=grid, note=note)
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Above or below each baseline, in words."""
-    loss, lines = metrics["loss"], []
-    for name, words in BASELINES.items():
-        side = "below, better than" if loss < metrics[name] else "not below, NO better than"
-        lines.append(f"loss on masked patches {loss:.4f}: {side} {words}, {metrics[name]:.4f}")
-    return [*lines, conclude(sum(loss < metrics[name] for name in BASELINES), len(BASELINES))]
+    """Return the loss next to each baseline, in words."""
+    passed = sum(metrics["loss"] < metrics[name] for name in BASELINES)
+    return [*describe_losses(metrics, BASELINES, 4), conclude(passed, len(BASELINES))]

@@ -3,15 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from matplotlib.figure import Figure
-
+from ssvit.figures.base import Figure
 from ssvit.figures.display import PLAIN, Display
+from ssvit.figures.plot import History
 
-# Rows of metrics, each with its "step": the evaluator's own by their names, others as "train/…" or "validation/…".
-# None stands for a number that was not finite.
-History = Sequence[Mapping[str, float | None]]
 COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
 SHARE = 0.05  # of the work of training, the most that evaluations at automatic steps may cost
 
@@ -21,8 +18,8 @@ class Evaluation:
     """The result of an evaluator.
 
     metrics: named numbers, the same in every process. lines: what they mean, in words, for the end of the run.
-    warnings: what the user should know at once. figures: matplotlib's, by name. tables: text by file name. Only figures
-    show the history.
+    warnings: what the user should know at once. figures: their descriptions, by name, which are drawn
+    when they are saved. tables: text by file name. Only figures show the history.
     """
 
     metrics: Mapping[str, float]
@@ -47,6 +44,10 @@ class Evaluator:
     images: int = 0
     display: Display = PLAIN
 
+    def set_interval(self, every: int | Literal["auto"]) -> None:
+        """Set `every` and `automatic` from an option of the type `Every`."""
+        self.every, self.automatic = (None, True) if every == "auto" else (every, False)
+
     def due(self, step: int, steps: int, evaluate_every: int) -> bool:
         """Whether there is an evaluation once `step` of `steps` updates are complete."""
         return step == steps or (not self.at_end and step % (self.every or evaluate_every) == 0)
@@ -56,8 +57,8 @@ class Evaluator:
 
         objective: any, or of the kind that the evaluator is for.
 
-        history: all rows so far, the last of them begun for this evaluation; None, but in the main process, asks for
-        metrics alone.
+        history: all rows so far, the last of them begun for this evaluation: the evaluator's own metrics by their
+        names, others as "train/…" or "validation/…"; None, but in the main process, asks for metrics alone.
         """
         raise NotImplementedError
 

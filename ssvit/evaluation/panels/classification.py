@@ -1,6 +1,6 @@
 """The accuracy of a classifier on each image of a source, and its confusion of classes.
 
-Processes share the images, and all get all answers, in the order of the source: the metrics depend on neither.
+Processes share the images, and all get all predictions, in the order of the source: the metrics depend on neither.
 
 Letters: b images of a batch, n of the source, k classes.
 """
@@ -8,14 +8,12 @@ Letters: b images of a batch, n of the source, k classes.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
-from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from ssvit.data.batch import Batch, EvalTransform
@@ -23,24 +21,29 @@ from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.sources.base import Source, class_text, is_multi_label
 from ssvit.data.sources.robustness import are_imagenets
 from ssvit.evaluation.panels import classification_options, multi_label
-from ssvit.evaluation.panels.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.panels.class_counts import ClassCounts, as_csv, mean, percent
+from ssvit.evaluation.panels.multi_label import MultiLabelPredictions
 from ssvit.evaluation.processes import gather, rank_and_world
-from ssvit.evaluation.report.class_table import percent, shares, written
-from ssvit.evaluation.significance import NOTHING_YET, above_chance, chance
-from ssvit.figures import classes as figures
+from ssvit.evaluation.statistics import NOTHING_YET, above_chance, chance
+from ssvit.figures import plot
+from ssvit.figures.base import Figure
+from ssvit.figures.matrices import Confusion
+from ssvit.figures.pictures import RED, Gallery, Picture
+from ssvit.figures.plot import Bars, History, Level, Panel, Plot, curve
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL, SIGMOID
 from ssvit.options import OptionError, UserError, one_line
 
-_SHOWN = 24  # mistakes in the picture
-_NAMED = 3  # classes named in words
+_SHOWN, _ACROSS = 24, 6  # mistakes in the picture, and in its row
+_NAMED, _BARS = 3, 40  # classes named in words, and in the picture of precisions
 _BLOCKS = 1000  # of classes in the confusion matrix, if there are more classes
 _IMAGENET_IMAGES, _IMAGENET_CLASSES = 50_000, 1000
 _IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
-A = TypeVar("A", "Answers", multi_label.Answers)
+_P = TypeVar("_P", "Predictions", MultiLabelPredictions)
 
 
-class Answers(NamedTuple):
+class Predictions(NamedTuple):
     """The predictions of a model for images, in the order of the source; each (n,), on the CPU."""
 
     place: Tensor  # which image of the source, int64
@@ -51,8 +54,8 @@ class Answers(NamedTuple):
     confidence: Tensor  # the probability of the guess, float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Answers":
-        """From logits (b, k) of a batch; loss: that of `Classify`. Logits that are not finite are ordered too."""
+    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Predictions":
+        """Return those of logits (b, k) of a batch; loss: that of `Classify`. Infinite logits are ordered too."""
         logs = F.logsigmoid(logits.double()) if loss == SIGMOID else logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
         assert batch.labels is not None
@@ -66,7 +69,7 @@ class Answers(NamedTuple):
         return cls(*(column.cpu() for column in columns))
 
     @property
-    def right(self) -> Tensor:
+    def correct(self) -> Tensor:
         """Whether the guess is the truth: (n,)."""
         return self.guess == self.truth
 
@@ -78,42 +81,24 @@ class Answers(NamedTuple):
 
     def worst(self, count: int) -> Tensor:
         """Rows of the mistakes that the model was most confident of, those first; of equals in the order of places."""
-        wrong = (~self.right).nonzero()[:, 0]
+        wrong = (~self.correct).nonzero()[:, 0]
         return wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:count]]
 
+    def by_class(self, classes: Sequence[str]) -> list[ClassCounts]:
+        """The counts of each class, in their order."""
+        columns = (self.truth, self.truth[self.correct], self.guess)
+        counts = (torch.bincount(column, minlength=len(classes)).tolist() for column in columns)
+        return [ClassCounts(*row) for row in zip(classes, *counts, strict=True)]
 
-class Tally(NamedTuple):
-    """The predictions for one class's images."""
-
-    name: str
-    images: int
-    correct: int
-    guessed: int  # images of any class taken for this one, its own among them
-    taken_for: str  # the class that they are most often taken for wrongly, "" for none
-    times: int
-
-    @property
-    def recall(self) -> float:
-        """Share of the class's images taken for it; of a class with images alone."""
-        return self.correct / self.images
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of recall and precision, 0 where only one of them is defined; of no other class."""
-        return 2 * self.correct / (self.images + self.guessed)
-
-
-def tally(answers: Answers, classes: Sequence[str]) -> list[Tally]:
-    """Class by class, in their order."""
-    k, right = len(classes), answers.right
-    pairs, counts = (answers.truth * k + answers.guess)[~right].unique(return_counts=True)
-    taken: dict[int, tuple[str, int]] = {}
-    for times, pair in sorted(zip((-counts).tolist(), pairs.tolist(), strict=True)):
-        taken.setdefault(pair // k, (classes[pair % k], -times))
-    columns = (answers.truth, answers.truth[right], answers.guess)
-    images, correct, guessed = (torch.bincount(column, minlength=k).tolist() for column in columns)
-    rows = zip(classes, images, correct, guessed, strict=True)
-    return [Tally(*row, *taken.get(label, ("", 0))) for label, row in enumerate(rows)]
+    def confused(self, classes: Sequence[str]) -> list[tuple[str, int]]:
+        """The class that each class is most often taken for wrongly, the first of equals, and how often; or "", 0."""
+        k = len(classes)
+        pairs, counts = (self.truth * k + self.guess)[~self.correct].unique(return_counts=True)
+        confused = [("", 0)] * k
+        for pair, times in zip(pairs.tolist(), counts.tolist(), strict=True):
+            if times > confused[pair // k][1]:
+                confused[pair // k] = classes[pair % k], times
+        return confused
 
 
 def read_real(path: str) -> list[set[int]]:
@@ -179,31 +164,38 @@ class Classification(Evaluator):
         Figures: `confusion`, `mistakes` (the most confident ones), `learning`. Tables: `classes.csv`, a line for each
         class. UserError if images have no labels or other classes than the model, or if too many cannot be read.
 
-        Of images that may have several classes: `multi_label.metrics`, and `precisions` in place of `confusion`.
+        Of images that may have several classes: those of `MultiLabelPredictions`, and `precisions` in place of
+        `confusion`.
         """
         if self.source.labels is not None and is_multi_label(self.source.labels):
             return self._of_several(objective, history)
-        answers = self.answers(objective)
-        tallies = tally(answers, self.source.classes)
-        metrics = self._metrics(answers, tallies)
+        predictions, classes = self.predictions(objective), self.source.classes
+        counts = predictions.by_class(classes)
+        metrics = self._metrics(predictions, counts)
         if history is None:
             return Evaluation(metrics=metrics)
+        confused = predictions.confused(classes)
+        head = ("class", "images", "correct", "recall", "precision", "f1", "most_often_taken_for", "times")
+        rows = (
+            (one.name, one.images, one.correct, one.recall, one.precision, one.f1, *taken_for)
+            for one, taken_for in zip(counts, confused, strict=True)
+        )
         return Evaluation(
             metrics=metrics,
-            lines=_lines(metrics, tallies),
-            figures=self._figures(answers, with_metrics(history, metrics)),
-            tables={"classes.csv": _table(tallies)},
+            lines=[*_lines(metrics, counts, confused), *self._unreadable_line(metrics)],
+            figures=self._figures(predictions, with_metrics(history, metrics)),
+            tables={"classes.csv": as_csv(head, rows)},
         )
 
-    def answers(self, objective: Classify) -> Answers:
-        """What the model says of every image that can be read, in every process. UserError as above."""
-        parts = self._answers(objective, lambda logits, batch: Answers.of(logits, batch, objective.options.loss))
-        return Answers(*map(torch.cat, zip(*parts, strict=True)))
+    def predictions(self, objective: Classify) -> Predictions:
+        """Return those of every image that can be read, in every process. UserError as above."""
+        parts = self._gathered(objective, lambda logits, batch: Predictions.of(logits, batch, objective.options.loss))
+        return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _answers(self, objective: Classify, of: Callable[[Tensor, Batch], A]) -> list[A]:
-        """What `of` makes of the logits of each batch, in every process."""
+    def _gathered(self, objective: Classify, of: Callable[[Tensor, Batch], _P]) -> list[_P]:
+        """Return what `of` makes of the logits of each batch, in every process."""
 
-        def answer() -> list[A]:
+        def predict() -> list[_P]:
             self._check(objective)
             rank, world = rank_and_world()
             loading = {"workers": self.options.workers, "timeout": self.options.timeout}
@@ -211,42 +203,37 @@ class Classification(Evaluator):
             batches = self._batches(self.source, rank=rank, world=world, device=device, **loading)
             return [of(objective.logits(batch.images), batch) for batch in batches]
 
-        parts = list(chain.from_iterable(gather(answer)))
+        parts = list(chain.from_iterable(gather(predict)))
         total = len(self.source)
         if (unreadable := total - sum(len(part.place) for part in parts)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
         return parts
 
     def _of_several(self, objective: Classify, history: History | None) -> Evaluation:
-        """The evaluation on images that may have several classes."""
-        parts = self._answers(objective, multi_label.Answers.of)
-        answers = multi_label.Answers(*map(torch.cat, zip(*parts, strict=True)))
-        tallies = multi_label.tally(answers, self.source.classes)
-        metrics = multi_label.metrics(answers, tallies)
-        if unreadable := len(self.source) - len(answers.place):
-            metrics["unreadable"] = unreadable
+        """Return the evaluation on images that may have several classes."""
+        parts = self._gathered(objective, MultiLabelPredictions.of)
+        predictions = MultiLabelPredictions(*map(torch.cat, zip(*parts, strict=True)))
+        names, truth = self.source.classes, predictions.truth
+        by_class = predictions.by_class(names)
+        metrics = predictions.metrics(by_class) | self._unreadable(len(truth))
         if history is None:
             return Evaluation(metrics=metrics)
-        names, truth, part = self.source.classes, answers.truth, self.part
-        worst = answers.worst(_SHOWN)
-        wrong = self._batches(self.source.take(answers.place[[row for row, *_ in worst]])) if worst else ()
-        images = (self.display(image) for batch in wrong for image in batch.images)
-        mistakes = [
-            (image, class_text(truth[row], names) or "none", names[k] if not truth[row, k] else f"no {names[k]}", sure)
-            for image, (row, k, sure) in zip(images, worst, strict=True)
+        worst = predictions.worst(_SHOWN)
+        captions = [
+            (class_text(truth[row], names) or "none", names[k] if not truth[row, k] else f"no {names[k]}", sure)
+            for row, k, sure in worst
         ]
-        counts = {"wrong": int((answers.guess != truth).any(1).sum()), "images": len(truth)}
-        precisions = {one.name: (one.average_precision, one.images / len(truth)) for one in tallies if one.images}
-        history = with_metrics(history, metrics)
+        wrong = int((predictions.guess != truth).any(1).sum())
+        figures: dict[str, Figure] = {
+            "precisions": self._precisions(by_class, metrics["map"]),
+            "mistakes": self._mistakes(predictions.place[[row for row, *_ in worst]], captions, wrong, len(truth)),
+            "learning": self._learning(with_metrics(history, metrics), {"map": "mAP", "micro_f1": "micro-F1 at 0.5"}),
+        }
         return Evaluation(
             metrics=metrics,
-            lines=multi_label.lines(metrics, tallies),
-            figures={
-                "precisions": figures.precisions(precisions, mean=metrics["map"], part=part),
-                "mistakes": figures.mistakes(mistakes, **counts, part=part),
-                "learning": figures.learning_several(history, part, chance=metrics["map_constant"]),
-            },
-            tables={"classes.csv": multi_label.table(tallies)},
+            lines=[*multi_label.lines(metrics, by_class), *self._unreadable_line(metrics)],
+            figures=figures,
+            tables={"classes.csv": multi_label.table(by_class)},
         )
 
     def _check(self, objective: Classify) -> None:
@@ -271,52 +258,102 @@ class Classification(Evaluator):
     def _batches(self, source: Source, **options: Any) -> Iterator[Batch]:
         return evaluation_batches(source, self.transform, batch_size=self.options.batch_size, **options)
 
-    def _metrics(self, answers: Answers, tallies: Sequence[Tally]) -> dict[str, float]:
-        k, right = len(self.source.classes), answers.right
-        metrics = {"accuracy": right.double().mean().item()}
-        if k > 5:
-            metrics["accuracy_top5"] = answers.among_five.double().mean().item()
-        metrics["loss"] = answers.loss.mean().item()
-        metrics["accuracy_per_class"] = fmean(one.recall for one in tallies if one.images)
-        metrics["macro_f1"] = fmean(one.f1 for one in tallies if one.images or one.guessed)
-        metrics["accuracy_constant"] = chance(answers.truth.tolist())
-        metrics["images"] = len(right)
+    def _metrics(self, predictions: Predictions, counts: Sequence[ClassCounts]) -> dict[str, float]:
+        correct = predictions.correct
+        metrics = {"accuracy": correct.double().mean().item()}
+        if len(counts) > 5:
+            metrics["accuracy_top5"] = predictions.among_five.double().mean().item()
+        metrics["loss"] = predictions.loss.mean().item()
+        metrics["accuracy_per_class"] = mean(one.recall for one in counts)
+        metrics["macro_f1"] = mean(one.f1 for one in counts)
+        metrics["accuracy_constant"] = chance(predictions.truth.tolist())
+        metrics["images"] = len(correct)
         if self._allowed is not None:
-            pairs = zip(answers.place.tolist(), answers.guess.tolist(), strict=True)
-            is_right = [guess in self._allowed[place] for place, guess in pairs if self._allowed[place]]
-            if is_right:
-                metrics["accuracy_real"] = sum(is_right) / len(is_right)
-        if unreadable := len(self.source) - len(right):
-            metrics["unreadable"] = unreadable
-        return metrics
+            pairs = zip(predictions.place.tolist(), predictions.guess.tolist(), strict=True)
+            real = [guess in self._allowed[place] for place, guess in pairs if self._allowed[place]]
+            if real:
+                metrics["accuracy_real"] = sum(real) / len(real)
+        return metrics | self._unreadable(len(correct))
 
-    def _figures(self, answers: Answers, history: History) -> dict[str, Figure]:
-        names, part, total = self.source.classes, self.part, len(answers.place)
-        worst = answers.worst(_SHOWN)
-        wrong = self._batches(self.source.take(answers.place[worst])) if len(worst) else ()
-        images = (self.display(image) for batch in wrong for image in batch.images)
-        columns = (column[worst].tolist() for column in (answers.truth, answers.guess, answers.confidence))
-        mistakes = [
-            (image, names[truth], names[guess], confidence)
-            for image, truth, guess, confidence in zip(images, *columns, strict=True)
-        ]
-        counts = answers.confusion(len(names), min(len(names), _BLOCKS))
-        right = int(answers.right.sum())
-        shares = torch.bincount(answers.truth).double() / total
-        ignoring = {
-            "chance": shares.max().item(),
-            "chance_top5": shares.topk(min(5, len(shares))).values.sum().item(),
-            "entropy": torch.special.entr(shares).sum().item(),
-        }
+    def _unreadable(self, images: int) -> dict[str, float]:
+        unreadable = len(self.source) - images
+        return {"unreadable": unreadable} if unreadable else {}
+
+    def _unreadable_line(self, metrics: Mapping[str, float]) -> list[str]:
+        return [f"unreadable and left out: {metrics['unreadable']:,} images"] if "unreadable" in metrics else []
+
+    def _figures(self, predictions: Predictions, history: History) -> dict[str, Figure]:
+        names, total = self.source.classes, len(predictions.place)
+        worst, correct = predictions.worst(_SHOWN), int(predictions.correct.sum())
+        columns = (column[worst].tolist() for column in (predictions.truth, predictions.guess, predictions.confidence))
+        captions = [(names[truth], names[guess], sure) for truth, guess, sure in zip(*columns, strict=True)]
+        counts = predictions.confusion(len(names), min(len(names), _BLOCKS))
+        shares = torch.bincount(predictions.truth).double() / total
+        top5 = shares.topk(min(5, len(shares))).values.sum().item()
+        levels = [plot.chance(shares.max().item())]
+        if any("accuracy_top5" in name for row in history for name in row):
+            levels.append(Level(100 * top5, "top-5 chance (most frequent five)", ":", "{:.1f} %"))
+        entropy = Level(torch.special.entr(shares).sum().item(), "entropy of the classes", "-.")
+        title = f"accuracy {percent(correct / total)} on the {self.part} images"
         return {
-            "confusion": figures.confusion(counts, names, accuracy=right / total, part=part),
-            "mistakes": figures.mistakes(mistakes, wrong=total - right, images=total, part=part),
-            "learning": figures.learning(history, part, **ignoring),
+            "confusion": Confusion(counts, names, title),
+            "mistakes": self._mistakes(predictions.place[worst], captions, total - correct, total),
+            "learning": self._learning(history, {"accuracy": "top-1", "accuracy_top5": "top-5"}, levels, entropy),
         }
 
+    def _mistakes(self, places: Tensor, captions: Sequence[tuple[str, str, float]], wrong: int, images: int) -> Gallery:
+        """Return the images at some places, with their class, the prediction and its probability."""
+        batches = self._batches(self.source.take(places)) if len(places) else ()
+        shown = (self.display(image) for batch in batches for image in batch.images)
+        pictures = [
+            Picture(image, (truth, f"→ {100 * sure:.0f} % {guess}"), RED)
+            for image, (truth, guess, sure) in zip(shown, captions, strict=True)
+        ]
+        title = f"the most confident of {wrong:,} mistakes in {images:,} {self.part} images"
+        if not pictures:
+            title = f"no mistake: all {images:,} {self.part} images are named right"
+        return Gallery([pictures[row : row + _ACROSS] for row in range(0, len(pictures), _ACROSS)], title)
 
-def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
-    """The accuracies beside chance, and the classes of the lowest recall."""
+    def _precisions(self, by_class: Sequence[tuple[ClassCounts, float]], mean: float) -> Bars:
+        """Return the average precision of each class, highest first, next to that of a random order."""
+        ranked = sorted((pair for pair in by_class if pair[0].images), key=lambda pair: -pair[1])
+        shown = ranked if len(ranked) <= _BARS else [*ranked[: _BARS // 2], *ranked[-_BARS // 2 :]]
+        n = len(self.source)
+        bars = {one.name: (100 * precision, 100 * one.images / n) for one, precision in shown}
+        some = (
+            f"; {len(shown)} of {len(ranked)} classes, the highest and the lowest" if len(shown) < len(ranked) else ""
+        )
+        return Bars(bars, f"mAP {percent(mean)} on the {self.part} images{some}", "average precision", "a random order")
+
+    def _learning(
+        self, history: History, measures: Mapping[str, str], levels: Sequence[Level] = (), entropy: Level | None = None
+    ) -> Plot:
+        """Return loss and measures over the steps, next to a model that ignores the image.
+
+        Validation images have curves of their own next to test images, which are measured on at the end.
+        """
+        has_validation = any(name.startswith("validation/") for row in history for name in row)
+        lines = {"loss": [curve(history, "train/loss", "training", "train")], "share": []}
+        lines["share"].append(curve(history, "train/accuracy", "training", "train", 100))
+        for prefix, name, marker in (
+            ("validation/", "validation", "."),
+            ("", self.part, "*" if has_validation else "."),
+        ):
+            lines["loss"].append(curve(history, f"{prefix}loss", name, marker=marker))
+            for (measure, words), color in zip(measures.items(), ("model", "unchanged"), strict=True):
+                label = f"{name}, {words}"
+                lines["share"].append(curve(history, f"{prefix}{measure}", label, color, 100, marker=marker))
+        if not levels:
+            levels = [plot.level(history, "map_constant", "mAP of a random order", "-.", 100, "{:.1f} %")]
+        loss = "loss (nats)" if entropy else "loss (nats, summed over the classes)"
+        panels = Panel(loss, lines["loss"], [entropy] if entropy else []), Panel("%", lines["share"], levels)
+        return Plot(panels, (10, 3.8))
+
+
+def _lines(
+    metrics: Mapping[str, float], counts: Sequence[ClassCounts], confused: Iterable[tuple[str, int]]
+) -> list[str]:
+    """Return the accuracies next to chance, and the classes of the lowest recall."""
     tops = [f"top-1 {percent(metrics['accuracy'])}"]
     if "accuracy_top5" in metrics:
         tops.append(f"top-5 {percent(metrics['accuracy_top5'])}")
@@ -328,22 +365,9 @@ def _lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
     if "accuracy_real" in metrics:
         means.append(f"by ReaL labels {percent(metrics['accuracy_real'])}")
     lines.append(f"{', '.join(means)}; loss {metrics['loss']:.3f}")
-    if "unreadable" in metrics:
-        lines.append(f"unreadable and left out: {metrics['unreadable']:,} images")
-    lowest = sorted((one for one in tallies if one.correct < one.images), key=lambda one: one.recall)[:_NAMED]
+    pairs = [(one, *taken_for) for one, taken_for in zip(counts, confused, strict=True) if one.correct < one.images]
     named = [
-        f"{one_line(one.name)} {percent(one.recall)} "
-        f"(taken for {one_line(one.taken_for)} {percent(one.times / one.images)})"
-        for one in lowest
+        f"{one_line(one.name)} {percent(one.recall)} (taken for {one_line(name)} {percent(times / one.images)})"
+        for one, name, times in sorted(pairs, key=lambda pair: pair[0].recall)[:_NAMED]
     ]
     return [*lines, f"lowest: {', '.join(named)}" if named else "no image is named wrong"]
-
-
-def _table(tallies: Sequence[Tally]) -> str:
-    """As CSV, a line for each class."""
-    head = ("class", "images", "correct", "recall", "precision", "f1", "most_often_taken_for", "times")
-    rows = [
-        (one.name, one.images, one.correct, *shares(one.correct, one.images, one.guessed), one.taken_for, one.times)
-        for one in tallies
-    ]
-    return written(head, rows)

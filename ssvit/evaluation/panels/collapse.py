@@ -17,19 +17,22 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
+from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.spread import describe_spread, one_way, spread_of
-from ssvit.figures import collapse as figures
+from ssvit.figures.display import Display
+from ssvit.figures.pictures import Gallery, Picture
+from ssvit.figures.plot import History, Panel, Plot, curve, level, spread
 from ssvit.models.block import gather
 from ssvit.objectives.dino import Dino, entropy
 from ssvit.objectives.ibot import IBot
 from ssvit.schedule import Progress
 
 _LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
+_ROWS, _ACROSS = 8, 10  # prototypes in a picture, and images of each
 
 
-class Answers(NamedTuple):
+class Assignments(NamedTuple):
     """The outputs of teacher and student for n images."""
 
     features: Tensor  # (n, d) of length 1
@@ -56,13 +59,13 @@ class Collapse(HeldOut):
         if history is None:
             return Evaluation(metrics=metrics)
         images = torch.cat([images for images, _ in self.batches])
-        pictures = {
-            "collapse": figures.learning(with_metrics(history, metrics)),
-            "prototypes": figures.prototypes(images, answers.choices, answers.confidence, self.display),
+        figures = {
+            "collapse": learning(with_metrics(history, metrics)),
+            "prototypes": prototypes(images, answers, self.display),
         }
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
-    def _answers(self, objective: Dino) -> Answers:
+    def _answers(self, objective: Dino) -> Assignments:
         device, temperature = objective.center.device, objective.schedules["teacher_temperature"](Progress(1, 2))
 
         def said(images: Tensor) -> tuple[Tensor, ...]:
@@ -92,16 +95,15 @@ class PatchCollapse(Collapse):
             {name.removeprefix("patch_"): value for name, value in row.items() if name.startswith(("patch_", "step"))}
             for row in history
         ]
-        pictures = {
+        what = "masked patches"
+        figures = {
             **found.figures,
-            "patch_collapse": figures.learning(with_metrics(of_patches, own), "masked patch"),
-            "patch_prototypes": figures.prototypes(
-                windows, answers.choices, answers.confidence, self.display, "masked patch"
-            ),
+            "patch_collapse": learning(with_metrics(of_patches, own), what),
+            "patch_prototypes": prototypes(windows, answers, self.display, what),
         }
-        return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, "masked patch")], figures=pictures)
+        return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, what)], figures=figures)
 
-    def _patch_answers(self, objective: IBot) -> tuple[Answers, Tensor, Tensor]:
+    def _patch_answers(self, objective: IBot) -> tuple[Assignments, Tensor, Tensor]:
         """And the window around each patch, (n, c, 3 p, 3 q) bytes, and the patch's place in the image, (n,)."""
         device, temperature = objective.center.device, objective.schedules["patch_temperature"](Progress(1, 2))
         windows, places, own = [], [], objective.options
@@ -137,7 +139,7 @@ def around(images: Tensor, patch: tuple[int, int]) -> Tensor:
     return rearrange(padded.unfold(2, 3 * p, p).unfold(3, 3 * q, q), "b c y x p q -> b (y x) c p q")
 
 
-def collect(said: Iterable[tuple[Tensor, ...]]) -> Answers:
+def collect(said: Iterable[tuple[Tensor, ...]]) -> Assignments:
     """From batches of features (b, d), the teacher's log-probabilities (b, k) and the student's logits (b, k)."""
     batches = []
     for features, teacher, student in said:
@@ -149,10 +151,10 @@ def collect(said: Iterable[tuple[Tensor, ...]]) -> Answers:
     columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
     features, choices, confidence, guesses, teacher, student, single = columns
     of_each = features, choices, confidence, guesses
-    return Answers(*of_each, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
+    return Assignments(*of_each, teacher.sum(0) / len(single), student.sum(0) / len(single), single.mean())
 
 
-def measure(answers: Answers) -> dict[str, float]:
+def measure(answers: Assignments) -> dict[str, float]:
     """Numbers of a collapse, and what they would be at most or by chance."""
     n = len(answers.features)
     spread = entropy(answers.mean.clamp(min=1e-300).log())
@@ -169,24 +171,57 @@ def measure(answers: Answers) -> dict[str, float]:
     }
 
 
-def describe(metrics: Mapping[str, float], what: str = "image") -> list[str]:
-    """Whether it has collapsed, and how, in words. what: is assigned to prototypes."""
+def describe(metrics: Mapping[str, float], what: str = "images") -> list[str]:
+    """Return whether the model has collapsed, and how. what: is assigned to prototypes, in the plural."""
     told, most = metrics["told"], metrics["told_at_most"]
     single, spread, uniform = metrics["entropy"], metrics["entropy_of_mean"], metrics["entropy_uniform"]
     lines = [
         f"entropy of the mean assignment {spread:.2f}, mean entropy of the single ones {single:.2f}, uniform "
         f"{uniform:.2f} nats; {metrics['prototypes_chosen']:.0f} prototypes are a first choice",
-        f"an assignment tells {told:.2f} nats of its {what}, of {most:.2f} at most",
+        f"an assignment tells {told:.2f} nats of the {what}, of {most:.2f} at most",
         describe_spread(metrics, what),
         f"student and teacher have the same first choice of {100 * metrics['agreement']:.1f} % of the "
-        f"{figures.plural(what)}, by chance of {100 * metrics['agreement_by_chance']:.1f} %",
+        f"{what}, by chance of {100 * metrics['agreement_by_chance']:.1f} %",
     ]
     if (place := metrics.get("agreement_by_place")) is not None:
         lines.append(f"the most frequent choice of each place in the image would be right of {100 * place:.1f} %")
     signs = []
     if told < _LEAST_TOLD * most:
         how = "all prototypes alike" if single > uniform / 2 else "the same few prototypes"
-        signs.append(f"every {what} has {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
+        signs.append(f"all {what} have {how} (less than {100 * _LEAST_TOLD:.0f} % of what assignments could tell)")
     signs += one_way(metrics)
-    fine = f"not collapsed: assignments and features differ from {what} to {what}"
+    fine = f"not collapsed: assignments and features of {what} differ"
     return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}" if signs else fine]
+
+
+def learning(history: History, what: str = "images") -> Plot:
+    """Return entropies, the spread of features and the agreement over the steps."""
+    entropies = (
+        curve(history, "entropy_of_mean", "of the mean assignment"),
+        curve(history, "entropy", "of a single one, mean", "replaced"),
+        curve(history, "told", f"difference: told of the {what}", "unchanged"),
+    )
+    levels = (
+        level(history, "entropy_uniform", "uniform"),
+        level(history, "told_at_most", "most that can be told", ":"),
+    )
+    agreement = (
+        curve(history, "agreement", "same first choice", scale=100),
+        curve(history, "agreement_by_chance", "by chance", "ink", 100, "-."),
+        curve(history, "agreement_by_place", "by the place alone", "ink", 100, ":"),
+    )
+    same = Panel(f"student and teacher (% of {what})", agreement)
+    return Plot((Panel("entropy (nats)", entropies, levels), spread(history, what), same), (13.5, 3.8))
+
+
+def prototypes(images: Tensor, answers: Assignments, display: Display, what: str = "images") -> Gallery:
+    """Return a row for each of the prototypes that are chosen most, the most confident images (n, c, h, w) first."""
+    numbers, counts = answers.choices.unique(return_counts=True)
+    rows = []
+    for place in counts.argsort(descending=True, stable=True)[:_ROWS]:
+        members = (answers.choices == numbers[place]).nonzero()[:, 0]
+        best = members[answers.confidence[members].argsort(descending=True, stable=True)][:_ACROSS]
+        captions = [(f"prototype {numbers[place]}", f"{counts[place]} {what.split()[-1]}"), *[()] * (len(best) - 1)]
+        rows.append([Picture(image, caption) for image, caption in zip(display(images[best]), captions, strict=True)])
+    title = f"{len(numbers)} prototypes are a first choice of {len(images)} held-out {what}; the most confident first"
+    return Gallery(rows, title, tile=110)

@@ -14,10 +14,11 @@ from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.panels import contrast_options
-from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
+from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.spread import describe_spread, one_way, spread_of
-from ssvit.figures import contrast as figures
+from ssvit.figures.pictures import Gallery, Picture
+from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
 from ssvit.figures.style import evenly_spaced
 from ssvit.objectives.simclr import Contrastive, cosines, similarities, unit
 
@@ -58,11 +59,16 @@ class Contrast(HeldOut):
         near = cosines(vectors[shown], vectors)
         near[range(len(shown)), shown] = 2.0  # first of all, also where another has the same features
         nearest = near.topk(min(_ACROSS, len(every)))
-        pictures = {
-            "learning": figures.learning(with_metrics(history, metrics)),
-            "neighbours": figures.neighbours(every, nearest.indices.cpu(), nearest.values.cpu(), self.display),
-        }
-        return Evaluation(metrics=metrics, lines=describe(metrics, history[0]), figures=pictures)
+        rows = [
+            [
+                Picture(image, () if place == 0 else (f"cosine {cosine:.2f}",))
+                for place, (image, cosine) in enumerate(zip(self.display(every[ids]), row.tolist(), strict=True))
+            ]
+            for ids, row in zip(nearest.indices.cpu(), nearest.values.cpu(), strict=True)
+        ]
+        title = f"held-out images, each next to those of {len(every)} whose features are nearest"
+        figures = {"learning": learning(with_metrics(history, metrics)), "neighbours": Gallery(rows, title, tile=110)}
+        return Evaluation(metrics=metrics, lines=describe(metrics, history[0]), figures=figures)
 
 
 def measure(projections: Tensor) -> dict[str, float]:
@@ -104,3 +110,22 @@ def describe(metrics: Mapping[str, float], start: Mapping[str, float | None] = N
     if first_loss is not None and loss < min(first_loss, chance):
         return [*lines, "the loss has fallen, but views find each other NO more often than at step 0"]
     return [*lines, "the model does NOT tell images apart better than at step 0"]
+
+
+def learning(history: History) -> Plot:
+    """Return the loss, the share of matching views, distances and the spread of features over the steps."""
+    matching = (
+        curve(history, "top1", "held-out", scale=100),
+        curve(history, "top1_by_chance", "by chance", "ink", 100, "-."),
+    )
+    distances = (
+        curve(history, "alignment", "of an image's views"),
+        curve(history, "distance", "of different images", "replaced"),
+    )
+    panels = (
+        losses(history, {"loss_by_chance": "chance, held-out"}, "loss (nats)"),
+        Panel("nearest is the image's other view (%)", matching),
+        Panel("squared distance of projections", distances),
+        spread(history),
+    )
+    return Plot(panels, (10, 7.2), down=2)

@@ -24,11 +24,11 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.evaluation import features_options
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.panels import label_free_options, online_options
-from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
+from ssvit.evaluation.panels import label_free_options
+from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.spread import describe_spread, spread_of
-from ssvit.figures import label_free as figures
+from ssvit.figures.plot import DASHED, History, Line, Panel, Plot, curve, spread
 from ssvit.objectives.base import Objective
 
 _EPSILON = 1e-7  # RankMe's and LiDAR's, added to each share
@@ -41,6 +41,7 @@ _FINE = (
     f"no collapse: RankMe without the mean is not below {100 * _LEFT:.0f} % of its highest value so far, nor the "
     f"standard deviation of the features below {_ALIKE}"
 )
+TITLES = {"rankme": "RankMe", "rankme_centered": "RankMe without the mean", "lidar": "LiDAR", "alpha": "alpha-ReQ"}
 _FEWEST = 5  # evaluations by which a measure is compared with a probe
 
 
@@ -51,9 +52,7 @@ class LabelFree(HeldOut):
 
     def __init__(self, options: label_free_options.LabelFree, *, source: Source, transform: EvalTransform) -> None:
         super().__init__(options, source=source, transform=transform)
-        self.every, self.automatic = (
-            (None, True) if options.every == online_options.AUTO else (int(options.every), False)
-        )
+        self.set_interval(options.every)
         self.images *= 1 + options.views
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
@@ -88,7 +87,7 @@ class LabelFree(HeldOut):
             lines=[] if warnings else [_FINE],
             warnings=warnings,
             tables={"label_free.md": "".join(f"- {line}\n" for line in describe(metrics, history))},
-            figures={"label_free": figures.label_free(with_metrics(history, metrics), len(readings))},
+            figures={"label_free": plot(with_metrics(history, metrics), len(readings))},
         )
 
 
@@ -171,7 +170,7 @@ def describe(metrics: Mapping[str, float], history: History) -> list[str]:
 
     start = history[0] if history[0]["step"] == 0 else {}
     told = []
-    for name, title in figures.TITLES.items():
+    for name, title in TITLES.items():
         if name in metrics:
             first = start.get(name)
             told.append(f"{title} {metrics[name]:.2f}" + ("" if first is None else f" ({first:.2f} at step 0)"))
@@ -179,7 +178,7 @@ def describe(metrics: Mapping[str, float], history: History) -> list[str]:
     for probe in sorted({name for row in history for name in row if _PROBES.fullmatch(name)}):
         rows = [row for row in with_metrics(history, metrics) if row.get(f"{probe}_last") is not None]
         found = []
-        for name, title in figures.TITLES.items():
+        for name, title in TITLES.items():
             pairs = [(value, float(row[f"{probe}_last"] or 0)) for row in rows if (value := row.get(name)) is not None]
             if len(pairs) >= _FEWEST:
                 found.append(f"{title} {kendalltau(*zip(*pairs, strict=True)).statistic:.2f}")
@@ -187,3 +186,24 @@ def describe(metrics: Mapping[str, float], history: History) -> list[str]:
             words = f"rank correlation with {probe.removeprefix('probe/')} over {len(rows)} evaluations (Kendall's tau"
             lines.append(f"{words}, 1: the same order): {', '.join(found)}")
     return lines
+
+
+def plot(history: History, layers: int) -> Plot:
+    """Return the ranks over the steps and now over the layers (dashed: at step 0), alpha-ReQ and the spread."""
+    colors = {"rankme": "model", "rankme_centered": "unchanged", "lidar": "replaced"}
+    numbers = range(1, layers + 1)
+    first = history[0] if history[0]["step"] == 0 and len(history) > 1 else {}
+    by_layer = []
+    for name, color in colors.items():
+        for row, width, dash in ((history[-1], 2, "-"), (first, 1, DASHED)):
+            values = [value for layer in numbers if (value := row.get(f"{name}_layer{layer}")) is not None]
+            if len(values) == layers:
+                by_layer.append(Line(numbers, values, TITLES[name] * (width > 1), color, dash, width=width))
+    ranks = [curve(history, name, TITLES[name], color) for name, color in colors.items()]
+    panels = (
+        Panel("directions of the features, last layer", ranks),
+        Panel("directions of the features", by_layer, xlabel="layer (dashed: at step 0)", xticks=numbers),
+        Panel("exponent of the eigenvalues (alpha-ReQ)", [curve(history, "alpha", "of 15 images or more")]),
+        spread(history),
+    )
+    return Plot(panels, (10, 7.2), down=2)

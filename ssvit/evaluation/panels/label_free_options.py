@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Expect, ShareLimits, Whole
+from ssvit.evaluation.features_options import AUTO
 from ssvit.evaluation.panels.held_out_options import HeldOut
-from ssvit.evaluation.panels.online_options import AUTO, Every
+from ssvit.evaluation.panels.online_options import Every
 
 
 @choice("evaluator", "label_free")

@@ -10,13 +10,13 @@ Letters: b images, k masks an image, m masked patches, n patches, d numbers of a
 from collections.abc import Mapping
 
 import torch
-from matplotlib.figure import Figure
+from einops import rearrange
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
-from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
-from ssvit.figures import latent as figures
-from ssvit.figures.reconstruction import masked_mosaic
+from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, describe_losses, nearest_uncorrupted
+from ssvit.figures.pictures import Mosaic, masked
+from ssvit.figures.plot import History, Panel, Plot, curve
 from ssvit.models.block import gather
 from ssvit.objectives.latent import Latent
 
@@ -41,9 +41,22 @@ class LatentPrediction(Reconstruction):
         metrics = self._metrics(objective)
         if history is None:
             return Evaluation(metrics=metrics)
-        learning = figures.learning(with_metrics(history, metrics), BASELINES)
-        pictures = {"learning": learning, "features": self._features(objective)}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
+        history = with_metrics(history, metrics)
+        dashes = zip(BASELINES.items(), ("--", ":", "-.", "-"), strict=True)
+        losses = (
+            curve(history, "train/patch_loss", "training", "train"),
+            curve(history, "loss", "held-out"),
+            *(curve(history, key, words, "ink", dash=dash) for (key, words), dash in dashes),
+        )
+        deviations = (
+            curve(history, "target_std", "targets", "unchanged"),
+            curve(history, "target_std_images", "targets, of images at one place", "replaced"),
+            curve(history, "prediction_std", "predictions"),
+        )
+        panels = Panel("loss on masked patches", losses), Panel("standard deviation of a feature", deviations)
+        learning = Plot(panels, (14, 3.8), legend="right")  # lines are all over
+        figures = {"learning": learning, "features": self._features(objective)}
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
     def _answers(self, objective: Latent, images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
         """Targets (b, n, d), predictions (b, m, d), visible and masked ids of the first mask; images on the device."""
@@ -80,15 +93,15 @@ class LatentPrediction(Reconstruction):
             "prediction_std": _deviation(prediction.flatten(0, 1)),
         }
 
-    def _features(self, objective: Latent) -> Figure:
+    def _features(self, objective: Latent) -> Mosaic:
         images, targets, prediction, _, masked_ids = self._answers(objective, *self.shown)
         encoder = objective.encoder
         at = masked_ids[:, :, None].expand_as(prediction)
-        painted = figures.colors(targets, targets.scatter(1, at, prediction), encoder.grid, encoder.patch_size)
+        painted = colors(targets, targets.scatter(1, at, prediction), encoder.grid, encoder.patch_size)
         panels = dict(zip(("targets", "predicted"), painted, strict=True)) | {"image": images}
         panels = {title: self.display(panel) for title, panel in panels.items()}
         note = "masked; the colours are the targets' first three principal components, at visible places the true ones"
-        return masked_mosaic(panels, masked_ids=masked_ids, grid=encoder.grid, note=note)
+        return masked(panels, masked_ids=masked_ids, grid=encoder.grid, note=note)
 
 
 def _deviation(vectors: Tensor) -> float:
@@ -96,12 +109,27 @@ def _deviation(vectors: Tensor) -> float:
     return vectors.double().std(0).mean().item()
 
 
+def colors(targets: Tensor, predictions: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> list[Tensor]:
+    """Both, (b, n, d), as images (b, 3, h, w) in [0, 1]: their first three principal components, those of the targets.
+
+    A component's middle 96 % of the targets spans the range of its colour.
+    """
+    flat = targets.flatten(0, 1).double()
+    mean = flat.mean(0)
+    axes = torch.linalg.svd(flat - mean, full_matrices=False).Vh[:3]
+    axes = axes * axes.sum(1, keepdim=True).sign()  # a sign of an axis that is no chance of the library's
+    low, high = ((flat - mean) @ axes.T).quantile(torch.tensor([0.02, 0.98], dtype=torch.double, device=flat.device), 0)
+    painted = []
+    for features in (targets, predictions):
+        values = ((features.double() - mean) @ axes.T - low) / (high - low).clamp(min=1e-12)
+        image = rearrange(values.clamp(0, 1).float(), "b (y x) c -> b c y x", y=grid[0])
+        painted.append(image.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3))
+    return painted
+
+
 def describe(metrics: Mapping[str, float]) -> list[str]:
     """Above or below each baseline, and whether the targets differ, in words."""
-    loss, lines = metrics["loss"], []
-    for name, words in BASELINES.items():
-        side = "below, better than" if loss < metrics[name] else "not below, NO better than"
-        lines.append(f"loss on masked patches {loss:.3f}: {side} {words}, {metrics[name]:.3f}")
+    lines = describe_losses(metrics, BASELINES, 3)
     lines.append(
         f"standard deviation of the targets {metrics['target_std']:.2f}, from image to image at one place "
         f"{metrics['target_std_images']:.2f}, of the predictions {metrics['prediction_std']:.2f}"
@@ -113,4 +141,4 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         signs.append(f"predictions hardly differ (standard deviation below {LEAST_PREDICTION})")
     if signs:
         return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}"]
-    return [*lines, conclude(sum(loss < metrics[name] for name in BASELINES), len(BASELINES))]
+    return [*lines, conclude(sum(metrics["loss"] < metrics[name] for name in BASELINES), len(BASELINES))]

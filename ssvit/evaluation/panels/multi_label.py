@@ -1,10 +1,9 @@
-"""A classifier's answers for images that may have several classes or none: each class is present at 0.5 or above.
+"""A classifier's predictions for images that may have several classes or none: a class is predicted at 0.5 or above.
 
 Letters: b images of a batch, n of the source, k classes.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -12,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.batch import Batch
+from ssvit.evaluation.panels.class_counts import ClassCounts, as_csv, mean, percent
 from ssvit.evaluation.precision import average_precisions, share_of_class
-from ssvit.evaluation.report.class_table import percent, shares, written
 from ssvit.options import one_line
 
 _NAMED = 3  # classes named in words
 
 
-class Answers(NamedTuple):
+class MultiLabelPredictions(NamedTuple):
     """The predictions of a model for images, in the order of the source, on the CPU."""
 
     place: Tensor  # which image of the source, (n,) int64
@@ -27,8 +26,8 @@ class Answers(NamedTuple):
     logits: Tensor  # (n, k) float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch) -> "Answers":
-        """From logits (b, k) of a batch."""
+    def of(cls, logits: Tensor, batch: Batch) -> "MultiLabelPredictions":
+        """Return those of logits (b, k) of a batch."""
         assert batch.labels is not None
         return cls(batch.slots.cpu(), batch.labels.cpu(), logits.double().cpu())
 
@@ -38,88 +37,64 @@ class Answers(NamedTuple):
         return self.logits >= 0
 
     def worst(self, count: int) -> list[tuple[int, int, float]]:
-        """The wrong answers of the highest probability, of each image one: its row, the class, the probability."""
+        """The wrong predictions of the highest probability, of each image one: its row, the class, the probability."""
         wrong = (self.guess != self.truth) * self.logits.abs().sigmoid()
         highest, number = wrong.max(1)
         rows = highest.argsort(descending=True, stable=True)[:count]
         return [(row, int(number[row]), highest[row].item()) for row in rows.tolist() if highest[row] > 0]
 
+    def by_class(self, classes: Sequence[str]) -> list[tuple[ClassCounts, float]]:
+        """The counts of each class, in their order, and its average precision, NaN without images."""
+        columns = (column.sum(0).tolist() for column in (self.truth, self.guess & self.truth, self.guess))
+        counts = [ClassCounts(*row) for row in zip(classes, *columns, strict=True)]
+        return list(zip(counts, average_precisions(self.logits, self.truth).tolist(), strict=True))
 
-class Tally(NamedTuple):
-    """The predictions of one class."""
-
-    name: str
-    images: int
-    correct: int
-    guessed: int
-    average_precision: float  # NaN without images
-
-    @property
-    def f1(self) -> float:
-        """Of a class that has images or is guessed."""
-        return 2 * self.correct / (self.images + self.guessed)
-
-
-def tally(answers: Answers, classes: Sequence[str]) -> list[Tally]:
-    """Class by class, in their order."""
-    guess, truth = answers.guess, answers.truth
-    counts = (column.sum(0).tolist() for column in (truth, guess & truth, guess))
-    precisions = average_precisions(answers.logits, truth).tolist()
-    return [Tally(*row) for row in zip(classes, *counts, precisions, strict=True)]
-
-
-def metrics(answers: Answers, tallies: Sequence[Tally]) -> dict[str, float]:
-    """map (the mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have images or
-    are guessed), loss (binary cross-entropy, summed over the classes), images; and what the best model has that ignores
-    the images: map_constant (random order), micro_f1_constant (the best set of classes, for every image) and
-    macro_f1_constant (all classes, for every image).
-    """
-    found = [one for one in tallies if one.images]
-    n, counts = len(answers.truth), torch.tensor([one.images for one in found]).double().sort(descending=True).values
-    asked = torch.arange(1, len(found) + 1) * n
-    loss = F.binary_cross_entropy_with_logits(answers.logits, answers.truth.double(), reduction="sum") / n
-    return {
-        "map": fmean(one.average_precision for one in found) if found else torch.nan,
-        "micro_f1": 2 * sum(one.correct for one in tallies) / max(1, sum(one.images + one.guessed for one in tallies)),
-        "macro_f1": fmean([one.f1 for one in tallies if one.images + one.guessed] or [torch.nan]),
-        "loss": loss.item(),
-        "map_constant": share_of_class(answers.truth),
-        "micro_f1_constant": (2 * counts.cumsum(0) / (asked + counts.sum())).amax().item() if found else torch.nan,
-        "macro_f1_constant": (2 * counts / (n + counts)).mean().item(),
-        "images": n,
-    }
+    def metrics(self, by_class: Sequence[tuple[ClassCounts, float]]) -> dict[str, float]:
+        """map (the mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have images
+        or are predicted), loss (binary cross-entropy, summed over the classes), images; and of the best model that
+        ignores the images: map_constant (random order), micro_f1_constant (the best set of classes, for every image)
+        and macro_f1_constant (all classes, for every image).
+        """
+        counts = [one for one, _ in by_class]
+        n, total = len(self.truth), sum(one.images + one.guessed for one in counts)
+        images = torch.tensor([one.images for one in counts if one.images]).double().sort(descending=True).values
+        predicted = torch.arange(1, len(images) + 1) * n
+        loss = F.binary_cross_entropy_with_logits(self.logits, self.truth.double(), reduction="sum") / n
+        best = 2 * images.cumsum(0) / (predicted + images.sum())
+        return {
+            "map": mean(precision for _, precision in by_class),
+            "micro_f1": 2 * sum(one.correct for one in counts) / max(1, total),
+            "macro_f1": mean(one.f1 for one in counts),
+            "loss": loss.item(),
+            "map_constant": share_of_class(self.truth),
+            "micro_f1_constant": best.amax().item() if len(images) else torch.nan,
+            "macro_f1_constant": (2 * images / (n + images)).mean().item(),
+            "images": n,
+        }
 
 
-def lines(metrics: Mapping[str, float], tallies: Sequence[Tally]) -> list[str]:
-    """The figures beside those of a model that ignores the images, and the classes of the lowest average precision."""
-    found = [one for one in tallies if one.images]
-    least = percent(metrics["map_constant"])
-    several = f"{metrics['images']:,} images, each with any of {len(tallies)} classes"
-    shares = {name: (metrics[name], metrics[f"{name}_constant"]) for name in ("micro_f1", "macro_f1")}
+def lines(metrics: Mapping[str, float], by_class: Sequence[tuple[ClassCounts, float]]) -> list[str]:
+    """Return the metrics next to those of a model that ignores the image, and the classes of the lowest precision."""
+    measured = [(one, precision) for one, precision in by_class if one.images]
     at_half = ", ".join(
-        f"{name.replace('_f1', '-F1')} {percent(share)} (the same classes for all images: {percent(constant)})"
-        for name, (share, constant) in shares.items()
+        f"{name}-F1 {percent(metrics[f'{name}_f1'])} (the same classes for all images: "
+        f"{percent(metrics[f'{name}_f1_constant'])})"
+        for name in ("micro", "macro")
     )
-    said = [
-        f"mAP {percent(metrics['map'])} of {several} (a random order: {least})",
+    found = [
+        f"mAP {percent(metrics['map'])} of {metrics['images']:,} images, each with any of {len(by_class)} classes "
+        f"(a random order: {percent(metrics['map_constant'])})",
         *([] if metrics["map"] > metrics["map_constant"] else ["not above a random order, so this tells nothing yet"]),
         f"{at_half}; loss {metrics['loss']:.3f}",
     ]
-    if "unreadable" in metrics:
-        said.append(f"unreadable and left out: {metrics['unreadable']:,} images")
-    if len(found) < len(tallies):
-        said.append(f"{len(tallies) - len(found)} classes have no image here and do not count")
-    lowest = sorted(found, key=lambda one: one.average_precision)[:_NAMED]
-    named = (f"{one_line(one.name)} {percent(one.average_precision)} (of {one.images:,} images)" for one in lowest)
-    return [*said, f"lowest: {', '.join(named)}"]
+    if absent := len(by_class) - len(measured):
+        found.append(f"{absent} classes have no image here and do not count")
+    lowest = sorted(measured, key=lambda pair: pair[1])[:_NAMED]
+    named = (f"{one_line(one.name)} {percent(precision)} (of {one.images:,} images)" for one, precision in lowest)
+    return [*found, f"lowest: {', '.join(named)}"]
 
 
-def table(tallies: Sequence[Tally]) -> str:
-    """As CSV, a line for each class."""
+def table(by_class: Sequence[tuple[ClassCounts, float]]) -> str:
+    """Return a line for each class, as CSV."""
     head = ("class", "images", "correct", "guessed", "average_precision", "recall", "precision", "f1")
-    rows = []
-    for one in tallies:
-        average = f"{one.average_precision:.4f}" if one.images else ""
-        own = shares(one.correct, one.images, one.guessed)
-        rows.append((one.name, one.images, one.correct, one.guessed, average, *own))
-    return written(head, rows)
+    return as_csv(head, ((*one, precision, one.recall, one.precision, one.f1) for one, precision in by_class))

@@ -6,6 +6,7 @@ images, the same each time. The baselines are the weights that the run began wit
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -18,16 +19,17 @@ from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features_options
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.panels import online_options
-from ssvit.evaluation.panels.base import Evaluation, Evaluator, History, with_metrics
+from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.significance import NOTHING_YET, above_chance, last_rise, standard_error
-from ssvit.figures import probes as figures
+from ssvit.evaluation.statistics import NOTHING_YET, above_chance, last_rise, standard_error
+from ssvit.figures.plot import DASHED, History, Level, Panel, Plot, chance, curve, level
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 
 RANDOM, GIVEN = "random weights", "the weights that it began with"
+_TWO_SIDED = 1.96  # standard errors of a 95 % interval
 _PERHAPS = "perhaps: by less than two standard errors"
 _OF_IMAGES = ("train_images", "test_images", "class_token", "multi_label")  # equal where metrics can be compared
 
@@ -52,9 +54,7 @@ class Probing(Evaluator):
     ) -> None:
         self.start = GIVEN if pretrained else RANDOM
         self.options = options
-        self.every, self.automatic = (
-            (None, True) if options.every == online_options.AUTO else (int(options.every), False)
-        )
+        self.set_interval(options.every)
         self.probes: list[Probe] = []
         self.refused: list[str] = []
         if train.labels is None or test.labels is None:
@@ -114,12 +114,25 @@ class Probing(Evaluator):
             return Evaluation(metrics=metrics)
         history = with_metrics(history, metrics)
         start = start_of(history, metrics)
-        titles = {probe.name: probe.title for probe in self.probes}
-        panels = figures.probes(
-            history, titles, start=start, chance=metrics["chance"], words=self.start, several=self._several
-        )
+        panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
+        figure = Plot(panels, (5 * len(panels), 3.8))
         lines = [*describe(metrics, self.probes, start, self.start), *rises(history, self.probes)]
-        return Evaluation(metrics=metrics, lines=lines, figures={"probes": panels})
+        return Evaluation(metrics=metrics, lines=lines, figures={"probes": figure} if panels else {})
+
+    def _panel(self, history: History, probe: Probe, start: float | None) -> Panel:
+        """Return a probe's accuracies over the steps, with binomial intervals, next to its baselines."""
+        best = curve(history, probe.name, "layer chosen without test images", scale=100)
+        if not self._several:  # the error of an mAP is not known
+            errors = [_TWO_SIDED * standard_error(value / 100, len(self._test)) for value in best.y]
+            best = replace(best, around=[100 * error for error in errors])
+        last = curve(history, f"{probe.name}_last", "last layer", "train", 100, DASHED)
+        levels = (
+            Level(None if start is None else 100 * start, self.start, "--", "{:.1f}"),
+            level(history, f"{probe.name}_pixels", "pixels", ":", 100, "{:.1f}"),
+            chance(self._chance, *(["a random order"] if self._several else [])),
+        )
+        ylabel = f"{'mAP' if self._several else 'top-1'} on held-out images (%)"
+        return Panel(ylabel, (best, last), levels, title=probe.title)
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()

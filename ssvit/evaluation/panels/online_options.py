@@ -1,10 +1,10 @@
 """The options of the probes of a run."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from ssvit.config.declaration import Count, Expect, Options
+from ssvit.evaluation.features_options import AUTO
 
-AUTO: Final = "auto"
 Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]
 """How often an evaluator evaluates."""
 

@@ -7,14 +7,28 @@ least loss of a model that ignores the image), the most frequent label, and copy
 from collections.abc import Mapping
 
 import torch
-from matplotlib.figure import Figure
+from einops import rearrange
 
-from ssvit.evaluation.panels.base import Evaluation, History, with_metrics
-from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, nearest_uncorrupted
-from ssvit.figures import prediction as figures
+from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.reconstruction import Reconstruction, beside, conclude, nearest_uncorrupted
+from ssvit.figures.pictures import GREY, Mosaic
+from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
+from ssvit.figures.style import COLORS
 from ssvit.models.block import gather
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import KINDS, MASKED
+from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED
+
+# By the score: the least loss of a constant prediction, and the constant guess that scores best.
+_CONSTANTS = {
+    "accuracy": ("entropy", "most frequent class"),
+    "squared_error": ("variance", "mean patch"),
+    "absolute_error": ("mean deviation", "median patch"),
+}
+_LEGEND = {
+    MASKED: ("masked", str(GREY)),
+    REPLACED: ("replaced by another", COLORS["replaced"]),
+    UNCHANGED: ("unchanged, to be predicted", COLORS["unchanged"]),
+}
 
 
 class Prediction(Reconstruction):
@@ -28,9 +42,9 @@ class Prediction(Reconstruction):
         metrics = self._metrics(objective)
         if history is None:
             return Evaluation(metrics=metrics)
-        learning = figures.learning(with_metrics(history, metrics), objective.target.score_name)
-        pictures = {"mosaic": self._mosaic(objective), "learning": learning}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=pictures)
+        learning = _learning(with_metrics(history, metrics), objective.target.score_name)
+        figures = {"mosaic": self._mosaic(objective), "learning": learning}
+        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
     def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
         target, grid = objective.target, objective.encoder.grid
@@ -56,33 +70,60 @@ class Prediction(Reconstruction):
             metrics[f"{name}_copying"] = torch.cat(copied).mean().item()
         return metrics
 
-    def _mosaic(self, objective: MaskedPatch) -> Figure:
+    def _mosaic(self, objective: MaskedPatch) -> Mosaic:
         target, grid = objective.target, objective.encoder.grid
         images, noise = self.sampled(objective, *self.shown)
         labels = target.labels(images)
         guess = target.guess(objective.predict(images, noise).float())
         predicted = labels.scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
-        painted = (target.paint(values) for values in (predicted, labels))
-        images, answer, truth = (self.display(shown) for shown in (images, *painted))
-        return figures.mosaic(images=images, noise=noise, answer=answer, truth=truth, grid=grid)
+        images, *painted = (self.display(shown) for shown in (images, *map(target.paint, (predicted, labels))))
+        ids, kind, replacement = (part.cpu() for part in (noise.ids, noise.kind, noise.replacement))
+        p, q = painted[0].shape[-2:]
+        patches = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", p=p, q=q)
+        kinds = torch.full(patches.shape[:2], -1).scatter(1, ids, kind)
+        source = torch.arange(patches.shape[1]).expand(len(images), -1)
+        source = source.scatter(1, ids, torch.where(kind == REPLACED, replacement, ids))
+        corrupted = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
+        corrupted = torch.where((kinds == MASKED)[:, :, None, None, None], GREY, corrupted)
+        columns = (rearrange(part, "b (y x) c p q -> b c (y p) (x q)", y=grid[0]) for part in (corrupted, *painted))
+        present = {number: _LEGEND[number] for number in _LEGEND if (kinds == number).any()}
+        return Mosaic(
+            {"image": images, **dict(zip(("corrupted", "predicted", "true"), columns, strict=True))},
+            legend=dict(present.values()),
+            frames={name: (kinds == of).unflatten(1, grid) for of, (name, _) in present.items() if of != MASKED},
+            framed="corrupted",
+        )
+
+
+def _learning(history: History, score_name: str) -> Plot:
+    """Return loss and score over the steps, next to the baselines."""
+    is_share = score_name == "accuracy"
+    scale = 100 if is_share else 1
+    ignorant, constant = _CONSTANTS.get(score_name, _CONSTANTS["squared_error"])
+    loss = losses(history, {"loss_constant": f"{ignorant} of the labels"}, "loss (nats)" if is_share else "loss")
+    kinds = [curve(history, f"{score_name}_{kind}", f"{kind} patches", kind, scale) for kind in KINDS]
+    levels = (
+        level(history, f"{score_name}_copying", "copying the nearest", "--", scale),
+        level(history, f"{score_name}_constant", constant, ":", scale),
+    )
+    score = Panel(score_name.replace("_", " ") + (" (%)" if is_share else ""), kinds, levels)
+    return Plot((loss, score), (10, 3.8))
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
     """Above or below each baseline, in words."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
     words, is_share = name.replace("_", " "), name == "accuracy"
-    ignorant, constant_guess = figures.CONSTANTS.get(name, figures.CONSTANTS["squared_error"])
+    ignorant, constant_guess = _CONSTANTS.get(name, _CONSTANTS["squared_error"])
 
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
 
-    def compare(better: bool, higher: bool) -> str:
-        return f"{'above' if higher else 'below'}, {'better than' if better else 'NO better than'}"
-
     loss, constant = metrics["loss"], metrics["loss_constant"]
     better = [loss < constant]
-    side = compare(better[0], loss > constant)
-    lines = [f"loss {loss:.3f}: {side} the {ignorant} of the labels, {constant:.3f} (ignores the image)"]
+    lines = [
+        f"loss {loss:.3f}: {beside(loss, constant)} the {ignorant} of the labels, {constant:.3f} (ignores the image)"
+    ]
     masked = f"{name}_{KINDS[MASKED]}"
     value, what = (metrics[masked], f"{words} on masked patches") if masked in metrics else (metrics[name], words)
     baselines = {
@@ -92,7 +133,6 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     for key, action in baselines.items():
         if (baseline := metrics.get(key)) is not None:
             better.append(value > baseline if is_share else value < baseline)
-            side = compare(better[-1], value > baseline)
-            lines.append(f"{what} {show(value)}: {side} {action}, {show(baseline)}")
+            lines.append(f"{what} {show(value)}: {beside(value, baseline, higher=is_share)} {action}, {show(baseline)}")
     kinds = [f"{kind} {show(metrics[f'{name}_{kind}'])}" for kind in KINDS if f"{name}_{kind}" in metrics]
     return [*lines, f"{words} by what became of the patch: {', '.join(kinds)}", conclude(sum(better), len(better))]

@@ -3,6 +3,7 @@
 Letters: b images, n patches, m corrupted patches an image.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -52,6 +53,21 @@ class Reconstruction(HeldOut):
         device = objective.encoder.mean.device
         noise = objective.sample(slots, seed=self.seed)
         return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
+
+
+def beside(value: float, baseline: float, *, higher: bool = False) -> str:
+    """Return on which side of a baseline a value is, and whether that is better; higher: if higher values are."""
+    better = value > baseline if higher else value < baseline
+    return f"{'above' if value > baseline else 'below'}, {'better than' if better else 'NO better than'}"
+
+
+def describe_losses(metrics: Mapping[str, float], baselines: Mapping[str, str], digits: int) -> list[str]:
+    """Return the loss next to each baseline, metrics by their descriptions."""
+    loss = metrics["loss"]
+    return [
+        f"loss on masked patches {loss:.{digits}f}: {beside(loss, metrics[name])} {words}, {metrics[name]:.{digits}f}"
+        for name, words in baselines.items()
+    ]
 
 
 def conclude(passed: int, baselines: int) -> str:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ssvit.figures.collapse import plural
-
 _LEAST_DEVIATION = 0.1  # of the features: less is a collapse, where the mean cosine of two images is above 0.99
 
 
 def spread_of(features: Tensor) -> dict[str, float]:
-    """How far features of length 1, (n, d), differ from image to image."""
+    """Return how far features of length 1, (n, d), differ from image to image."""
     n, center = len(features), features.double().mean(0)
     deviation = (features.double() - center).square().mean(0).sum().sqrt()
     # Of each number of a feature, times the square root of d: 1 where features go in all directions alike.
@@ -21,16 +19,16 @@ def spread_of(features: Tensor) -> dict[str, float]:
     return {"feature_std": deviation.item(), "feature_cosine": cosine.item()}
 
 
-def describe_spread(metrics: Mapping[str, float], what: str = "image") -> str:
-    """The numbers of `spread_of` in words."""
+def describe_spread(metrics: Mapping[str, float], what: str = "images") -> str:
+    """Return the numbers of `spread_of` in words."""
     return (
         f"features: standard deviation {metrics['feature_std']:.2f} (1: in all directions alike), mean cosine of two "
-        f"{plural(what)} {metrics['feature_cosine']:.2f}"
+        f"{what} {metrics['feature_cosine']:.2f}"
     )
 
 
 def one_way(metrics: Mapping[str, float]) -> list[str]:
-    """The sign that features have collapsed, if they have."""
+    """Return the sign that features have collapsed, if they have."""
     if metrics["feature_std"] >= _LEAST_DEVIATION:
         return []
     return [f"all features point one way (standard deviation below {_LEAST_DEVIATION})"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.report.titles import title
+from ssvit.evaluation.titles import title
 from ssvit.options import OptionError, UserError
 
 

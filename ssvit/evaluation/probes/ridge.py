@@ -20,7 +20,7 @@ from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import ridge_options
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.report.titles import labels
+from ssvit.evaluation.titles import labels
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
 

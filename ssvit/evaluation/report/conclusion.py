@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.report.side_by_side import SideBySide, points
-from ssvit.evaluation.significance import NOTHING_YET
+from ssvit.evaluation.statistics import NOTHING_YET
 
 
 def conclude(scores: Sequence[Scores], compared: SideBySide, *, side: int, size: int) -> list[str]:

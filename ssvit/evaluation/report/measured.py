@@ -7,12 +7,12 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import Options
 from ssvit.evaluation import baselines
-from ssvit.evaluation.against import Other
 from ssvit.evaluation.duplicates import without
 from ssvit.evaluation.features import copies
-from ssvit.evaluation.options import Evaluate
+from ssvit.evaluation.report.against import Other
+from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores, Split
-from ssvit.evaluation.significance import NOTHING_YET
+from ssvit.evaluation.statistics import NOTHING_YET
 
 _PAIRS = 1000  # of near-duplicates that are named in a file
 _EXAMPLES = 3  # images in both sets that are named

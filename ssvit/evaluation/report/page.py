@@ -11,27 +11,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from jinja2 import Environment, PackageLoader
-from matplotlib.figure import Figure
-from torch import Tensor
 
 from ssvit import atomic_io
-from ssvit.data.sources.base import class_text
-from ssvit.evaluation.duplicates import Pair
-from ssvit.evaluation.neighbours import relative_distances, search
 from ssvit.evaluation.report import side_by_side
-from ssvit.evaluation.report.components import components
 from ssvit.evaluation.report.conclusion import higher_baseline
-from ssvit.evaluation.report.scores import Scores, Split
+from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.report.side_by_side import SideBySide
-from ssvit.evaluation.significance import standard_error
-from ssvit.figures import classes
-from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Row, contact_sheet, pair_sheet
-from ssvit.figures.intervals import intervals
-from ssvit.figures.png import png
-from ssvit.figures.probes import by_column, by_layer
-from ssvit.figures.segmentation import patches, segmentation
+from ssvit.evaluation.statistics import standard_error
+from ssvit.figures.base import Figure, png
 from ssvit.options import UserError, one_line
 
 _CAPTIONS = {
@@ -53,7 +41,6 @@ _BASELINES = (
 _SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
 _NONE = "\u2013"  # a dash for what there is not
 _UNWRITTEN = ("probe", "predictions", "per_image")  # of the scores
-_SEGMENTED = 6  # images in a picture
 _DOTS_AN_INCH = 100  # of CSS, for pictures
 
 
@@ -120,85 +107,6 @@ def write(
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
     return [folder / name for name in texts]
-
-
-def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
-    """By name. Images are shown by the features that k-NN has chosen, or else the first probe of whole images."""
-    of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
-    made = {"by_column": by_column(scores)}
-    if len(compared.groups) > 1 and compared.standings:
-        made = {"side_by_side": intervals(compared.standings)} | made
-    if of_images:
-        split = splits[of_images[0].probe]
-        chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
-        if len(split.own) > 1:
-            made = {"by_layer": by_layer(of_images, split.own)} | made
-        for one in of_images:
-            if one.predictions is not None and not split.is_multi_label:
-                made["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
-        made["contact_sheet"] = neighbours(split, chosen)
-    first = next(iter(splits.values()))
-    if first.duplicates:
-        made["duplicates"] = near_duplicates(first, first.duplicates)
-    for one in scores:
-        split, test = splits[one.probe], splits[one.probe].test
-        if (values := test.values[one.best]).ndim == 4:
-            rows = _spaced(len(test), _SEGMENTED)
-            shown = split.pictures(test, rows), components(values)[rows]
-            if test.masks is not None and one.predictions is not None:
-                images, colors = shown
-                made["segmentation"] = segmentation(images, test.masks[rows], one.predictions[rows], colors)
-            else:
-                made["patches"] = patches(*shown)
-    return made
-
-
-def _spaced(images: int, count: int) -> Tensor:
-    """At most `count` evenly spaced places among the images."""
-    count = min(count, images)
-    return torch.arange(count) * images // count
-
-
-def confusion(split: Split, predictions: Tensor, by: str) -> Figure:
-    """The confusion matrix; by: the classifier."""
-    truth, k = split.test.known_labels, len(split.classes)
-    counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
-    accuracy = counts.trace().item() / len(truth)
-    return classes.confusion(counts, split.classes, accuracy=accuracy, part=split.part, by=by)
-
-
-def neighbours(split: Split, name: str) -> Figure:
-    """Test images, evenly from all classes, and the training images whose features of a name are most like theirs."""
-    train, test = split.train, split.test
-    several, rows = split.is_multi_label, _spaced(len(test), QUERIES)
-    if not several:
-        rows = test.known_labels.argsort(stable=True)[rows]
-    features = test.values[name][rows], train.values[name]
-    nearest = search(*features, min(NEIGHBOURS, len(train)))
-    sheet = []
-    queries = (split.pictures(test, rows), test.known_labels[rows])
-    distances = relative_distances(nearest, *features).tolist()
-    for image, label, from_query, places in zip(*queries, distances, nearest.indices, strict=True):
-        columns = (split.pictures(train, places), from_query, train.known_labels[places])
-        alike = [
-            Neighbour(
-                picture,
-                distance,
-                class_text(other, split.classes),
-                bool((other & label).any() if several else other == label),
-            )
-            for picture, distance, other in zip(*columns, strict=True)
-        ]
-        sheet.append(Row(image, class_text(label, split.classes), alike))
-    return contact_sheet(sheet)
-
-
-def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Figure:
-    """Test images beside the training images that they are nearly the same as, evenly from all pairs."""
-    shown = [pairs[place] for place in _spaced(len(pairs), PAIRS).tolist()]
-    rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
-    ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
-    return pair_sheet([(one, other, pair.cosine) for one, other, pair in zip(ours, theirs, shown, strict=True)])
 
 
 def data(facts: Mapping[str, Any]) -> list[str]:
@@ -293,12 +201,13 @@ def _page(values: Mapping[str, object]) -> str:
 
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
-    """A figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
+    """Return a figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
     caption = _CAPTIONS.get(name, name.replace("_", " "))
-    titles = [" ".join(axis.get_title(loc="left").split()) for axis in figure.axes]
-    width, height = (round(_DOTS_AN_INCH * side) for side in figure.get_size_inches())
+    drawn = figure.draw()
+    titles = [" ".join(axis.get_title(loc="left").split()) for axis in drawn.axes]
+    width, height = (round(_DOTS_AN_INCH * side) for side in drawn.get_size_inches())
     return {
-        "data": base64.b64encode(png(figure)).decode(),
+        "data": base64.b64encode(png(drawn)).decode(),
         "width": width,
         "height": height,
         "caption": caption,

@@ -13,8 +13,8 @@ from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.report.titles import title
-from ssvit.evaluation.significance import above_chance
+from ssvit.evaluation.statistics import above_chance
+from ssvit.evaluation.titles import title
 from ssvit.figures.display import PLAIN, Display
 
 

@@ -10,17 +10,17 @@ from functools import cached_property
 
 import numpy as np
 
-from ssvit.evaluation import paired
+from ssvit.evaluation import statistics
 from ssvit.evaluation.baselines import RANDOM
-from ssvit.evaluation.paired import Interval
 from ssvit.evaluation.report.scores import Scores
+from ssvit.evaluation.statistics import Interval
 
-_LEVEL = f"{100 * paired.LEVEL:.0f} %"
+_LEVEL = f"{100 * statistics.LEVEL:.0f} %"
 METHOD = (
     f"Intervals hold {_LEVEL} of resampled sets of test images (percentile bootstrap; the same for all encoders, so "
     "that differences are paired), and for several seeds also Student's t. A difference is told where no interval of "
     "it holds zero. p: McNemar's exact test, of single classifiers. Detectable: the least difference that so many test "
-    f"images show in {100 * paired.POWER:.0f} % of cases. Nothing is corrected for the number of comparisons."
+    f"images show in {100 * statistics.POWER:.0f} % of cases. Nothing is corrected for the number of comparisons."
 )
 _MINUS = "\u2212"
 _ROUNDING = 1e-9  # what means over seeds, that are equal, may differ by
@@ -96,7 +96,7 @@ class SideBySide:
 def _standings(one: Scores, groups: Mapping[str, Sequence[str]]) -> list[Standing]:
     by_seed = {name: np.stack([one.per_image[encoder].numpy() for encoder in of]) for name, of in groups.items()}
     rows = np.stack([values.mean(0) for values in by_seed.values()])
-    intervals = paired.bootstrap(np.concatenate([rows, rows[0] - rows]))
+    intervals = statistics.bootstrap(np.concatenate([rows, rows[0] - rows]))
     own, *_ = by_seed.values()
     standings = []
     for place, (name, values) in enumerate(by_seed.items()):
@@ -113,10 +113,10 @@ def _standings(one: Scores, groups: Mapping[str, Sequence[str]]) -> list[Standin
                 difference=Difference(
                     mean=float(difference.mean()),
                     images=intervals[len(rows) + place],
-                    seeds=paired.of_seeds(own.mean(1), values.mean(1)),
-                    p=paired.mcnemar(rows[0], rows[place]),
-                    detectable=paired.detectable(difference),
-                    needed=paired.needed(difference),
+                    seeds=statistics.of_seeds(own.mean(1), values.mean(1)),
+                    p=statistics.mcnemar(rows[0], rows[place]),
+                    detectable=statistics.detectable(difference),
+                    needed=statistics.needed(difference),
                 )
                 if place
                 else None,

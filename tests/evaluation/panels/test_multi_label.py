@@ -23,8 +23,9 @@ from ssvit.data.sources.packing import pack
 from ssvit.data.sources.packing_options import Pack
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.panels import classification_options, multi_label
+from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.classification import Classification
+from ssvit.evaluation.panels.multi_label import MultiLabelPredictions
 from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
 from ssvit.evaluation.probes import knn as knn_module
 from ssvit.evaluation.probes import logistic, ridge, sgd
@@ -145,24 +146,13 @@ def test_shards_keep_several_classes(tmp_path: Path) -> None:
     assert read.test.labels.equal(data.test.labels)
 
 
-def plain_precision(scores: list[float], truth: list[bool]) -> float:
-    """Average precision of a class by a loop over thresholds."""
-    total, found = 0.0, 0
-    for threshold in sorted(set(scores), reverse=True):
-        at = [own for score, own in zip(scores, truth, strict=True) if score >= threshold]
-        total += (sum(at) - found) * sum(at) / len(at)
-        found = sum(at)
-    return total / sum(truth)
-
-
-def test_average_precision_is_that_of_a_loop_and_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_average_precision_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     truth, scores = marks(60), torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
     truth[:, 2] = False
     for values in (scores, scores.round(), torch.zeros(60, 4)):
         found = average_precisions(values, truth)
         assert found[2].isnan()
         for k in (0, 1, 3):
-            assert found[k].item() == pytest.approx(plain_precision(values[:, k].tolist(), truth[:, k].tolist()))
             assert found[k].item() == pytest.approx(average_precision_score(truth[:, k], values[:, k]))
         assert mean_average_precision(values, truth) == pytest.approx(found[[0, 1, 3]].mean().item())
     assert mean_average_precision(torch.zeros(60, 4), truth) == pytest.approx(share_of_class(truth))
@@ -175,9 +165,8 @@ def test_figures_of_a_classifier_are_those_of_scikit_learn() -> None:
     truth, logits = marks(80), torch.randn(80, 4, generator=torch.Generator().manual_seed(2)).double()
     truth[:, 3] = False
     logits[0] = 20 * (~truth[0]).double() - 10  # all wrong
-    answers = multi_label.Answers(torch.arange(80), truth, logits)
-    tallies = multi_label.tally(answers, CLASSES)
-    found = multi_label.metrics(answers, tallies)
+    predictions = MultiLabelPredictions(torch.arange(80), truth, logits)
+    found = predictions.metrics(predictions.by_class(CLASSES))
     guess = (logits >= 0).numpy()
     assert found["micro_f1"] == pytest.approx(f1_score(truth, guess, average="micro"))
     assert found["macro_f1"] == pytest.approx(f1_score(truth, guess, average="macro"))
@@ -189,8 +178,8 @@ def test_figures_of_a_classifier_are_those_of_scikit_learn() -> None:
     every = f1_score(truth[:, :3], np.ones((80, 3), bool), average="macro")
     assert found["macro_f1_constant"] == pytest.approx(every)
     assert found["map_constant"] == pytest.approx(truth[:, :3].double().mean().item())
-    assert answers.worst(3)[0][0] == 0
-    assert all(guess[row, k] != truth[row, k] for row, k, _ in answers.worst(50))
+    assert predictions.worst(3)[0][0] == 0
+    assert all(guess[row, k] != truth[row, k] for row, k, _ in predictions.worst(50))
 
 
 def vit(pooling: str = "patch_mean") -> ViT:

@@ -15,9 +15,9 @@ import torch
 from test_report import OWN, scored
 
 from ssvit.evaluation.report import page as report
+from ssvit.evaluation.report.figures import by_column, by_layer
 from ssvit.evaluation.report.side_by_side import SideBySide
-from ssvit.figures import classes
-from ssvit.figures.probes import by_column, by_layer
+from ssvit.figures.matrices import Confusion
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -68,7 +68,7 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> No
     figures = {
         "by_layer": by_layer(scores, OWN),
         "by_column": by_column(scores),
-        "confusion": classes.confusion(torch.eye(3), ["a", "b", "c"], accuracy=1, part="test", by="knn"),
+        "confusion": Confusion(torch.eye(3), ["a", "b", "c"], "knn"),
     }
     facts = {
         "checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100, "train_images": 3000, "test_images": 420,

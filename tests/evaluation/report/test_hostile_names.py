@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 import torch
 from command import TINY
-from matplotlib.figure import Figure
 from PIL import Image
 from pyarrow import parquet
 
-from ssvit.analysis import similarity
 from ssvit.data.sources import pseudo_labels
 from ssvit.data.sources.pseudo_labels import PseudoLabel
 from ssvit.evaluation.report import page as report
 from ssvit.evaluation.report.side_by_side import SideBySide
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
-from ssvit.figures import classes, contact_sheet, maps, robustness
-from ssvit.figures.png import png
+from ssvit.figures import contact_sheet
+from ssvit.figures.base import Figure, png
+from ssvit.figures.intervals import Dot, Intervals
+from ssvit.figures.matrices import Confusion, Heatmaps, Matrix
+from ssvit.figures.pictures import Gallery, Mosaic, Picture
+from ssvit.figures.plot import Bars, Line, Panel, Plot
 from ssvit.figures.style import fitted
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
@@ -52,27 +54,26 @@ class Tags(HTMLParser):
 
 def figures(name: str) -> list[Figure]:
     """A figure of each kind that shows names."""
-    pair = [name, "b"]
-    attention, images = torch.full((2, 4), 0.25), torch.stack([IMAGE, IMAGE])
-    neighbour = contact_sheet.Neighbour(IMAGE, 0.5, name)
-    interval = (0.5, 0.1)
+    images, neighbour = torch.stack([IMAGE, IMAGE]), contact_sheet.Neighbour(IMAGE, 0.5, name)
+    line = Line([0, 1], [0, 1], f"a head of {name}")
+    matrix = Matrix(np.eye(2), name, "layer", {"1": 0}, {"1": 0})
     return [
-        classes.confusion(torch.eye(2), pair, accuracy=1.0, part="test", by=name),
-        classes.mistakes([(IMAGE, name, name, 0.5)], wrong=1, images=2, part="test"),
-        classes.precisions(dict.fromkeys(pair, (0.5, 0.1)), mean=0.5, part="test"),
-        contact_sheet.contact_sheet([contact_sheet.Row(IMAGE, name, [neighbour])]),
-        maps.plot_distances({one: torch.ones(2, 2) for one in pair}, 1.0),
-        maps.plot_rollout(images, attention, (2, 2), pair),
-        robustness.robustness(
-            [robustness.Bar(name, interval, None, 0.1)], {name: {name: {1: 0.5}}}, {name: {name: interval}}
-        ),
-        similarity.plot(torch.ones(4, 4), 2, name),
+        Confusion(torch.eye(2), [name, "b"], f"{name}\naccuracy"),
+        Bars({name: (0.5, 0.1)}, "mAP", "average precision", "a random order"),
+        Intervals({"probe": [Dot(name, (0.1, 0.2), [0.15])]}, {}),
+        contact_sheet.contact_sheet([contact_sheet.Query(IMAGE, name, [neighbour])]),
+        Gallery([[Picture(IMAGE)]], titles=[name]),
+        Mosaic({"image": images}, {f"class {name}": "red"}),
+        Plot([Panel("", [line])], (5, 4)),
+        Plot([Panel("", [line], xticks={0: name})], (5, 4), legend="below"),
+        Heatmaps([matrix], "", ""),
     ]
 
 
 @named
 def test_figures_show_names_without_mathematics(name):
-    for figure in figures(name):
+    for described in figures(name):
+        figure = described.draw()
         png(figure)
         texts = [text for text in figure.findobj(lambda one: hasattr(one, "get_parse_math")) if text.get_text()]
         assert not any(text.get_parse_math() for text in texts)
@@ -89,7 +90,7 @@ def test_pages_show_names_as_text(name, tmp_path):
         facts=facts,
         scores=[],
         own=[],
-        figures={name: Figure()},
+        figures={name: Plot([Panel("")], (2, 1))},
         compared=SideBySide([], {name: [""]}),
         conclusion=[name],
     )
@@ -112,13 +113,12 @@ def test_pages_show_names_as_text(name, tmp_path):
 @named
 def test_markdown_tables_show_names_as_text(name):
     half = sets.Share(0.5, 0.1)
-    row = sets.Row(
-        name=name, layout=sets.CUE_CONFLICT, images=8, classes=2, accuracy=half, chance=0.5, left_out=1, agreeing=1,
-        cells=[sets.Cell(corruption=name, severity=1, images=8, error=half)],
-    )  # fmt: skip
-    for table in (sets.table([row]), vtab.table([vtab.Run(name, vtab.NAMES[0], 0.5, 8, 0.5)])):
-        rows = [line for line in table.split("\n") if markdown(name) in line]
-        assert len(rows) == (6 if table.startswith("| set") else 2)
+    result = sets.SetResult(
+        name=name, images=8, classes=2, accuracy=half, chance=0.5, left_out=1, errors={name: {1: 0.5}}, shape_bias=half
+    )
+    runs = {name: {vtab.NAMES[0]: [vtab.TaskRun(0.5, 8, 0.5)]}}
+    for table, count in ((sets.table([result]), 5), (vtab.table(runs), 2)):
+        assert sum(markdown(name) in line for line in table.split("\n")) == count
         assert all(line.isprintable() for line in table.split("\n"))
 
 

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
+from plots import curves
 
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.features import Features
@@ -19,10 +19,11 @@ from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.report import page as report
 from ssvit.evaluation.report.conclusion import conclude
+from ssvit.evaluation.report.figures import by_column, by_layer
 from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.report.side_by_side import SideBySide
-from ssvit.evaluation.report.titles import title
-from ssvit.figures.probes import by_column, by_layer
+from ssvit.evaluation.titles import title
+from ssvit.figures.plot import Panel, Plot
 from ssvit.options import UserError
 
 OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
@@ -251,7 +252,7 @@ def test_what_is_not_above_chance_is_no_gain():
     far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
     assert f"{far.title} +5.0" in "".join(concluded(far))
     for figure in (by_layer([far], OWN), by_column([far])):
-        assert lines(figure.axes[0])["chance (most frequent class): 10.0 %"] == pytest.approx([10, 10])
+        assert curves(figure)["chance (most frequent class)"] == pytest.approx(10)
 
 
 def test_data_and_counts_stand_before_what_was_found(tmp_path):
@@ -281,7 +282,7 @@ def test_what_is_not_finite_is_a_dash(tmp_path):
 
 def test_no_name_breaks_the_report(tmp_path):
     facts = {"checkpoint": EVIL, "classes": [EVIL, "b"], EVIL: {"a": tmp_path}, "seconds": math.inf, "odd": [{"a": 1}]}
-    page, numbers, text = write(tmp_path, facts, figures={EVIL: Figure()})
+    page, numbers, text = write(tmp_path, facts, figures={EVIL: Plot([Panel("")], (2, 1))})
     assert not page.all("script")
     assert "<script" not in text
     one_line = " ".join(EVIL.encode(errors="backslashreplace").decode().split())
@@ -292,7 +293,7 @@ def test_no_name_breaks_the_report(tmp_path):
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
-    figures = {"by_layer": by_layer(BOTH, OWN), "anything": Figure(figsize=(2, 1))}
+    figures = {"by_layer": by_layer(BOTH, OWN), "anything": Plot([Panel("")], (2, 1))}
     page, _, text = write(tmp_path, figures=figures)
     assert {tag for tag, _ in page.tags}.isdisjoint(
         {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
@@ -320,48 +321,38 @@ def test_a_report_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").read_bytes() == before
 
 
-def lines(axis) -> dict[str, list[float]]:
-    return {line.get_label(): list(line.get_ydata()) for line in axis.lines}
-
-
-def test_layers_stand_beside_their_baselines():
+def test_layers_are_shown_next_to_their_baselines():
     figure = by_layer(BOTH, OWN)
-    assert len(figure.axes) == 2
-    drawn = lines(figure.axes[0])
+    drawn = curves(replace(figure, panels=figure.panels[:1]))
     assert drawn["encoder"] == pytest.approx([50, 70, 65])
     assert drawn["random weights"] == pytest.approx([10, 20, 30])
-    assert drawn["pixels"] == pytest.approx([25, 25])
-    assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2, 3]
-    assert figure.axes[0].lines[1].get_linestyle() == "--"
+    assert drawn["pixels"] == pytest.approx(25)
+    assert [list(line.x) for line in figure.panels[0].lines] == [[1, 2, 3]] * 2
+    alone = scored("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
+    for figure in (by_layer([alone], OWN[2:]), by_column([alone])):
+        assert [(line.label, list(line.y)) for line in figure.panels[0].lines if line.x] == [("encoder", [50])]
 
 
 def test_nothing_is_selected_by_test_labels():
     for place, found in enumerate(BOTH):  # layer 2 was chosen; on the test images of the second, layer 3 is better
-        title = by_layer(BOTH, OWN).axes[place].get_title(loc="left")
+        title = by_layer(BOTH, OWN).panels[place].title
         assert found.title in title
         assert "layer 2 chosen" in title
         assert ("+5.0" if place == 0 else "-4.0") in title
-        assert "best" not in title
     weak = replace(SHOTS, chosen=SHOTS.chosen | {RANDOM: f"random_{OWN[0]}"})  # 10 %, where layer 3 has 30 %
     assert report.summary([weak])[1][3:5] == ["25.0", "+45.0"]
     assert report.summary([weak])[1][-1] == PIXELS
 
 
-def test_layers_without_baselines_and_a_single_one():
-    alone = scored("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
-    assert lines(by_layer([alone], OWN[2:]).axes[0]) == {"encoder": [50]}
-    assert lines(by_column([alone]).axes[0]) == {"encoder": [50]}
-
-
 def test_columns_that_count_are_joined_with_their_deviations():
-    figure = by_column(BOTH)
-    drawn = lines(figure.axes[0])
-    assert drawn["encoder"] == pytest.approx([67.54, 68.77, 70])
-    assert drawn["random weights"] == pytest.approx([17.54, 18.77, 20])
-    assert set(drawn) == {"encoder", "random weights", "pixels"}
-    band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == pytest.approx((67.54 - 1.56, 70 + 1.56))
-    assert [len(line.get_xdata()) for line in figure.axes[1].lines] == [1] * 9
+    panel, single = by_column(BOTH).panels
+    encoder, random, _ = panel.lines
+    assert encoder.y == pytest.approx([67.54, 68.77, 70])
+    assert encoder.around == pytest.approx([1.56] * 3)
+    assert random.y == pytest.approx([17.54, 18.77, 20])
+    assert [line.label for line in panel.lines] == ["encoder", "random weights", "pixels"]
+    assert [len(line.x) for line in single.lines] == [1] * 9
     mixed = scored("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
-    assert [len(line.get_xdata()) for line in by_column([mixed]).axes[0].lines] == [2, 1, 1] * 3
-    assert [text.get_text() for text in by_column([mixed]).axes[0].get_xticklabels()] == list(mixed.columns)
+    (panel,) = by_column([mixed]).panels
+    assert [len(line.x) for line in panel.lines] == [2, 1, 1] * 3
+    assert list(panel.xticks.values()) == list(mixed.columns)

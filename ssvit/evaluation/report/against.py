@@ -11,7 +11,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, flatten, is_free
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading
-from ssvit.evaluation.options import Evaluate
+from ssvit.evaluation.report.options import Evaluate
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.options import OptionError, UserError, pair, within

@@ -7,8 +7,7 @@ from sklearn.decomposition import PCA
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import FeatureSets
-from ssvit.evaluation.report import page as report
-from ssvit.evaluation.report.components import components
+from ssvit.evaluation.report.figures import components, figures
 from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.evaluation.report.side_by_side import SideBySide
 
@@ -48,8 +47,9 @@ def test_a_report_shows_patches_with_masks_or_without():
             probe="mine", columns=("test",), values={"layer1_patches": (0.5,)}, deviations={"layer1_patches": (None,)},
             best="layer1_patches", chosen_by="", options={}, numbers={}, predictions=kept,
         )  # fmt: skip
-        made = report.figures({"mine": split}, [scores], SideBySide([scores], {"x": [""]}))
+        made = figures({"mine": split}, [scores], SideBySide([scores], {"x": [""]}))
         name = "patches" if kept is None else "segmentation"
-        titles = {text.get_text() for text in made[name].axes[0].texts}
+        titles = set(made[name].columns)
         assert {"image", "components"} <= titles
+        assert made[name].png()
         assert ("predicted" in titles) == (kept is not None)

@@ -18,13 +18,13 @@ from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Data, Source, masks, subset
-from ssvit.evaluation.against import Other
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
 from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, Half, PatchPixels, Pixels, extract
 from ssvit.evaluation.features_options import Reading
-from ssvit.evaluation.options import Evaluate
 from ssvit.evaluation.probes.base import Probe, check_labels
+from ssvit.evaluation.report.against import Other
+from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Split
 from ssvit.figures.display import Display
 from ssvit.kernels.accelerate import accelerate

@@ -1,8 +1,6 @@
 """An encoder beside others on the same images: intervals, paired tests, and whether the test images suffice."""
 
 import json
-import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,111 +12,24 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
-from ssvit.evaluation import against, paired
 from ssvit.evaluation.baselines import OWN, RANDOM
-from ssvit.evaluation.features import Features
-from ssvit.evaluation.options import Evaluate
-from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.logistic import Logistic
-from ssvit.evaluation.probes.retrieval import Retrieval
-from ssvit.evaluation.probes.ridge import FewShot
-from ssvit.evaluation.probes.sgd import Sgd
-from ssvit.evaluation.report import side_by_side
+from ssvit.evaluation.report import against, side_by_side
+from ssvit.evaluation.report.figures import side_by_side as plotted
+from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.report.side_by_side import SideBySide
-from ssvit.figures.intervals import intervals
 from ssvit.options import OptionError
 
-CONFIGS = str(Path(__file__).parents[2] / "configs")
 FEW = (
     "probe@probes=[few_shot_paper,knn]", "probes.few_shot_paper.l2=[1,1024]", "probes.knn.k=[3]",
     "fabric.accelerator=cpu",
 )  # fmt: skip
 
 
-def features(images, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(images) % 3
-    values = torch.randn(images, 5, generator=generator) + torch.eye(5)[labels]
-    return Features(values, labels, ("a", "b", "c"))
-
-
-@pytest.mark.parametrize(
-    "probe",
-    [Knn(k=[1, 5]), FewShot(shots=[2, 4]), FewShot(shots="all"), Logistic(l2s=[0.1]), Sgd(epochs=2), Retrieval(k=[1])],
-    ids=lambda probe: probe.title,
-)
-def test_the_last_column_is_the_mean_over_the_images(probe):
-    found = probe(features(60, 0), features(41, 1))
-    assert found.per_image.dtype == torch.float64
-    assert found.per_image.shape == (41,)
-    assert found.per_image.mean().item() == pytest.approx(list(found.scores.values())[-1], abs=1e-12)
-
-
-def test_an_image_is_right_where_its_nearest_is_of_its_class():
-    train, test = features(60, 0), features(41, 1)
-    ours, theirs = (torch.nn.functional.normalize(of.values.double()) for of in (test, train))
-    expected = train.labels[(ours @ theirs.T).argmax(1)] == test.labels
-    assert Knn(k=1)(train, test).per_image.tolist() == expected.double().tolist()
-
-
 def answers(rates, images, seed=0):
     """Whether some classifiers are right; all find the same images hard."""
     easy = np.random.default_rng(seed).random(images)
     return np.stack([(easy < rate).astype(float) for rate in rates])
-
-
-def test_intervals_of_means_are_those_of_their_errors():
-    values = np.random.default_rng(1).normal(size=(3, 4000)) * [[1], [2], [3]]
-    for row, interval in zip(values, paired.bootstrap(values), strict=True):
-        error = row.std(ddof=1) / math.sqrt(4000)
-        assert interval == pytest.approx((row.mean() - 1.96 * error, row.mean() + 1.96 * error), abs=0.25 * error)
-    assert paired.bootstrap(values) == paired.bootstrap(values)
-
-
-def test_pairs_tell_what_two_intervals_do_not():
-    values = answers((0.52, 0.50), 4000)
-    one, other, difference = paired.bootstrap(np.stack([*values, values[0] - values[1]]))
-    assert one.low < other.high
-    assert difference.sign == 1
-
-
-def test_mcnemar_counts_the_images_that_one_alone_is_right_on():
-    one, other = np.array([1, 1, 1, 1, 1, 1, 0, 0, 1.0]), np.array([0, 0, 0, 0, 0, 1, 0, 1, 1.0])
-    tail = sum(math.comb(6, wins) for wins in (0, 1)) / 2**6
-    assert paired.mcnemar(one, other) == pytest.approx(2 * tail)
-    assert paired.mcnemar(one, one) == 1
-    assert paired.mcnemar(one / 2, other) is None
-
-
-def test_a_detectable_difference_is_found_four_times_in_five():
-    """And of as many images as are needed, which is the same."""
-    generator = np.random.default_rng(0)
-
-    def sample(images, rate):
-        """Differences of two classifiers that disagree on 30 % of the images."""
-        return generator.choice([1.0, 0.0, -1.0], p=[0.15 + rate / 2, 0.7, 0.15 - rate / 2], size=images)
-
-    rate = paired.detectable(sample(100_000, 0.04)) * math.sqrt(100_000 / 1000)
-    found = [sample(1000, rate) for _ in range(1000)]
-    share = np.mean([abs(one.mean()) > 1.96 * one.std() / math.sqrt(1000) for one in found])
-    assert share == pytest.approx(0.8, abs=0.03)
-    many = sample(1_000_000, rate)
-    assert paired.needed(many) == pytest.approx(1000, rel=0.1)
-    assert paired.needed(np.array([1.0, -1.0])) == math.inf
-
-
-def test_seeds_have_an_interval_of_their_own():
-    several, single = [0.50, 0.52, 0.57], [0.4]
-    error = np.std(several, ddof=1) / math.sqrt(3)
-    width = 4.302652729911275 * error  # Student's t, two degrees of freedom
-    mean = np.mean(several) - 0.4
-    assert paired.of_seeds(several, single) == pytest.approx((mean - width, mean + width))
-    assert paired.of_seeds(single, several) == pytest.approx((-mean - width, -mean + width))
-    assert paired.of_seeds(single, single) is None
-    assert paired.of_seeds([0.5, 0.5], [0.4]) == pytest.approx((0.1, 0.1))
-    ours, theirs = paired.of_seeds(several, [0.3, 0.31])
-    assert ours < np.mean(several) - 0.305 < theirs
 
 
 def scores(values, probe="few_shot_paper", column="all labels", chance=0.1):
@@ -161,14 +72,9 @@ def test_a_sentence_says_whether_it_helped_and_whether_the_images_suffice():
     assert len(rows) == 1 + 2 * 4
     assert rows[1][:3] == ["ridge regression, all labels", "mine", f"{100 * own.mean():.1f}"]
     assert rows[1][4:] == ["\N{EN DASH}"] * 5
-    figure = intervals(compared.standings)
-    axis = figure.axes[0]
-    assert [label.get_text() for label in axis.get_yticklabels()] == list(groups)
-    assert axis.get_title(loc="left") == "ridge regression, all labels"
-    spans = [line.get_xdata() for line in axis.lines if len(line.get_xdata()) == 2][1:5]
-    assert [tuple(span) for span in spans] == [
-        pytest.approx(tuple(100 * end for end in one.interval)) for one in compared.standings[:4]
-    ]
+    dots = plotted(compared).probes["ridge regression, all labels"]
+    assert [(dot.name, dot.interval) for dot in dots] == [(one.encoder, one.interval) for one in compared.standings[:4]]
+    assert plotted(compared).png()
 
 
 def test_seeds_that_disagree_tell_nothing():

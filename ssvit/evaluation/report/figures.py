@@ -1,0 +1,212 @@
+"""The figures of a report: encoders by probe, layer and column, and images with what the features make of them.
+
+Letters: b, m images, y, x rows and columns of patches, d width, k classes.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from colorsys import hsv_to_rgb
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssvit.data.sources.base import IGNORED, class_text
+from ssvit.evaluation.baselines import PIXELS, RANDOM_PREFIX
+from ssvit.evaluation.duplicates import Pair
+from ssvit.evaluation.neighbours import relative_distances, search
+from ssvit.evaluation.report.scores import Scores, Split
+from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.figures.base import Figure
+from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Query, contact_sheet, pair_sheet
+from ssvit.figures.intervals import Dot, Intervals
+from ssvit.figures.matrices import Confusion
+from ssvit.figures.pictures import Gallery, Mosaic
+from ssvit.figures.plot import Level, Line, Panel, Plot, chance
+from ssvit.figures.style import evenly_spaced
+
+_SHOWN = 6  # images with components or masks
+_LEGEND = 12  # classes in the legend of masks
+_COUNT = re.compile(r"\d+ labels? per class|all labels|\d+")  # what a column counts: labels, 20-NN, recall@10
+_DARK = (0.16, 0.16, 0.2)  # of class 0
+_CLIPPED = 0.01  # of the patches at either end of a component, which would leave the others pale
+
+
+def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
+    """Return the figures by name.
+
+    Images are shown by the features that k-NN has chosen, or else the first probe of whole images.
+    """
+    of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
+    found: dict[str, Figure] = {}
+    if len(compared.groups) > 1 and compared.standings:
+        found["side_by_side"] = side_by_side(compared)
+    if of_images and len(splits[of_images[0].probe].own) > 1:
+        found["by_layer"] = by_layer(of_images, splits[of_images[0].probe].own)
+    found["by_column"] = by_column(scores)
+    if of_images:
+        split = splits[of_images[0].probe]
+        for one in of_images:
+            if one.predictions is not None and not split.is_multi_label:
+                found["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
+        chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
+        found["contact_sheet"] = neighbours(split, chosen)
+    first = next(iter(splits.values()))
+    if first.duplicates:
+        found["duplicates"] = near_duplicates(first, first.duplicates)
+    for one in scores:
+        split = splits[one.probe]
+        if split.test.values[one.best].ndim == 4:
+            found["patches" if split.test.masks is None else "segmentation"] = patches(split, one)
+    return found
+
+
+def side_by_side(compared: SideBySide) -> Intervals:
+    """Return every encoder by every probe."""
+    standings = {probe: list(rows) for probe, rows in groupby(compared.standings, key=lambda one: one.probe)}
+    return Intervals(
+        {probe: [Dot(one.encoder, one.interval, one.values) for one in rows] for probe, rows in standings.items()},
+        {probe: rows[0].chance for probe, rows in standings.items() if rows[0].chance is not None},
+    )
+
+
+def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Plot:
+    """Return the last column of each probe after each layer; own: the encoder's feature sets, in the order of layers.
+
+    The title names the layer that was chosen without test labels, and its difference from the last layer in points.
+    """
+    layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in own}  # layer3_patch_mean: 3
+    panels = []
+    for one in scores:
+        values = {name: 100 * row[-1] for name, row in one.values.items()}
+        untrained = [name for name in own if RANDOM_PREFIX + name in values]
+        lines = (
+            Line([*layers.values()], [values[name] for name in own], "encoder"),
+            Line(
+                [layers[name] for name in untrained], [values[RANDOM_PREFIX + name] for name in untrained],
+                "random weights", "replaced", "--",
+            ),
+        )  # fmt: skip
+        gain = f", {values[one.best] - values[own[-1]]:+.1f} points from the last" if one.best != own[-1] else ""
+        title = f"{one.title}\nlayer {layers[one.best]} chosen{gain}"
+        levels = (Level(values.get(PIXELS), "pixels", ":", ""), _chance(one))
+        panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))
+    return _grid(panels)
+
+
+def by_column(scores: Sequence[Scores]) -> Plot:
+    """Return every column of each probe, for the chosen features and their baselines; deviations are bands.
+
+    Columns that count the same thing, such as labels, are joined by a line, evenly spaced; others are points.
+    """
+    styles = {"": ("encoder", "model", "-"), RANDOM_PREFIX: ("random weights", "replaced", "--")}
+    panels = []
+    for one in scores:
+        sets = {prefix + one.best: style for prefix, style in styles.items()} | {PIXELS: (PIXELS, "ink", ":")}
+        kinds = [_COUNT.sub("", column) for column in one.columns]
+        lines = []
+        for name, (label, color, dash) in sets.items():
+            for _, run in groupby(range(len(kinds)), key=kinds.__getitem__) if name in one.values else ():
+                columns = list(run)
+                mean, deviation = (
+                    [100 * (row[column] or 0) for column in columns] for row in (one.values[name], one.deviations[name])
+                )
+                lines.append(Line(columns, mean, "" if columns[0] else label, color, dash, ".", around=deviation))
+        panels.append(
+            Panel(
+                "score (%)", lines, [_chance(one)], "", f"{one.title}\n{one.best}", dict(enumerate(one.columns))
+            )
+        )  # fmt: skip
+    return _grid(panels)
+
+
+def _grid(panels: Sequence[Panel]) -> Plot:
+    across = math.ceil(math.sqrt(len(panels)))
+    down = math.ceil(len(panels) / across)
+    return Plot(panels, (3.6 * across, 3.2 * down), down, legend="below")
+
+
+def _chance(one: Scores) -> Level:
+    return chance(one.chance, *(["a random order"] if one.images is None else []))
+
+
+def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:
+    """Return the confusion matrix; by: the classifier."""
+    truth, k = split.test.known_labels, len(split.classes)
+    counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
+    accuracy = counts.trace().item() / len(truth)
+    return Confusion(counts, split.classes, f"{by}\naccuracy {100 * accuracy:.1f} % on the {split.part} images")
+
+
+def neighbours(split: Split, name: str) -> Gallery:
+    """Return test images, evenly from all classes, and the training images whose features are most like theirs."""
+    train, test, several = split.train, split.test, split.is_multi_label
+    rows = torch.tensor(evenly_spaced(len(test), QUERIES))
+    if not several:
+        rows = test.known_labels.argsort(stable=True)[rows]
+    features = test.values[name][rows], train.values[name]
+    nearest = search(*features, min(NEIGHBOURS, len(train)))
+    columns = (
+        split.pictures(test, rows), test.known_labels[rows], relative_distances(nearest, *features).tolist(),
+        nearest.indices,
+    )  # fmt: skip
+    queries = []
+    for image, label, distances, places in zip(*columns, strict=True):
+        alike = []
+        of_neighbours = (split.pictures(train, places), distances, train.known_labels[places])
+        for picture, distance, other in zip(*of_neighbours, strict=True):
+            same = bool((other & label).any() if several else other == label)
+            alike.append(Neighbour(picture, distance, class_text(other, split.classes), same))
+        queries.append(Query(image, class_text(label, split.classes), alike))
+    return contact_sheet(queries)
+
+
+def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
+    """Return test images beside the training images that they are nearly the same as, evenly from all pairs."""
+    shown = [pairs[place] for place in evenly_spaced(len(pairs), PAIRS)]
+    rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
+    ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
+    return pair_sheet(list(zip(ours, theirs, [pair.cosine for pair in shown], strict=True)))
+
+
+def patches(split: Split, one: Scores) -> Mosaic:
+    """Return images next to the components of their patches and, where there are masks, these and the predictions.
+
+    Ignored pixels are white. Class 0, often the background, is dark; the colours of more than twenty others repeat.
+    """
+    test = split.test
+    rows = torch.tensor(evenly_spaced(len(test), _SHOWN))
+    images, colors = split.pictures(test, rows), components(test.values[one.best])[rows]
+    enlarged = F.interpolate(colors.movedim(-1, 1), size=images.shape[2:], mode="nearest")
+    columns = {"image": images, "components": enlarged}
+    if test.masks is None or one.predictions is None:
+        return Mosaic(columns)
+    masks = {"true": test.masks[rows], "predicted": one.predictions[rows].cpu()}
+    hues = [hsv_to_rgb(0.618 * (number % 20), 0.5 + 0.25 * (number % 3), 0.9) for number in range(IGNORED - 1)]
+    palette = torch.tensor([_DARK, *hues, (1.0, 1.0, 1.0)])
+    present = [number for number in torch.cat([*masks.values()]).unique().tolist() if number != IGNORED]
+    legend = {str(number): hues[number - 1] if number else _DARK for number in present[:_LEGEND]}
+    shown = {title: palette[mask.long()].movedim(-1, 1) for title, mask in masks.items()}
+    return Mosaic({**columns, **shown}, legend)
+
+
+def components(values: Tensor) -> Tensor:
+    """Return the first three principal components of patches, stretched to [0, 1]: (m, y, x, d) -> (m, y, x, 3).
+
+    As in DINOv2 (Oquab et al. 2024, section 7.5), of all images together, so that a colour means the same in each. What
+    patches at a place have in common in all images is left out first, since masked models keep much of a patch's
+    position. Each component points to where its largest weight is positive. One that does not vary is 0.5.
+    """
+    values = values.double()
+    rows = (values - values.mean(0)).flatten(0, 2)
+    _, vectors = torch.linalg.eigh(rows.T @ rows)
+    vectors = vectors.flip(1)[:, :3]
+    vectors = vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
+    found = F.pad(rows @ vectors, (0, 3 - vectors.shape[1]))
+    order = found.sort(0).values
+    low, high = order[int(_CLIPPED * (len(order) - 1))], order[-1 - int(_CLIPPED * (len(order) - 1))]
+    varies = high - low > 1e-9 * rows.abs().max()
+    colors = torch.where(varies, (found - low) / torch.where(varies, high - low, 1), 0.5)
+    return colors.clamp(0, 1).float().unflatten(0, values.shape[:3])

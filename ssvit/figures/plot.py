@@ -1,0 +1,246 @@
+"""Plots of curves: numbers over the steps of a run, over layers, images or time, next to baselines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ssvit.figures import style
+from ssvit.figures.base import Figure
+from ssvit.figures.style import COLORS, INK, fitted
+from ssvit.options import one_line
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+    from matplotlib.axes import Axes
+
+Dash = str | tuple[int, tuple[int, ...]]
+History = Sequence[Mapping[str, float | None]]
+"""Rows of metrics, each with its "step"; None is a number that was not finite."""
+DASHED: Dash = (0, (5, 2))  # of a line that may lie on another one, which shows in the gaps
+_THIN = ("train", "ink")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve through points (x, y), or single points where `dash` is "".
+
+    Attributes:
+        x: The positions.
+        y: The values.
+        label: The name in the legend; "": none.
+        color: A name of `style.COLORS`, or a colour of matplotlib. Those of training and ink are thin, without markers.
+        dash: The style of the line.
+        marker: The marker of a point; None: by the colour.
+        width: The width of the line in points; None: by the colour.
+        size: The size of a marker in points.
+        around: Half of each value's interval: a band about a line, error bars of points.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+    color: str = "model"
+    dash: Dash = "-"
+    marker: str | None = None
+    width: float | None = None
+    size: float = 6
+    around: Sequence[float] | None = None
+
+    def draw(self, axis: "Axes") -> None:
+        """Draw the line on an axis of matplotlib."""
+        color, thin = COLORS.get(self.color, self.color), self.color in _THIN
+        axis.plot(
+            self.x, self.y, label=one_line(self.label), color=color, linestyle=self.dash or "none",
+            markersize=self.size, marker=("" if thin else ".") if self.marker is None else self.marker,
+            linewidth=(1 if thin else 2) if self.width is None else self.width, zorder=2.5 if thin else 2,
+        )  # fmt: skip
+        if self.around is not None and self.dash:
+            y, around = np.asarray(self.y, float), np.asarray(self.around, float)
+            axis.fill_between(self.x, y - around, y + around, color=color, alpha=0.18, linewidth=0)
+        elif self.around is not None:
+            axis.errorbar(self.x, self.y, self.around, fmt="none", ecolor=color, capsize=4)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line with its value in the legend, unless `form` is "", such as a baseline; no line if y is None."""
+
+    y: float | None
+    label: str
+    dash: str = "--"
+    form: str = "{:.3g}"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a figure.
+
+    Attributes:
+        ylabel: What the values are.
+        lines: The curves; those without points are left out.
+        levels: The baselines.
+        xlabel: What the positions are.
+        title: The title; "": none.
+        xticks: The ticks, or their labels by position; None: matplotlib's.
+        log: Whether the positions are on a logarithmic scale.
+        close: Whether the values begin near the least one instead of at 0, since they differ by little.
+    """
+
+    ylabel: str
+    lines: Sequence[Line] = ()
+    levels: Sequence[Level] = ()
+    xlabel: str = "step"
+    title: str = ""
+    xticks: Sequence[float] | Mapping[float, str] | None = None
+    log: bool = False
+    close: bool = False
+
+    def draw(self, axis: "Axes") -> None:
+        """Draw the panel on an axis of matplotlib."""
+        lines = [line for line in self.lines if len(line.x)]
+        for line in lines:
+            line.draw(axis)
+        for level in self.levels:
+            if level.y is not None:
+                label = f"{level.label}: {level.form.format(level.y)}" if level.form else level.label
+                axis.axhline(level.y, color=INK, linewidth=1, linestyle=level.dash, label=label)
+        style.tidy(axis, self.xlabel, self.ylabel)
+        if self.title:
+            axis.set_title("\n".join(map(one_line, self.title.split("\n"))), loc="left", fontsize=9, color=INK)
+        if self.close and lines:
+            values = list(chain.from_iterable(line.y for line in lines))
+            room = 0.08 * max(max(values) - min(values), 1)
+            axis.set_ylim(min(values) - room, max(values) + room)
+        if self.log:
+            from matplotlib.ticker import LogLocator, NullLocator
+
+            axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.xaxis.set_major_formatter("{x:,g}")
+        if isinstance(self.xticks, Mapping):
+            names = [one_line(name) for name in self.xticks.values()]
+            crowded = sum(style.width_of(f"{name}  ", 8) for name in names) > 400
+            axis.set_xticks([*self.xticks], names, fontsize=8, rotation=40 if crowded else 0)
+            axis.margins(x=0.1)
+        elif self.xticks is not None:
+            axis.set_xticks(self.xticks[:: len(self.xticks) // 16 + 1])
+
+
+@dataclass(frozen=True)
+class Plot(Figure):
+    """Panels next to each other.
+
+    Attributes:
+        panels: The plots.
+        size: Width and height of the figure in inches.
+        down: Rows of panels.
+        legend: each: one in each panel; right: one to the right of each; below: one for all panels.
+    """
+
+    panels: Sequence[Panel]
+    size: tuple[float, float]
+    down: int = 1
+    legend: Literal["each", "right", "below"] = "each"
+
+    def draw(self) -> "matplotlib.figure.Figure":
+        figure, axes = style.panels(len(self.panels), *self.size, down=self.down)
+        for axis, panel in zip(axes, self.panels, strict=True):
+            panel.draw(axis)
+        if self.legend == "below":
+            pairs = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes)
+            named = {label: line for line, label in chain.from_iterable(pairs)}
+            labels = list(named)
+            figure.legend(
+                [named[label] for label in labels],
+                labels,
+                loc="outside lower center",
+                ncols=4,
+                frameon=False,
+                fontsize=8,
+            )
+            return figure
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if self.legend == "right" else {"loc": "best"}
+        for axis in axes:
+            if axis.get_legend_handles_labels()[0]:
+                # On white, so that no line runs through the words.
+                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **place)
+        return figure
+
+
+def curve(
+    history: History,
+    key: str,
+    label: str,
+    color: str = "model",
+    scale: float = 1,
+    dash: Dash = "-",
+    marker: str | None = None,
+) -> Line:
+    """Return the line of a metric over the steps at which it was measured."""
+    points = [(row["step"] or 0, value * scale) for row in history if (value := row.get(key)) is not None]
+    return Line([x for x, _ in points], [y for _, y in points], label, color, dash, marker)
+
+
+def level(history: History, key: str, label: str, dash: str = "--", scale: float = 1, form: str = "{:.3g}") -> Level:
+    """Return the baseline that is the last measured value of a metric."""
+    measured = (value * scale for row in reversed(history) if (value := row.get(key)) is not None)
+    return Level(next(measured, None), label, dash, form)
+
+
+def chance(share: float | None, words: str = "most frequent class") -> Level:
+    """Return the baseline of a model that ignores the image, an accuracy in [0, 1], on an axis in per cent."""
+    return Level(None if share is None else 100 * share, f"chance ({words})", "-.", "{:.1f} %")
+
+
+def losses(history: History, baselines: Mapping[str, str], ylabel: str) -> Panel:
+    """Return the panel of the loss in training and on held-out images, and of baselines, metrics by their labels."""
+    lines = curve(history, "train/loss", "training", "train"), curve(history, "loss", "held-out")
+    levels = [
+        level(history, key, words, dash) for (key, words), dash in zip(baselines.items(), ("--", ":"), strict=False)
+    ]
+    return Panel(ylabel, lines, levels)
+
+
+def spread(history: History, what: str = "images") -> Panel:
+    """Return the panel of the spread of features over the steps; the level is for the standard deviation alone."""
+    lines = (
+        curve(history, "feature_std", "standard deviation"),
+        curve(history, "feature_cosine", f"mean cosine of two {what}", "replaced"),
+    )
+    return Panel(
+        "features of length 1", lines, [Level(1, "standard deviation, in all directions alike", form="{:.0f}")]
+    )
+
+
+@dataclass(frozen=True)
+class Bars(Figure):
+    """Horizontal bars from 0 to 100, the first on top, each with a mark.
+
+    Attributes:
+        values: The length and the mark of each bar, by its name.
+        title: The title.
+        xlabel: What the lengths are.
+        mark: What the marks are.
+    """
+
+    values: Mapping[str, tuple[float, float]]
+    title: str
+    xlabel: str
+    mark: str
+
+    def draw(self) -> "matplotlib.figure.Figure":
+        figure, (axis,) = style.panels(1, 7, 1.1 + 0.22 * len(self.values))
+        places = range(len(self.values))
+        axis.barh(places, [value for value, _ in self.values.values()], color=COLORS["model"], label=self.xlabel)
+        marks = [mark for _, mark in self.values.values()]
+        axis.plot(marks, places, "|", color=COLORS["replaced"], markersize=11, label=self.mark)
+        axis.set_yticks(places, [fitted(name, 8, 240) for name in self.values], fontsize=8)
+        axis.set(ylim=(len(self.values) - 0.4, -0.6), xlim=(0, 100), xlabel=f"{self.xlabel} (%)")
+        axis.set_title("\n".join(map(one_line, self.title.split("\n"))), loc="left", fontsize=11, color=INK)
+        axis.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+        return figure

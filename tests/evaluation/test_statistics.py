@@ -1,0 +1,139 @@
+"""Statistics of accuracies, against exact binomial tails, all orders of a curve, and plain resampling."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom, norm
+
+from ssvit.evaluation.statistics import (
+    above_chance,
+    bootstrap,
+    chance,
+    chance_of_rise,
+    detectable,
+    last_rise,
+    mcnemar,
+    needed,
+    of_seeds,
+    standard_error,
+)
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def least(share: float, images: int) -> int:
+    """The fewest right answers of so many images that are above chance; images + 1 if none are."""
+    passed = [above_chance(right / images, share, images) for right in range(images + 1)]
+    assert passed == sorted(passed)
+    return passed.index(True) if any(passed) else images + 1
+
+
+def test_guessing_is_above_chance_in_at_most_four_of_a_hundred():
+    for share, images in itertools.product((0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.9), (10, 45, 210, 412, 3000)):
+        if share * images < 1:  # the most frequent class has an image
+            continue
+        right = least(share, images)
+        assert binom.sf(right - 1, images, share) <= 0.04
+        # It is no stricter than it says: two right answers fewer are no rare event.
+        assert binom.sf(right - 3, images, share) >= norm.sf(2)
+
+
+def test_with_many_images_it_is_the_tail_of_two_standard_errors():
+    for share in (0.1, 0.25, 0.5):
+        assert binom.sf(least(share, 50_000) - 1, 50_000, share) == pytest.approx(norm.sf(2), rel=0.05)
+
+
+def test_what_cannot_be_above_chance_is_not():
+    assert not above_chance(0.1, 0.1, 10_000)
+    assert not above_chance(1.0, 1.0, 10_000)  # one class
+    assert not above_chance(math.nan, 0.1, 100)
+    assert above_chance(1.0, 0.5, 100)
+
+
+def test_the_error_is_that_of_the_binomial_distribution():
+    for accuracy, images in ((0.1, 50), (0.7, 412)):
+        assert standard_error(accuracy, images) == pytest.approx(binom.std(images, accuracy) / images)
+
+
+def test_chance_is_the_share_of_the_most_frequent_class():
+    assert chance([3, 1, 1, 2]) == 0.5
+    assert math.isnan(chance([]))
+
+
+def test_the_chance_of_a_rise_is_that_of_all_orders():
+    for values in ([1, 2, 3, 4], [2, 1, 3, 5, 4], [5, 4, 3, 2, 1], [3, 1, 2]):
+        rises = [sum(a < b for a, b in itertools.combinations(order, 2)) for order in itertools.permutations(values)]
+        own = sum(a < b for a, b in itertools.combinations(values, 2))
+        assert chance_of_rise(values) == pytest.approx(sum(rise >= own for rise in rises) / len(rises))
+    assert chance_of_rise([1, 1, 1, 1]) == 1
+
+
+def test_a_curve_that_flattens_has_not_risen_since_the_bend():
+    steps = list(range(0, 1600, 100))
+    rising = [0.1 + 0.01 * place for place in range(16)]
+    assert last_rise(steps, rising) == 1500
+    flat = [*rising[:6], *(0.15 + 0.01 * sign for sign in (1, -1, 0, -1, 1, 0, -1, 0, 1, -1))]
+    assert 400 <= last_rise(steps, flat) <= 500
+    assert last_rise(steps[:8], rising[:8]) is None
+
+
+def test_a_curve_of_noise_seldom_rises():
+    found = [last_rise(range(20), torch.rand(20, generator=GENERATOR).tolist()) == 19 for _ in range(400)]
+    assert sum(found) <= 35  # 20 of them are expected
+
+
+def test_intervals_of_means_are_those_of_their_errors():
+    values = np.random.default_rng(1).normal(size=(3, 4000)) * [[1], [2], [3]]
+    for row, interval in zip(values, bootstrap(values), strict=True):
+        error = row.std(ddof=1) / math.sqrt(4000)
+        assert interval == pytest.approx((row.mean() - 1.96 * error, row.mean() + 1.96 * error), abs=0.25 * error)
+    assert bootstrap(values) == bootstrap(values)
+
+
+def test_pairs_tell_what_two_intervals_do_not():
+    easy = np.random.default_rng(0).random(4000)  # both find the same images hard
+    values = np.stack([(easy < rate).astype(float) for rate in (0.52, 0.50)])
+    one, other, difference = bootstrap(np.stack([*values, values[0] - values[1]]))
+    assert one.low < other.high
+    assert difference.sign == 1
+
+
+def test_mcnemar_counts_the_images_that_one_alone_is_right_on():
+    one, other = np.array([1, 1, 1, 1, 1, 1, 0, 0, 1.0]), np.array([0, 0, 0, 0, 0, 1, 0, 1, 1.0])
+    tail = sum(math.comb(6, wins) for wins in (0, 1)) / 2**6
+    assert mcnemar(one, other) == pytest.approx(2 * tail)
+    assert mcnemar(one, one) == 1
+    assert mcnemar(one / 2, other) is None
+
+
+def test_a_detectable_difference_is_found_four_times_in_five():
+    """And of as many images as are needed, which is the same."""
+    generator = np.random.default_rng(0)
+
+    def sample(images, rate):
+        """Differences of two classifiers that disagree on 30 % of the images."""
+        return generator.choice([1.0, 0.0, -1.0], p=[0.15 + rate / 2, 0.7, 0.15 - rate / 2], size=images)
+
+    rate = detectable(sample(100_000, 0.04)) * math.sqrt(100_000 / 1000)
+    found = [sample(1000, rate) for _ in range(1000)]
+    share = np.mean([abs(one.mean()) > 1.96 * one.std() / math.sqrt(1000) for one in found])
+    assert share == pytest.approx(0.8, abs=0.03)
+    many = sample(1_000_000, rate)
+    assert needed(many) == pytest.approx(1000, rel=0.1)
+    assert needed(np.array([1.0, -1.0])) == math.inf
+
+
+def test_seeds_have_an_interval_of_their_own():
+    several, single = [0.50, 0.52, 0.57], [0.4]
+    error = np.std(several, ddof=1) / math.sqrt(3)
+    width = 4.302652729911275 * error  # Student's t, two degrees of freedom
+    mean = np.mean(several) - 0.4
+    assert of_seeds(several, single) == pytest.approx((mean - width, mean + width))
+    assert of_seeds(single, several) == pytest.approx((-mean - width, -mean + width))
+    assert of_seeds(single, single) is None
+    assert of_seeds([0.5, 0.5], [0.4]) == pytest.approx((0.1, 0.1))
+    ours, theirs = of_seeds(several, [0.3, 0.31])
+    assert ours < np.mean(several) - 0.305 < theirs
