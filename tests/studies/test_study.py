@@ -138,7 +138,7 @@ def test_without_a_true_difference_a_gain_or_loss_is_told_in_at_most_one_of_20_c
     for _ in range(400):
         values = 0.5 + 0.01 * random.standard_normal((2, seeds))
         summary = {name: comparison._spread(side.tolist()) for name, side in zip(BOTH, values, strict=True)}
-        score = comparison.Score(1, 0.5, "test", 0.1, 10**6)
+        score = comparison.FinalScore(1, 0.5, "test", 0.1, 10**6)
         told += comparison._verdict(summary, score, *comparison._error(summary, score)) == ""
     assert told <= 0.05 * 400
 
