@@ -21,7 +21,7 @@ from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import attentive_options
 from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import Linear, best, is_right, score_several
+from ssvit.evaluation.probes.linear import Linear, LinearScores, best, result, score
 from ssvit.evaluation.probes.sgd import batches
 from ssvit.options import UserError
 from ssvit.randomness import key
@@ -58,35 +58,21 @@ class Attentive(attentive_options.Attentive, Linear):
         with torch.enable_grad():
             self._train(heads, grid, shown, steps)
 
-        def answers(values: Tensor, rows: Tensor, which: Sequence[int]) -> Tensor:
-            """The logits of some classifiers for the images at `rows`, (n, r, k)."""
-            return torch.cat([heads(scaled(values, part), which) for part in rows.split(_IMAGES)])
+        def scored(of: Features, rows: Tensor, which: Sequence[int]) -> LinearScores:
+            """The scores of some classifiers for the images at `rows`."""
+            parts = (heads(scaled(of.values, part), which).movedim(0, 2) for part in rows.split(_IMAGES))
+            return score(parts, of.known_labels.to(of.values.device)[rows])
 
         with torch.no_grad():
-            accuracies, means = score(answers(train.values, held_out, range(len(grid))), labels[held_out])
-            chosen = best(accuracies, means)
-            if means[chosen] == math.inf:
+            validated = scored(train, held_out, range(len(grid)))
+            chosen = best(validated)
+            if validated.losses[chosen] == math.inf:
                 raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
-            (on_train,), _ = score(answers(train.values, trained, [chosen]), labels[trained])
-            truth = test.known_labels.to(test.values.device)
-            logits = answers(test.values, torch.arange(len(truth)), [chosen])
-            (on_test,), _ = score(logits, truth)
-            right = None if is_multi_label(truth) else is_right(logits.movedim(0, 2), truth)[0].double().cpu()
-        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
-        rate, decay = grid[chosen]
-        return Result(
-            scores=scores,
-            choice=(accuracies[chosen], -means[chosen]),
-            choice_images=None if right is None else len(held_out),
-            numbers={
-                "learning_rate": rate,
-                "weight_decay": decay,
-                **scores,
-                "grid": grid,
-                "validation_grid": accuracies,
-            },
-            per_image=right,
-        )
+            on_train = scored(train, trained, [chosen])
+            on_test = scored(test, torch.arange(len(test.values)), [chosen])
+        numbers: dict[str, object] = dict(zip(("learning_rate", "weight_decay"), grid[chosen], strict=True))
+        numbers |= {"grid": grid, "validation_grid": validated.accuracies}
+        return result(on_train, validated, on_test, chosen, held_out, numbers)
 
     def _train(
         self, heads: "Heads", grid: Sequence[tuple[float, float]], shown: Iterator[tuple[Tensor, Tensor]], steps: int
@@ -115,15 +101,6 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
         truth = labels[:, None].expand_as(logits).to(logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(2)
     return F.cross_entropy(logits.movedim(2, 1), labels[:, None].expand(logits.shape[:2]), reduction="none")
-
-
-def score(logits: Tensor, labels: Tensor) -> tuple[list[float], list[float]]:
-    """Accuracy, or mAP, and mean loss of each classifier, as `linear.score`: logits (n, r, k) -> r of each."""
-    if is_multi_label(labels):
-        pairs = [score_several(of_one, labels) for of_one in logits.unbind(1)]
-        return [precision for precision, _ in pairs], [loss for _, loss in pairs]
-    means = losses(logits, labels).T.contiguous().double().mean(1).nan_to_num(nan=math.inf, posinf=math.inf)
-    return is_right(logits.movedim(0, 2), labels).double().mean(1).tolist(), means.tolist()
 
 
 def share(step: int, steps: int) -> float:

@@ -3,8 +3,8 @@
 Letters: m test images, b of them at a time, k neighbours, c classes.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,54 +49,38 @@ class Knn(knn_options.Knn, Probe):
 
         Where an image may have several classes: the mAP of the classes' shares among the neighbours, weighted as votes.
         """
-        numbers: dict[str, dict[int, float]]
-        left_out = (train, train, torch.arange(len(train.values)))
-        if is_multi_label(train.known_labels):
-            numbers = {"mAP": self._precisions(train, test)}
-            if choose:
-                numbers["leave_one_out"] = self._precisions(*left_out)
-            figures, per_image = numbers["mAP"], None
-        else:
-            found = self._scores(train, test)
-            numbers = {which: {k: getattr(one, which) for k, one in found.items()} for which in ("top1", "top5")}
-            if choose:
-                numbers["leave_one_out"] = {k: one.top1 for k, one in self._scores(*left_out).items()}
-            figures, per_image = numbers["top1"], found[self.k[-1]].is_among(1).double()
+        check(train, test, "a k-NN vote")
+        numbers, per_image = self._measured(train, test)
+        scores = next(iter(numbers.values()))
+        if choose:
+            left_out, _ = self._measured(train, train, torch.arange(len(train.values)))
+            numbers["leave_one_out"] = next(iter(left_out.values()))
         return Result(
-            scores={f"{k}-NN": share for k, share in figures.items()},
+            scores={f"{k}-NN": share for k, share in scores.items()},
             choice=(max(numbers["leave_one_out"].values()),) if choose else None,
-            choice_images=len(train.values) if per_image is not None else None,
+            choice_images=None if per_image is None else len(train.values),
             numbers=numbers,
             per_image=per_image,
         )
 
-    def _nearest(self, train: Features, test: Features, own: Tensor | None) -> Neighbours:
-        check(train, test, "a k-NN vote")
-        queries, keys = test.values, train.values
-        if self.standardize:
-            queries, keys = standardized(queries, keys)
+    def _measured(
+        self, train: Features, test: Features, own: Tensor | None = None
+    ) -> tuple[dict[str, dict[int, float]], Tensor | None]:
+        """Return top1 and top5, or mAP, by k, and `Result.per_image`; own: places of the test images in train."""
+        queries, keys = standardized(test.values, train.values) if self.standardize else (test.values, train.values)
         kind = None if self.index is None else self.index.build()
         nearest = search_together(queries, keys, self.k[-1], own=own, kind=kind)
         if (nearest.indices < 0).any():
             raise OptionError("k", self.k[-1], "the index finds fewer neighbours of an image; index=flat finds all")
-        return nearest
-
-    def _scores(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, "Score"]:
-        """The score of each k."""
-        nearest = self._nearest(train, test, own)
-        temperature, classes = knn_options.KNN_PROTOCOLS[self.protocol].temperature, len(train.classes)
-        labels = (train.known_labels.cpu(), test.known_labels.cpu())
-        return dict(
-            zip(self.k, vote(nearest, *labels, classes=classes, temperature=temperature, k=self.k), strict=True)
-        )
-
-    def _precisions(self, train: Features, test: Features, own: Tensor | None = None) -> dict[int, float]:
-        """By k, the mAP of images that may have several classes."""
-        nearest = self._nearest(train, test, own)
-        truth, labels = test.known_labels.cpu(), train.known_labels.cpu()
         temperature = knn_options.KNN_PROTOCOLS[self.protocol].temperature
-        shares = class_shares(nearest, labels, temperature=temperature, k=self.k)
-        return {k: mean_average_precision(of_k, truth) for k, of_k in zip(self.k, shares, strict=True)}
+        labels, truth = train.known_labels.cpu(), test.known_labels.cpu()
+        if is_multi_label(labels):
+            shares = zip(self.k, class_shares(nearest, labels, temperature=temperature, k=self.k), strict=True)
+            return {"mAP": {k: mean_average_precision(of_k, truth) for k, of_k in shares}}, None
+        ranks = vote(nearest, labels, truth, classes=len(train.classes), temperature=temperature, k=self.k)
+        tops = {f"top{n}": (ranks < n).double().mean(1).tolist() for n in (1, 5)}
+        numbers = {name: dict(zip(self.k, values, strict=True)) for name, values in tops.items()}
+        return numbers, (ranks[-1] < 1).double()
 
 
 def class_shares(nearest: Neighbours, labels: Tensor, *, temperature: float | None, k: Sequence[int]) -> Tensor:
@@ -116,26 +100,6 @@ def class_shares(nearest: Neighbours, labels: Tensor, *, temperature: float | No
     return torch.cat(shares, dim=1)
 
 
-class Score(NamedTuple):
-    """How many classes have more votes than that of each test image: (m,)."""
-
-    ranks: Tensor
-
-    def is_among(self, count: int) -> Tensor:
-        """Whether the class of a test image is among the `count` that have most votes: (m,) bool."""
-        return self.ranks < count
-
-    @property
-    def top1(self) -> float:
-        """Share of the test images whose class has most votes."""
-        return self.is_among(1).double().mean().item()
-
-    @property
-    def top5(self) -> float:
-        """Share of the test images whose class is among the five that have most."""
-        return self.is_among(5).double().mean().item()
-
-
 def vote(
     nearest: Neighbours,
     train_labels: Tensor,
@@ -144,8 +108,8 @@ def vote(
     classes: int,
     temperature: float | None,
     k: Sequence[int],
-) -> Iterator[Score]:
-    """The scores for each k, rising, of at least as many neighbours as the largest. On the CPU.
+) -> Tensor:
+    """Return how many classes have more votes than that of each test image, for each k, rising: (len(k), m).
 
     Of classes with equal votes the one with the nearest image comes first. A class without a neighbour is never right,
     so for k < 5 the five are fewer.
@@ -153,10 +117,8 @@ def vote(
     size = max(1, _VOTES // max(classes, nearest.indices.shape[1]))
     columns = (nearest.similarities, train_labels[nearest.indices], test_labels)
     parts = zip(*(column.split(size) for column in columns), strict=True)
-    ranks = torch.cat(
-        [_ranks(similar, voters, truth, classes, temperature, k) for similar, voters, truth in parts], dim=1
-    )
-    yield from map(Score, ranks)
+    ranks = [_ranks(similar, voters, of_part, classes, temperature, k) for similar, voters, of_part in parts]
+    return torch.cat(ranks, dim=1)
 
 
 def _weights(similarities: Tensor, temperature: float | None) -> Tensor:

@@ -8,8 +8,8 @@ Letters: n images, d width, k classes, r layers.
 """
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import linear_options
-from ssvit.evaluation.probes.base import Probe
+from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
@@ -79,33 +79,45 @@ def is_right(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels) & logits.isfinite().all(1)
 
 
-def reported(layer: Tensor, rows: Tensor, labels: Tensor) -> tuple[float, Tensor | None]:
-    """The figure of the chosen layer (k, d + 1) on rows (n, d + 1), and its `Result.per_image`: (n,) float64."""
-    if is_multi_label(labels):
-        (precision,), _ = score(layer[None], rows, labels)
-        return precision, None
-    parts = zip(rows.split(CHUNK), labels.split(CHUNK), strict=True)
-    right = torch.cat([is_right((layer @ x.T)[None], y)[0] for x, y in parts]).double().cpu()
-    return right.mean().item(), right
+class LinearScores(NamedTuple):
+    """The accuracy, or mAP, and the mean loss of each layer, and which images it predicts correctly: (r, n) or None."""
+
+    accuracies: list[float]
+    losses: list[float]
+    correct: Tensor | None
+
+    @property
+    def per_image(self) -> Tensor | None:
+        """Those of the first layer as `Result.per_image` has them."""
+        return None if self.correct is None else self.correct[0].double().cpu()
 
 
-def score(layers: Tensor, rows: Tensor, labels: Tensor) -> tuple[list[float], list[float]]:
-    """Accuracy and mean cross-entropy of each layer: layers (r, k, d + 1), rows (n, d + 1), labels (n,) -> r of each.
+def logits_of(layers: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """Yield the logits (r, k, b) of layers (r, k, d + 1) for consecutive parts of rows (n, d + 1)."""
+    for x in rows.split(CHUNK):
+        yield (layers.flatten(0, 1) @ x.T).unflatten(0, layers.shape[:2])
 
-    An answer that is not finite is wrong, and the loss of a layer that gives one is infinite. With labels (n, k) bool:
-    the mAP, and the binary cross-entropy summed over the classes.
+
+def score(logits: Iterable[Tensor], labels: Tensor) -> LinearScores:
+    """Score logits (r, k, b) of consecutive parts of images with labels (n,).
+
+    A prediction that is not finite is wrong, and the loss of a layer that gives one is infinite. With labels (n, k)
+    bool: the mAP, and the binary cross-entropy summed over the classes.
     """
     if is_multi_label(labels):
-        pairs = [score_several(rows @ layer.T, labels) for layer in layers]
-        return [precision for precision, _ in pairs], [loss for _, loss in pairs]
-    right = labels.new_zeros(len(layers))
-    loss = rows.new_zeros(len(layers), dtype=torch.float64)
-    for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
-        logits = (layers.flatten(0, 1) @ x.T).unflatten(0, layers.shape[:2])
-        right += is_right(logits, y).sum(1)
-        loss += F.cross_entropy(logits, y.expand(len(layers), -1), reduction="none").sum(1, dtype=torch.float64)
-    losses = (loss / len(rows)).nan_to_num(nan=math.inf, posinf=math.inf)
-    return (right.double() / len(rows)).tolist(), losses.tolist()
+        pairs = [score_several(of_layer.T, labels) for of_layer in torch.cat(list(logits), 2)]
+        return LinearScores([precision for precision, _ in pairs], [loss for _, loss in pairs], None)
+    correct: list[Tensor] = []
+    losses: list[Tensor] = []
+    for part in logits:
+        start = sum(hits.shape[1] for hits in correct)
+        y = labels[start : start + part.shape[2]]
+        correct.append(is_right(part, y))
+        loss = F.cross_entropy(part, y.expand(len(part), -1), reduction="none")
+        losses.append(loss.sum(1, dtype=torch.float64))
+    hits = torch.cat(correct, 1)
+    means = (torch.stack(losses).sum(0) / len(labels)).nan_to_num(nan=math.inf, posinf=math.inf)
+    return LinearScores(hits.double().mean(1).tolist(), means.tolist(), hits)
 
 
 def score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -116,6 +128,29 @@ def score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     return (0.0 if math.isnan(precision) else precision), loss.nan_to_num(nan=math.inf, posinf=math.inf).item()
 
 
-def best(accuracies: Sequence[float], losses: Sequence[float]) -> int:
-    """The place of the highest accuracy; of equals, of the least loss; of these, the first."""
-    return max(range(len(losses)), key=lambda place: (accuracies[place], -losses[place]))
+def best(scores: LinearScores) -> int:
+    """Return the place of the highest accuracy; of equals, of the least loss; of these, the first."""
+    pairs = list(zip(scores.accuracies, scores.losses, strict=True))
+    return max(range(len(pairs)), key=lambda place: (pairs[place][0], -pairs[place][1]))
+
+
+def result(
+    on_train: LinearScores,
+    validated: LinearScores,
+    on_test: LinearScores,
+    chosen: int,
+    held_out: Tensor,
+    numbers: Mapping[str, object],
+    predictions: Tensor | None = None,
+) -> Result:
+    """Return the result of the layer that was chosen among the validated ones, on which others are measured alone."""
+    accuracies = (on_train.accuracies[0], validated.accuracies[chosen], on_test.accuracies[0])
+    scores = dict(zip(("train", "validation", "test"), accuracies, strict=True))
+    return Result(
+        scores=scores,
+        choice=(scores["validation"], -validated.losses[chosen]),
+        choice_images=None if on_test.correct is None else len(held_out),
+        numbers={**numbers, **scores},
+        predictions=predictions,
+        per_image=on_test.per_image,
+    )

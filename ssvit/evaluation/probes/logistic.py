@@ -14,7 +14,7 @@ from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import logistic_options
 from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import CHUNK, Linear, best, reported, score
+from ssvit.evaluation.probes.linear import CHUNK, Linear, best, logits_of, result, score
 from ssvit.evaluation.probes.standard import Standard
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
@@ -41,33 +41,27 @@ class Logistic(logistic_options.Logistic, Linear):
         standard = Standard.of(values[trained], self.standardize)
         rows = standard(values[trained])
         solve = partial(fit, moment=moment(rows), classes=len(train.classes), iterations=self.iterations)
-        fits: list[Fit] = []
+        fits: list[LogisticFit] = []
         for l2 in l2s:
             fits.append(solve(rows, y[trained], l2=l2, start=fits[-1].layer if fits else None))
-        accuracies, losses = score(torch.stack([one.layer for one in fits]), standard(values[held_out]), y[held_out])
-        chosen = best(accuracies, losses)
+        layers = torch.stack([one.layer for one in fits])
+        validated = score(logits_of(layers, standard(values[held_out])), y[held_out])
+        chosen = best(validated)
 
         standard = Standard.of(values, self.standardize)
-        rows = standard(values)
+        rows, tested = standard(values), standard(test.values)
         last = solve(rows, y, l2=l2s[chosen], start=fits[chosen].layer)
-        (on_train,), _ = score(last.layer[None], rows, y)
-        rows = standard(test.values)
-        on_test, right = reported(last.layer, rows, test.known_labels.to(rows.device))
-        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
+        on_train = score(logits_of(last.layer[None], rows), y)
+        on_test = score(logits_of(last.layer[None], tested), test.known_labels.to(rows.device))
         converged = all(one.converged for one in [*fits, last])
-        return Result(
-            scores=scores,
-            choice=(accuracies[chosen], -losses[chosen]),
-            choice_images=None if right is None else len(held_out),
-            numbers={"l2": l2s[chosen], **scores, "l2s": l2s, "grid": accuracies, "converged": converged},
-            predictions=None
-            if is_multi_label(y)
-            else torch.cat([(last.layer @ x.T).argmax(0) for x in rows.split(CHUNK)]),
-            per_image=right,
-        )
+        numbers = {"l2": l2s[chosen], "l2s": l2s, "grid": validated.accuracies, "converged": converged}
+        predictions = None
+        if not is_multi_label(y):
+            predictions = torch.cat([logits[0].argmax(0) for logits in logits_of(last.layer[None], tested)])
+        return result(on_train, validated, on_test, chosen, held_out, numbers, predictions)
 
 
-class Fit(NamedTuple):
+class LogisticFit(NamedTuple):
     """A layer (k, d + 1), and whether it is the optimum, reached before the iterations ran out."""
 
     layer: Tensor
@@ -92,7 +86,7 @@ def fit(
     l2: float,
     start: Tensor | None = None,
     iterations: int = 500,
-) -> Fit:
+) -> LogisticFit:
     """The layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not among the weights.
 
     rows (n, d + 1), labels (n,), or the shares (n, k) of the classes in each row; start: a layer near the optimum. With
@@ -129,7 +123,7 @@ def fit(
     state = optimizer.state[variables]
     layer = variables @ inverse
     is_within = state["n_iter"] < iterations and state["func_evals"] < 2 * iterations
-    return Fit(layer, is_within and bool(layer.isfinite().all()))
+    return LogisticFit(layer, is_within and bool(layer.isfinite().all()))
 
 
 def _variance(layer: Tensor, rows: Tensor, binary: bool) -> float:

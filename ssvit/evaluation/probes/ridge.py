@@ -31,7 +31,7 @@ _BIAS = 100.0  # large, so that the penalty hardly touches the intercept
 
 
 @dataclass(frozen=True)
-class Fit:
+class RidgeFit:
     """One regression: its seed (None for all images), how many images, the penalty, the accuracy on the test images.
 
     left_out: how many of its images are right in leave-one-out; error: the squared error of these predictions. Where an
@@ -47,7 +47,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Score:
+class ShotsScore:
     """The fits of as many shots: mean accuracy, and the sample standard deviation over seeds (None for one fit).
 
     per_image: as of `Result`.
@@ -56,7 +56,7 @@ class Score:
     shots: int | str
     mean: float
     deviation: float | None
-    fits: tuple[Fit, ...]
+    fits: tuple[RidgeFit, ...]
     per_image: Tensor | None = field(repr=False, compare=False)
 
 
@@ -97,21 +97,21 @@ class FewShot(ridge_options.FewShot, Probe):
             per_image=scores[-1].per_image,
         )
 
-    def fit(self, train: Features, test: Features) -> list[Score]:
+    def fit(self, train: Features, test: Features) -> list[ShotsScore]:
         """The score of each of the shots. UserError if features or labels do not suffice."""
         check(train, test, "few-shot accuracy")
         self.check_classes(train.known_labels, test.known_labels, train.classes)
         values, classes, several = train.values, len(train.classes), is_multi_label(train.known_labels)
         labels, truth = train.known_labels.to(values.device), test.known_labels.to(test.values.device)
 
-        def fit(seed: int | None, support: Tensor, labels: Tensor) -> tuple[Fit, Tensor | None]:
+        def fit(seed: int | None, support: Tensor, labels: Tensor) -> tuple[RidgeFit, Tensor | None]:
             path = RidgePath(whiten(support, support), signs(labels, classes))
             penalty, right, error = (choose_by_precision if several else choose_penalty)(path, self.l2)
             guesses = path.predict(whiten(support, test.values), [penalty])[0]
             if several:
-                return Fit(seed, len(support), penalty, mean_average_precision(guesses, truth), right, error), None
+                return RidgeFit(seed, len(support), penalty, mean_average_precision(guesses, truth), right, error), None
             is_right = (guesses.argmax(-1) == truth).double().cpu()
-            return Fit(seed, len(support), penalty, is_right.mean().item(), right, error), is_right
+            return RidgeFit(seed, len(support), penalty, is_right.mean().item(), right, error), is_right
 
         samples = [sample(labels, classes, seed) for seed in range(self.seeds)]
         scores = []
@@ -127,7 +127,7 @@ class FewShot(ridge_options.FewShot, Probe):
             per_image = None if several else torch.stack(rows).mean(0)
             accuracies = [one.accuracy for one in fits]
             deviation = statistics.stdev(accuracies) if len(fits) > 1 else None
-            scores.append(Score(count, statistics.fmean(accuracies), deviation, fits, per_image))
+            scores.append(ShotsScore(count, statistics.fmean(accuracies), deviation, fits, per_image))
         return scores
 
 

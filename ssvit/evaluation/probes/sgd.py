@@ -13,7 +13,7 @@ from torch import Tensor
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import sgd_options
 from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import Linear, best, reported, score
+from ssvit.evaluation.probes.linear import Linear, best, logits_of, result, score
 from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 from ssvit.randomness import permutation
@@ -42,21 +42,15 @@ class Sgd(sgd_options.Sgd, Linear):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        accuracies, losses = score(layers, rows[held_out], y[held_out])
-        chosen = best(accuracies, losses)
-        if losses[chosen] == math.inf:
+        validated = score(logits_of(layers, rows[held_out]), y[held_out])
+        chosen = best(validated)
+        if validated.losses[chosen] == math.inf:
             raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
         layer = layers[chosen, None]
-        (on_train,), _ = score(layer, rows[trained], y[trained])
-        on_test, right = reported(layer[0], standard(test.values), test.known_labels.to(layer.device))
-        scores = {"train": on_train, "validation": accuracies[chosen], "test": on_test}
-        return Result(
-            scores=scores,
-            choice=(accuracies[chosen], -losses[chosen]),
-            choice_images=None if right is None else len(held_out),
-            numbers={"learning_rate": rates[chosen], **scores, "validation_grid": tuple(accuracies)},
-            per_image=right,
-        )
+        on_train = score(logits_of(layer, rows[trained]), y[trained])
+        on_test = score(logits_of(layer, standard(test.values)), test.known_labels.to(layer.device))
+        numbers = {"learning_rate": rates[chosen], "validation_grid": tuple(validated.accuracies)}
+        return result(on_train, validated, on_test, chosen, held_out, numbers)
 
 
 def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:

@@ -1,6 +1,5 @@
 """Linear probes against plain float64 loops and an independent solver, and what must never sway their choice."""
 
-import json
 import math
 
 import pytest
@@ -8,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.linear import hold_out_by_class, score
+from ssvit.evaluation.probes.linear import hold_out_by_class, logits_of, score
 from ssvit.evaluation.probes.logistic import Logistic, fit, moment
 from ssvit.evaluation.probes.sgd import Sgd, batches, descend
 from ssvit.evaluation.probes.standard import Standard
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 CLASSES = 4
 RATES = (0.3, 0.003, 0.03)
@@ -171,26 +170,6 @@ def test_of_equal_accuracies_the_least_loss_is_chosen():
     assert nearer.choice < result.choice
 
 
-def test_the_test_labels_change_the_test_accuracy_alone():
-    shuffled = TEST_LABELS[torch.randperm(len(TEST_LABELS), generator=torch.Generator().manual_seed(0))]
-    for probe in (sgd, logistic):
-        results = [probe(test_labels=labels) for labels in (TEST_LABELS, shuffled)]
-        assert results[0].choice == results[1].choice
-        numbers = [dict(result.numbers) for result in results]
-        tests = [own.pop("test") for own in numbers]
-        assert numbers[0] == numbers[1]
-        assert tests[0] > tests[1]
-
-
-@pytest.mark.parametrize("probe", [sgd, logistic])
-def test_it_is_a_function_of_its_seed(probe):
-    torch.manual_seed(0)
-    first = probe(seed=1)
-    torch.manual_seed(99)
-    assert probe(seed=1).numbers == first.numbers
-    assert probe(seed=2).numbers != first.numbers
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_separable_classes_are_all_named(dtype):
     train, labels = clusters(apart=30.0, dtype=dtype)
@@ -265,7 +244,7 @@ def test_scores_equal_a_loop_whatever_the_chunks():
     features = torch.randn(2500, 6, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (2500,), generator=generator)
     layers = torch.randn(3, CLASSES, 7, generator=generator, dtype=torch.float64)
-    accuracies, losses = score(layers, Standard.of(features, False)(features), labels)
+    accuracies, losses = score(logits_of(layers, Standard.of(features, False)(features)), labels)[:2]
     for place, layer in enumerate(layers):
         logits = features @ layer[:, :-1].T + layer[:, -1]
         assert accuracies[place] == pytest.approx((logits.argmax(1) == labels).double().mean().item(), abs=1e-12)
@@ -276,7 +255,7 @@ def test_scores_equal_a_loop_whatever_the_chunks():
 def test_a_layer_that_is_not_finite_names_nothing(bad):
     layers = torch.zeros(2, CLASSES, 8, dtype=torch.float64)
     layers[1, 0, 0] = bad
-    accuracies, losses = score(layers, Standard.of(TRAIN, False)(TRAIN), LABELS)
+    accuracies, losses = score(logits_of(layers, Standard.of(TRAIN, False)(TRAIN)), LABELS)[:2]
     assert accuracies == [0.25, 0]
     assert losses == [pytest.approx(math.log(CLASSES)), math.inf]
 
@@ -403,12 +382,6 @@ def test_too_few_iterations_are_admitted():
     assert not logistic(iterations=1).numbers["converged"]
 
 
-@pytest.mark.parametrize("probe", [sgd, logistic])
-def test_results_are_json(probe):
-    result = probe()
-    assert json.loads(json.dumps(result.numbers))["validation"] == result.scores["validation"]
-
-
 def test_classes_that_are_not_tested_or_not_trained_on_are_no_matter():
     few = TEST_LABELS < 2
     assert 0 < sgd(test=TEST[few], test_labels=TEST_LABELS[few]).scores["test"] <= 1
@@ -416,63 +389,15 @@ def test_classes_that_are_not_tested_or_not_trained_on_are_no_matter():
         assert probe(names="abcdefghi").scores["test"] > 0.5
 
 
-def spoiled(features, value):
-    features = features.clone()
-    features[7, 2] = value
-    return features
-
-
-REFUSALS = [
-    ({"labels": None}, "the training images have no labels"),
-    ({"test_labels": None}, "the test images have no labels"),
-    ({"labels": LABELS[:-1]}, "299 labels for 300 training images"),
-    ({"labels": LABELS - 1}, r"label -1 of a training image is outside of \[0, 4\)"),
-    ({"test_labels": TEST_LABELS + 1}, r"label 4 of a test image is outside of \[0, 4\)"),
-    ({"labels": LABELS.clamp_max(2)}, r"class 3 \(dog\) has test images and no training image"),
-    ({"names": ("ant",), "labels": 0 * LABELS, "test_labels": 0 * TEST_LABELS}, "needs two classes or more"),
-    ({"train": TRAIN[:1], "labels": LABELS[:1]}, "no training image, so it cannot be learned"),
-    ({"test": TEST[:0], "test_labels": TEST_LABELS[:0]}, "there are no test images"),
-    ({"train": TRAIN[:4], "labels": LABELS[:4]}, "none can be held out"),
-    ({"train": spoiled(TRAIN, math.nan)}, "the features of training image 7 are not finite"),
-    ({"train": spoiled(TRAIN, -math.inf)}, "the features of training image 7 are not finite"),
-    ({"test": spoiled(TEST, math.nan)}, "the features of test image 7 are not finite"),
-    ({"test": TEST[:, 1:]}, "training features have width 7, but test features 6"),
-]
-
-
 @pytest.mark.parametrize("probe", [sgd, logistic])
-@pytest.mark.parametrize(("changes", "message"), REFUSALS)
-def test_refusals_are_one_line(probe, changes, message):
-    with pytest.raises(UserError, match=message) as raised:
-        probe(**changes)
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
-    ("probe", "name", "value"),
+    ("changes", "message"),
     [
-        (Sgd, "learning_rates", []),
-        (Sgd, "learning_rates", 0.1),
-        (Sgd, "learning_rates", "0.1"),
-        (Sgd, "learning_rates", [0.1, 0]),
-        (Sgd, "learning_rates", [0.1, 0.1]),
-        (Sgd, "learning_rates", [[0.1]]),
-        (Sgd, "epochs", 0),
-        (Sgd, "batch_size", 2.5),
-        (Sgd, "momentum", 1),
-        (Sgd, "weight_decay", -1),
-        (Sgd, "held_out", 0),
-        (Sgd, "standardize", "yes"),
-        (Sgd, "seed", -1),
-        (Logistic, "l2s", [0]),
-        (Logistic, "l2s", [math.inf]),
-        (Logistic, "held_out", 1),
-        (Logistic, "iterations", 0),
-        (Logistic, "seed", None),
+        ({"labels": LABELS.clamp_max(2)}, r"class 3 \(dog\) has test images and no training image"),
+        ({"train": TRAIN[:1], "labels": LABELS[:1]}, "no training image, so it cannot be learned"),
+        ({"train": TRAIN[:4], "labels": LABELS[:4]}, "none can be held out"),
     ],
 )
-def test_options_that_cannot_be_are_named(probe, name, value):
-    with pytest.raises(OptionError) as raised:
-        probe(**{name: value})
-    assert raised.value.name == name
-    assert "\n" not in str(raised.value)
+def test_classes_that_do_not_suffice_are_reported(probe, changes, message):
+    with pytest.raises(UserError, match=message):
+        probe(**changes)

@@ -17,7 +17,7 @@ from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 K, GRID, SIZE = 4, (3, 2), (12, 8)
 FEW = {"train_images": 20, "test_images": 20, "k": 5, "l2s": [0.1, 1e-3]}
@@ -189,14 +189,6 @@ def test_pixels_that_do_not_count_change_nothing():
     assert torch.equal(*fits)
 
 
-def test_no_test_mask_chooses():
-    train, test = features(20, 80), features(8, 90)
-    probe = Segmentation(**FEW)
-    found = [probe(train, replace(test, masks=masks)) for masks in (test.masks, test.masks.flip(0))]
-    assert torch.equal(found[0].predictions, found[1].predictions)
-    assert found[0].numbers["l2"] == found[1].numbers["l2"]
-
-
 def test_patch_features_lie_where_the_patches_do():
     torch.manual_seed(0)
     encoder = ViT(
@@ -209,20 +201,6 @@ def test_patch_features_lie_where_the_patches_do():
     torch.testing.assert_close(found.flatten(1, 2), encoder(images)[:, 1:])
     pixels = PatchPixels((4, 4))(images)["pixels"]
     assert torch.equal(pixels[1, 1, 2], images[1, :, 4:, 8:].flatten() / 255)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 0}, "k=0: must be a whole number, 1 or more"),
-        ({"train_images": 1}, "train_images=1: must be a whole number, 2 or more"),
-        ({"test_images": 0}, "test_images=0: must be a whole number, 1 or more"),
-        ({"temperature": 0}, "temperature=0: must be a number, above 0"),
-    ],
-)
-def test_wrong_options_are_told(options, message):
-    with pytest.raises(OptionError, match=message):
-        Segmentation(**options)
 
 
 def test_masks_of_one_class_are_told():

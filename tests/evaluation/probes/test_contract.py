@@ -1,0 +1,232 @@
+"""What every probe does, whatever it fits."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import own_rank, start
+
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.neighbours_options import HNSW
+from ssvit.evaluation.probes.attentive import Attentive
+from ssvit.evaluation.probes.base import Probe, check_labels
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.logistic import Logistic
+from ssvit.evaluation.probes.retrieval import Retrieval
+from ssvit.evaluation.probes.ridge import FewShot
+from ssvit.evaluation.probes.segmentation import Segmentation
+from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.options import OptionError, UserError
+
+CLASSES = ("ant", "bee", "cat")
+OF_LABELS = {
+    "knn": Knn(k=[1, 5]),
+    "knn_standardized": Knn(k=5, standardize=True),
+    "knn_hnsw": Knn(k=5, index=HNSW()),
+    "few_shot": FewShot(shots=[2, 4], seeds=2),
+    "few_shot_all": FewShot(shots="all"),
+    "sgd": Sgd(learning_rates=[0.01, 0.1], epochs=2, batch_size=16),
+    "logistic": Logistic(l2s=[0.1, 0.01]),
+    "retrieval": Retrieval(k=[1, 5]),
+    "attentive": Attentive(learning_rates=[1e-3, 1e-2], weight_decays=[5e-4], epochs=2, batch_size=16),
+}
+PROBES = {**OF_LABELS, "segmentation": Segmentation(k=5, l2s=[0.1, 0.01])}
+named = pytest.mark.parametrize("name", OF_LABELS)
+every = pytest.mark.parametrize("name", PROBES)
+
+
+def images(probe: Probe, count: int, seed: int, *, several: bool = False) -> Features:
+    """Features of overlapping classes: of images or of patches of two rows and columns, with labels or masks."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    shape = (count, 2, 2, 6) if probe.features == "patches" else (count, 6)
+    values = torch.randn(*shape, generator=generator)
+    values += torch.eye(6)[labels].view(count, *(1,) * (values.ndim - 2), 6)
+    masks = None
+    if probe.truth == "masks":
+        masks = (labels.view(-1, 1, 1).expand(-1, 4, 4) + torch.randint(2, (count, 4, 4), generator=generator)) % 3
+        masks = masks.to(torch.uint8)
+    if several:
+        labels = torch.rand(count, 3, generator=generator) < 0.4
+    return Features(values, labels, CLASSES, masks)
+
+
+def pair(name: str, **options: bool) -> tuple[Features, Features]:
+    """Training and test images of a probe."""
+    return images(PROBES[name], 60, 0, **options), images(PROBES[name], 41, 1, **options)
+
+
+@every
+def test_columns_are_shares_and_the_last_is_the_mean_over_the_test_images(name):
+    train, test = pair(name)
+    copies = [(one.values.clone(), one.labels.clone()) for one in (train, test)]
+    result = PROBES[name](train, test, choose=True)
+    assert all(0 <= share <= 1 for share in result.scores.values())
+    assert result.choice is not None
+    assert 0 <= result.choice[0] <= 1
+    assert json.loads(json.dumps(result.numbers))
+    if result.per_image is not None:
+        assert (result.per_image.dtype, result.per_image.shape) == (torch.float64, (41,))
+        assert result.per_image.mean().item() == pytest.approx([*result.scores.values()][-1], abs=1e-12)
+    if result.choice_images is not None:
+        correct = result.choice[0] * result.choice_images
+        assert correct == pytest.approx(round(correct))
+    if result.predictions is not None:
+        assert len(result.predictions) == 41
+    for one, (values, labels) in zip((train, test), copies, strict=True):
+        assert one.values.equal(values)
+        assert one.labels.equal(labels)
+
+
+@every
+def test_the_same_features_give_the_same_bits_whatever_the_global_generator(name):
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        results.append(PROBES[name](*pair(name), choose=True))
+        assert torch.get_rng_state().equal(state)
+    assert results[0].scores == results[1].scores
+    assert results[0].choice == results[1].choice
+    assert json.dumps(results[0].numbers) == json.dumps(results[1].numbers)
+
+
+@pytest.mark.parametrize("name", [name for name, probe in PROBES.items() if hasattr(probe, "seed")])
+def test_another_seed_gives_other_numbers(name):
+    train, test = pair(name)
+    first, second = (PROBES[name].changed(seed=seed)(train, test).numbers for seed in (1, 2))
+    assert json.dumps(first) != json.dumps(second)
+
+
+@every
+def test_no_test_label_changes_a_choice(name):
+    train, test = pair(name)
+    order = torch.randperm(41, generator=torch.Generator().manual_seed(0))
+    masks = None if test.masks is None else test.masks[order]
+    results = [
+        PROBES[name](train, one, choose=True) for one in (test, replace(test, labels=test.labels[order], masks=masks))
+    ]
+    assert results[0].choice == results[1].choice
+    for first, second in zip(*(_numbers(result.numbers) for result in results), strict=True):
+        assert first == second
+    if results[0].predictions is not None:
+        assert torch.equal(results[0].predictions, results[1].predictions)
+
+
+def _numbers(numbers: object) -> list[object]:
+    """The chosen options, losses and accuracies of training images among a result's numbers."""
+    chosen = ("l2", "learning_rate", "weight_decay", "validation", "validation_grid", "grid", "leave_one_out", "train")
+    if isinstance(numbers, list):  # of the fits of few shots
+        return [fit[key] for score in numbers for fit in score["fits"] for key in ("l2", "left_out", "error")]
+    assert isinstance(numbers, dict)
+    return [numbers[key] for key in chosen if key in numbers]
+
+
+def join(folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    results = {name: PROBES[name](*pair(name), choose=True) for name in PROBES}
+    text = json.dumps({name: [result.scores, result.choice] for name, result in results.items()})
+    (folder / f"{own_rank()}.json").write_text(text)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_results_of_one(tmp_path):
+    assert start(join, 2, tmp_path) == [0, 0]
+    alone = {name: PROBES[name](*pair(name), choose=True) for name in PROBES}
+    expected = {name: [dict(result.scores), list(result.choice)] for name, result in alone.items()}
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [expected] * 2
+
+
+def changed(which: str, **changes: object):
+    """A function that replaces a part of the training (0) or the test images (1)."""
+    place = ("train", "test").index(which)
+    return lambda pair: [replace(one, **{n: f(one) for n, f in changes.items()}) if i == place else one
+                         for i, one in enumerate(pair)]  # fmt: skip
+
+
+def spoiled(one: Features) -> torch.Tensor:
+    values = one.values.clone()
+    values[7] = math.nan
+    return values
+
+
+@named
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (changed("train", labels=lambda one: None), "the training images have no labels"),
+        (changed("test", labels=lambda one: None), "the test images have no labels"),
+        (changed("train", labels=lambda one: one.labels[1:]), "59 labels for 60 training images"),
+        (changed("test", labels=lambda one: one.labels + 1), "label 3 of a test image"),
+        (changed("train", labels=lambda one: one.labels - 1), "label -1 of a training image"),
+        (changed("train", classes=lambda one: ("ant",)), "needs two classes or more"),
+        (changed("test", values=lambda one: one.values[:0], labels=lambda one: one.labels[:0]), "no test images"),
+        (changed("test", values=lambda one: one.values[..., :3]), "width 6, but test features 3"),
+        (changed("train", values=spoiled), "training image 7 are not finite"),
+        (changed("test", values=spoiled), "test image 7 are not finite"),
+    ],
+)
+def test_images_that_do_not_suffice_are_reported_in_one_line(name, change, words):
+    with pytest.raises(UserError) as raised:
+        OF_LABELS[name](*change(pair(name)))
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@every
+def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
+    probe, (train, test) = PROBES[name], pair(name, several=True)
+    if probe.truth == "masks":
+        check_labels(probe, train.labels, test.labels, CLASSES)  # its classes are those of masks
+        return
+    assert probe.multi_label
+    check_labels(probe, train.labels, test.labels, CLASSES)
+    result = probe(train, test, choose=True)
+    assert 0 <= [*result.scores.values()][-1] <= 1
+    assert result.choice_images is None
+
+    class Single(type(probe)):
+        multi_label = False
+
+    with pytest.raises(UserError, match="takes images of one class each"):
+        check_labels(Single(), train.labels, test.labels, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("probe", "option", "values"),
+    [
+        (Knn, "k", [[], 0, "5", True, [1.5]]),
+        (Knn, "protocol", ["moco"]),
+        (Retrieval, "queries", [0, 1.5]),
+        (FewShot, "protocol", ["timm"]),
+        (FewShot, "shots", [[0], ["none"], 1.5, []]),
+        (FewShot, "seeds", [0]),
+        (FewShot, "l2", [[1.0, 0.0], []]),
+        (Sgd, "learning_rates", [[], 0.1, "0.1", [0.1, 0], [0.1, 0.1], [[0.1]]]),
+        (Sgd, "momentum", [1]),
+        (Sgd, "weight_decay", [-1]),
+        (Sgd, "held_out", [0, 1]),
+        (Sgd, "standardize", ["yes"]),
+        (Logistic, "l2s", [[0], [math.inf]]),
+        (Logistic, "seed", [-1, None]),
+        (Logistic, "iterations", [0]),
+        (Attentive, "weight_decays", [[0.1, 0.1]]),
+        (Attentive, "train_images", [0]),
+        (Attentive, "epochs", [0]),
+        (Attentive, "batch_size", [2.5]),
+        (Segmentation, "k", [0]),
+        (Segmentation, "train_images", [1]),
+        (Segmentation, "temperature", [0]),
+        *((type(probe), "nothing", [1]) for probe in PROBES.values()),
+    ],
+)
+def test_options_are_refused_by_name(probe, option, values):
+    for value in values:
+        with pytest.raises(OptionError) as raised:
+            probe(**{option: value})
+        assert raised.value.name == option
+        assert "\n" not in str(raised.value)
