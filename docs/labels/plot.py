@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
-from ssvit.figures.png import png
 
+from ssvit.figures.base import png
 from ssvit.figures.style import COLORS, panels, tidy
 
 FOLDER = Path(__file__).parent
