@@ -1,0 +1,54 @@
+"""A batch carries views, labels, slots and targets together: to a device, in parts, and put together of parts."""
+
+import pytest
+import torch
+
+from ssvit.data import workers
+from ssvit.data.batch import Batch
+
+
+def batch(count: int, first: int = 0, *, labelled: bool = True, targets: bool = True) -> Batch:
+    """Of which every tensor tells the slots."""
+    slots = torch.arange(first, first + count)
+    views = {
+        "global": slots.view(-1, 1, 1, 1, 1).expand(-1, 2, 3, 4, 4).byte(),
+        "local": slots.view(-1, 1, 1, 1, 1).byte(),
+    }
+    masks, boxes = slots.view(-1, 1, 1).expand(-1, 4, 4).byte(), slots.view(-1, 1, 1).expand(-1, 2, 4).float()
+    return Batch(views, slots * 2 if labelled else None, slots, {"masks": masks, "boxes": boxes} if targets else None)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    pairs = zip(one.tensors, other.tensors, strict=True)
+    names = [(list(each.views), each.labels is None, each.targets and list(each.targets)) for each in (one, other)]
+    return names[0] == names[1] and all(a.dtype == b.dtype and a.equal(b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("targets", [True, False])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_all_tensors_of_a_batch_go_together(labelled: bool, targets: bool) -> None:
+    kind = {"labelled": labelled, "targets": targets}
+    whole, parts = batch(150, **kind), [batch(64, **kind), batch(64, 64, **kind), batch(22, 128, **kind)]
+    assert len(whole.tensors) == 3 + labelled + 2 * targets
+    assert same(Batch.joined(parts), whole)
+    assert same(whole.map(lambda tensor: tensor[64:128]), parts[1])
+    moved = whole.to("meta")
+    assert {tensor.device.type for tensor in moved.tensors} == {"meta"}
+    assert (moved.targets is None) == (not targets)
+    joining = workers._Joining(150, pinned=False)
+    for part in parts:
+        joining.add(part)
+    assert joining.missing == 0
+    assert same(joining.batch, whole)
+    fewer = workers._Joining(150, pinned=False)  # of which some could not be read
+    for part in (batch(60, **kind), batch(0, **kind), batch(22, 60, **kind)):
+        fewer.add(part)
+    assert same(fewer.batch, batch(82, **kind))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
+def test_targets_are_pinned() -> None:
+    joining = workers._Joining(20, pinned=True)
+    joining.add(batch(20))
+    assert all(tensor.is_pinned() for tensor in joining.batch.tensors)
+    assert same(joining.batch.to("cuda").to("cpu"), batch(20))
