@@ -1,0 +1,1 @@
+"""Analysis of trained encoders: attention, filters, position embeddings, similarity of layers."""

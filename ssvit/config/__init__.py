@@ -1,1 +1,1 @@
-"""The machinery of options: their declaration, checks and help. It names no part."""
+"""Options and commands: declaration, composition, validation and help. No module here names a part."""

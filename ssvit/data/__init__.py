@@ -1,1 +1,1 @@
-"""From files, memory or thin air to uint8 batches, each a pure function of the seed and the step."""
+"""Images: decoding, augmentation, batches, and the loader."""

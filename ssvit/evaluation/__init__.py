@@ -1,0 +1,1 @@
+"""Evaluation of encoders: features, nearest neighbours and statistics, on which panels, probes and reports build."""

@@ -1,1 +1,1 @@
-"""Weights of other frameworks, read and written."""
+"""Weights of other projects, and export in their formats."""

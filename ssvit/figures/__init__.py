@@ -1,0 +1,1 @@
+"""Descriptions of figures, and their drawing by matplotlib."""

@@ -1,0 +1,1 @@
+"""Faster implementations of layers for CPUs."""

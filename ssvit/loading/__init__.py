@@ -1,0 +1,1 @@
+"""Encoders and classifiers built from checkpoints and from files of other projects."""

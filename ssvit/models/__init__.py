@@ -1,0 +1,1 @@
+"""The Vision Transformer, its hybrids, and models of timm as encoders."""

@@ -1,0 +1,1 @@
+"""Stores of image features and the search in them."""

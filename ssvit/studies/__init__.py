@@ -1,0 +1,1 @@
+"""Studies of several runs: comparisons, scaling, sweeps, VTAB and robustness."""

@@ -1,0 +1,1 @@
+"""Training: the loop, the state of a run, hyperparameters and reporting."""

@@ -1,0 +1,1 @@
+"""Augmentations: one module for each kind."""

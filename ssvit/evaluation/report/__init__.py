@@ -1,0 +1,1 @@
+"""Reports: scores of several encoders, their comparison, and the HTML page."""

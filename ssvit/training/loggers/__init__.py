@@ -1,0 +1,1 @@
+"""Loggers: one module for each destination of the metrics of a run."""
