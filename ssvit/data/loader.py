@@ -125,8 +125,8 @@ class Loader:
     def _from_files(self, units: range) -> Generator[Batch]:
         reduction = getattr(self.transform, "reduction", None) if self.decoding == SCALED else None
         reader = _Reader(self.source, self.transform, self.seed, reduction)
-        given = Loading(workers=self.workers, timeout=self.timeout, device=self.device)
-        return read(reader, map(self._slots, units), self._micro_batch, self._tally.add, **given)
+        loading = Loading(workers=self.workers, timeout=self.timeout, device=self.device)
+        return read(reader, map(self._slots, units), self._micro_batch, self._tally.add, **loading)
 
 
 def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[float], object]) -> Iterator[Batch]:
@@ -196,8 +196,8 @@ def evaluation_batches(
     largest = min(batch_size, len(indices))
     check_room(transform, largest, workers, source.bytes_per_pixel)
     work = ((part, part) for part in parts)
-    given = Loading(workers=workers, timeout=timeout, device=device)
-    return read(_Reader(source, transform, None), work, largest, _Tally(count).add, **given)
+    loading = Loading(workers=workers, timeout=timeout, device=device)
+    return read(_Reader(source, transform, None), work, largest, _Tally(count).add, **loading)
 
 
 class _Reader(Dataset[Read]):

@@ -61,7 +61,7 @@ def names(root: str) -> list[str]:
     return sorted(paths)
 
 
-def splits(root: str, given: Mapping[str, str | None]) -> Splits:
+def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
     """Resolve the shards to train on, for choices, and for the reported figure, by their paths below the root.
 
     A name is that of a subfolder, or a pattern (imagenet-val-*). A known name also fits the shards that have such a
@@ -77,7 +77,7 @@ def splits(root: str, given: Mapping[str, str | None]) -> Splits:
     def rest(held_out: Items) -> Items:
         return tuple(path for path in every if path not in held_out)
 
-    return resolve(given, find, rest, expected=f"a subfolder or a pattern of shards in {root}")
+    return resolve(requested, find, rest, expected=f"a subfolder or a pattern of shards in {root}")
 
 
 def ending(path: str) -> tuple[str, str]:

@@ -141,10 +141,7 @@ every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 BODIES = {number: picture(number) for number in range(18)}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.disable_progress_bars()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+hub.disable_progress_bars()
 
 
 def assert_holds(source: Source | None, numbers: Sequence[int], bodies: Bodies = BODIES) -> None:

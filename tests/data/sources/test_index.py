@@ -19,10 +19,8 @@ LONG_AGO = 10**18  # nanoseconds since 1970
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "KEPT_FROM", 3)
-    return tmp_path / "cache"
 
 
 def make(root: Path, *names: str) -> Path:
@@ -120,13 +118,13 @@ def test_a_kept_index_is_used_until_a_folder_changes(tmp_path: Path, monkeypatch
     assert len(listing(str(root), fresh=True)) == 3
 
 
-def test_few_images_leave_nothing_in_the_cache(tmp_path: Path, own_cache: Path) -> None:
+def test_few_images_leave_nothing_in_the_cache(tmp_path: Path, cache: Path) -> None:
     assert len(listing(str(make(tmp_path / "images", "1.jpg", "2.jpg")))) == 2
-    assert not own_cache.exists()
+    assert not cache.exists()
 
 
-def test_without_a_place_for_it_an_index_is_made_at_each_start(tmp_path: Path, own_cache: Path) -> None:
-    own_cache.write_text("no folder")
+def test_without_a_place_for_it_an_index_is_made_at_each_start(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("no folder")
     assert len(listing(str(make(tmp_path / "images", "1.jpg", "2.jpg", "3.jpg")))) == 3
 
 
@@ -143,10 +141,10 @@ def _listed(root: str, looks: Path, cache: Path) -> None:
     assert len(listing(root)) == 3
 
 
-def test_of_several_processes_one_makes_the_index(tmp_path: Path, own_cache: Path) -> None:
+def test_of_several_processes_one_makes_the_index(tmp_path: Path, cache: Path) -> None:
     root, looks = make(tmp_path / "images", "1.jpg", "2.jpg", "3.jpg"), tmp_path / "looks"
     looks.mkdir()
-    assert together(child(_listed, str(root), looks, own_cache) for _ in range(3)) == [0] * 3
+    assert together(child(_listed, str(root), looks, cache) for _ in range(3)) == [0] * 3
     assert len(list(looks.iterdir())) == 1
 
 

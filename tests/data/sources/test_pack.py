@@ -28,14 +28,8 @@ from ssvit.options import Failure, OptionError, UserError
 ODD = ("a/x.y.jpg", "a/x.jpg", "a/x.png", "a/x%2Ejpg.jpg", "a/2.JPG", "b/ü\udcff.png", "b/c.d/1.webp", "b/ .gif")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def own(output: Path, **changes: object) -> Pack:
-    usual = {"size": None, "quality": 95, "shard_size": 0.004, "workers": 2, "verify": False, "overwrite": False}
-    return Pack(output=str(output), **(usual | changes))  # type: ignore[arg-type]
+    return Pack(output=str(output), **({"shard_size": 0.004, "workers": 2} | changes))  # type: ignore[arg-type]
 
 
 def folder(root: Path, count: int = 30) -> Path:
@@ -353,25 +347,22 @@ def test_the_command_makes_shards_that_a_run_resumes_on_bit_for_bit(tool, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "name"),
     [
-        (("output=x",), "data=null: must name a data set, or the path of a folder"),
-        (("output=x", "verify=true"), "output=x: no such folder"),
-        (("output=x/y", "data=synthetic"), "output=x/y: there is no such folder to write it into"),
-        (("output=x", "data=synthetic", "size=0"), "size=0: must be a whole number, 1 or more, or null"),
-        (
-            ("output=x", "data=synthetic", "quality=101"),
-            "quality=101: must be a whole number, 1 or more and at most 100",
-        ),
+        (("output=x",), "data"),
+        (("output=x", "verify=true"), "output"),
+        (("output=x/y", "data=synthetic"), "output"),
+        (("output=x", "data=synthetic", "size=0"), "size"),
+        (("output=x", "data=synthetic", "quality=101"), "quality"),
     ],
 )
 def test_a_wrong_option_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(Failure, match=rf"^{name}=[^\n]*$") as caught:
         pack_tool.call(options)
-    assert (str(caught.value), caught.value.status) == (told, 2)
+    assert caught.value.status == 2
 
 
 def test_a_wrong_option_is_told_before_torch_loads(tmp_path: Path, no_torch: str) -> None:

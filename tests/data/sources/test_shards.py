@@ -20,11 +20,6 @@ from ssvit.options import OptionError, UserError
 AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "auto")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def tar(path: Path, members: Mapping[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as file:

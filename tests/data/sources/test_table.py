@@ -13,9 +13,8 @@ NAMES = [f"{'abc'[i % 3]}/{i:02d}.png" for i in range(12)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Twelve images, each of its own grey."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for i, name in enumerate(NAMES):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (9, 8 + i), (i, i, i)).save(tmp_path / name)
