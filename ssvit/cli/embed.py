@@ -24,8 +24,8 @@ def run(config: Config) -> Path:
     splits: dict[str, dict[str, str | None]] = {}
     loose, left_out = [*options.images], 0
     if by_name:
-        for part, paths in zip(PARTS, zip(*by_name.splits, strict=True), strict=True):
-            if (folders := [path for path in paths if path]) == [*by_name.roots]:
+        for part, folders in zip(PARTS, by_name.splits, strict=True):
+            if folders == by_name.roots:
                 loose += folders
             elif folders:
                 splits[part] = named_pictures(folders)
