@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -18,7 +18,6 @@ from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL = ("train", "validation", "test"), "all"
 Split = Literal["train", "validation", "test", "held_out"]
-SPLITS = get_args(Split)
 INDEX, ADD, QUERY = "index", "add", "query"
 FEWEST = 5  # pictures whose deviations are good enough to standardise by: with two or three, neighbours get worse
 EMBEDDINGS = (".npz", ".safetensors", ".parquet")
