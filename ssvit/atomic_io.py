@@ -162,6 +162,23 @@ def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
     return content, data
 
 
+def check_schema(stored: object, expected: int, path: Path, error: Callable[[str], Exception]) -> None:
+    """Check the number of a stored format.
+
+    Args:
+        stored: The number in the file, None if there is none.
+        expected: The number of the format that this version reads and writes.
+        path: The file or its folder.
+        error: The class of the error.
+
+    Raises:
+        error: The numbers differ; one line names both.
+    """
+    if stored != expected:
+        age = "a newer" if isinstance(stored, int) and stored > expected else "an older"
+        raise error(f"{path}: has schema {stored}, and this version of ssvit reads {expected}: {age} version wrote it")
+
+
 def sealed(facts: Mapping[str, object]) -> bytes:
     """The text of a manifest: its entries and their checksum, which replaces an older one."""
     data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()

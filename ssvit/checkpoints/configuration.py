@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ssvit.atomic_io import check_schema
 from ssvit.config.composed import Config
 from ssvit.options import UserError
 
@@ -27,6 +28,7 @@ FREE = (
 # Groups whose files hold only values, which are compared, and options in `FREE`.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
 
+SCHEMA = 1
 _LARGEST = 1 << 20  # bytes of a config.yaml; ours have some thousand
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*)*")
@@ -100,6 +102,8 @@ class Configuration:
             ConfigurationError: It is no configuration of a run, or holds more than names of files and values.
         """
         values = _load(path)
+        if "choices" in values:
+            check_schema(values.pop("schema", None), SCHEMA, path, ConfigurationError)
         if name := foreign(values):
             raise ConfigurationError(f"{path}: {name}: a run's configuration may hold values only; nothing was run")
         if not (choices := values.pop("choices", None)):
@@ -114,7 +118,8 @@ class Configuration:
 
     def write(self) -> bytes:
         """Return the text of a config.yaml."""
-        return yaml.safe_dump({"choices": self.choices, **self.values}, sort_keys=False, allow_unicode=True).encode()
+        content = {"schema": SCHEMA, "choices": self.choices, **self.values}
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()
 
     def data(self) -> tuple[dict[str, str | None], dict[str, Any]]:
         """Return the choices of the group data, such as {"data": "cifar10"}, and its values.

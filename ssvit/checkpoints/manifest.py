@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ssvit.atomic_io import read_json, seal
+from ssvit.atomic_io import check_schema, read_json, seal
 from ssvit.checkpoints import configuration
 from ssvit.options import UserError
 
@@ -22,8 +22,7 @@ def read(path: Path) -> dict[str, Any]:
         manifest, _ = read_json(path / "manifest.json")
         if manifest["seal"] != seal(manifest):
             raise ValueError
-        if manifest["schema"] != SCHEMA:
-            raise CheckpointError(f"{path}: has schema {manifest['schema']}, this version reads {SCHEMA}")
+        check_schema(manifest["schema"], SCHEMA, path, CheckpointError)
         sums = manifest["sha256"]
         if not all(re.fullmatch(r"\w+\.safetensors", file, re.A) for file in sums):
             raise ValueError

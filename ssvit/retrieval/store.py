@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.atomic_io import check_regular, locked, read_json, replace, sealed, synchronise
+from ssvit.atomic_io import check_regular, check_schema, locked, read_json, replace, sealed, synchronise
 from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 
@@ -204,8 +204,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise StoreError(f"{folder}: is no store of {KIND} (its manifest.json is of something else)")
         if data != sealed(manifest):  # byte by byte, so that any damage is noticed
             raise ValueError
-        if manifest["schema"] != SCHEMA:
-            raise StoreError(f"{folder}: has schema {manifest['schema']}, this version reads {SCHEMA}")
+        check_schema(manifest["schema"], SCHEMA, folder, StoreError)
         kinds = {"encoder": str, "standardize": bool, "parts": list}
         if not all(isinstance(manifest[name], kind) for name, kind in kinds.items()) or not manifest["parts"]:
             raise ValueError

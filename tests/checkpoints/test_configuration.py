@@ -174,7 +174,7 @@ def test_texts_that_refer_to_options_alone():
 
 def test_what_is_written_is_read_again(tmp_path, config):
     builders = {**config, "data": {**config["data"], "source": call("mine", size=3)}}
-    del builders["choices"]
+    del builders["choices"], builders["schema"]
     (tmp_path / "config.yaml").write_bytes(Configuration.of(builders, {"data": "mine", "experiment": None}).write())
     found = Configuration.read(tmp_path / "config.yaml")
     assert found.choices == {"data": "mine", "experiment": None}

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from ssvit.atomic_io import seal
+from ssvit.checkpoints import configuration
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.manifest import SCHEMA
 from ssvit.config.command_line import CommandLine
@@ -37,8 +38,10 @@ def run(folder: Path, name: str, *, written: int, stage: str = PRETRAIN, step: i
     (path / "manifest.json").write_text(json.dumps({**facts, "seal": seal(facts)}))
     os.utime(path / "manifest.json", (written, written))
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    values = {"choices": choices, "checkpoint": "newest", "recipe": {"steps": 6}, "data": DATA, **config}
-    (path.parent / "config.yaml").write_text(yaml.safe_dump(values))
+    values = {"checkpoint": "newest", "recipe": {"steps": 6}, "data": DATA, **config}
+    (path.parent / "config.yaml").write_text(
+        yaml.safe_dump({"schema": configuration.SCHEMA, "choices": choices, **values})
+    )
     return path
 
 

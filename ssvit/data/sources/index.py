@@ -25,7 +25,9 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data.sources.base import class_numbers, renumbered
+from ssvit.options import UserError
 
+SCHEMA = 1
 KEPT_FROM = 20_000  # images from which a folder's index is kept for the next start
 _CHUNK = 1 << 16  # rows that are gathered together
 Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, bytes, class or classes, further numbers
@@ -94,18 +96,19 @@ class Index:
 
     @classmethod
     def read(cls, path: Path) -> "Index":
-        """Mapped from a file: its pages are shared by all processes, and read when needed. OSError, ValueError."""
+        """Map a file, whose pages all processes share. OSError, ValueError; UserError for another schema."""
         atomic_io.check_regular(path)
         try:
             with safe_open(path, "pt") as file:
-                columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
-                return cls(columns, json.loads(file.metadata()["facts"]))
-        except (SafetensorError, KeyError, TypeError) as error:
+                facts = json.loads(file.metadata()["facts"])
+                atomic_io.check_schema(facts.pop("schema", None), SCHEMA, path, UserError)
+                return cls({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118 (no dictionary)
+        except (SafetensorError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no index of images: {error}") from None
 
     def write(self, path: Path) -> None:
         """Write it whole or not at all. OSError if it cannot be."""
-        atomic_io.replace(path, save(self.columns, {"facts": json.dumps(self.facts)}))
+        atomic_io.replace(path, save(self.columns, {"facts": json.dumps({"schema": SCHEMA, **self.facts})}))
 
     def __len__(self) -> int:
         return len(self._ends) if self.rows is None else len(self.rows)
@@ -173,7 +176,7 @@ def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index])
         try:
             index = Index.read(path)
             return index if is_valid(index) else None
-        except (OSError, ValueError):
+        except (OSError, ValueError, UserError):
             return None
 
     if index := found():

@@ -98,7 +98,7 @@ def test_pages_show_names_as_text(name, tmp_path):
     assert Tags(page.read_text()).found.count("img") == 1
     assert all(line.isprintable() for line in page.read_text().split("\n"))
     assert json.loads(numbers.read_text())["facts"]["classes"] == [name]
-    (tmp_path / "config.yaml").write_text(json.dumps({"choices": {"objective": name}}))
+    (tmp_path / "config.yaml").write_text(json.dumps({"schema": 1, "choices": {"objective": name}}))
     encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments
     own = Export(format="safetensors")
     of_model = card.write(

@@ -1,0 +1,75 @@
+"""Each stored format has a number, and a file with another number is refused in one line that names both."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ssvit import atomic_io
+from ssvit.checkpoints import configuration, manifest
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.data.sources import index
+from ssvit.data.sources.index import Index
+from ssvit.options import UserError
+from ssvit.retrieval import store
+
+RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
+
+
+def sealed(path: Path, schema: int) -> None:
+    path.write_bytes(atomic_io.sealed({**json.loads(path.read_text()), "schema": schema}))
+
+
+def a_checkpoint(folder, schema):
+    shutil.copytree(RUN / "step_00000006", folder / "step_00000006")
+    sealed(folder / "step_00000006" / "manifest.json", schema)
+    return lambda: manifest.read(folder / "step_00000006")
+
+
+def a_configuration(folder, schema):
+    values = yaml.safe_load((RUN / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**values, "schema": schema}))
+    return lambda: Configuration.read(folder / "config.yaml")
+
+
+def a_store(folder, schema):
+    made = store.Store.create(folder / "store", encoder="e")
+    made.add(["a", "b", "c"], ["cat"] * 3, torch.eye(3))
+    sealed(folder / "store" / "manifest.json", schema)
+    return lambda: store.Store.open(folder / "store")
+
+
+def an_index(folder, schema):
+    path = folder / "index.safetensors"
+    Index.of([("a.png", 3, None, ())]).write(path)
+    with safe_open(path, "pt") as file:
+        columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
+        facts = json.loads(file.metadata()["facts"])
+    save_file(columns, path, {"facts": json.dumps({**facts, "schema": schema})})
+    return lambda: Index.read(path)
+
+
+FORMATS = {
+    a_checkpoint: manifest.SCHEMA, a_configuration: configuration.SCHEMA, a_store: store.SCHEMA, an_index: index.SCHEMA,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize("difference", [-1, 0, 1])
+def test_a_file_of_another_format_is_refused_in_one_line(stored, difference, tmp_path):
+    schema = FORMATS[stored] + difference
+    read = stored(tmp_path, schema)
+    if not difference:
+        read()
+        return
+    with pytest.raises(UserError) as raised:
+        read()
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(str(tmp_path))
+    assert f" {schema}, " in line
+    assert f" {FORMATS[stored]}: " in line
