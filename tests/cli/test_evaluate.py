@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import re
 import shlex
 from dataclasses import replace
@@ -27,11 +26,9 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, copies, extract
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval
-from ssvit.evaluation.probes.sgd import Sgd
-from ssvit.evaluation.report import page as report
+from ssvit.evaluation.report.figures import confusion, neighbours
 from ssvit.evaluation.report.scores import Split, score
 from ssvit.options import OptionError, UserError
 
@@ -102,30 +99,11 @@ def test_predictions_are_what_the_accuracy_is_of(split):
     guesses = found.predictions
     right = (guesses == split.test.labels).double().mean().item()
     assert found.values["pixels"][-1] == right
-    figure = report.confusion(split, guesses, "logistic on pixels")
-    assert figure.axes[0].get_title(loc="left").splitlines() == [
-        "logistic on pixels", f"accuracy {100 * right:.1f} % on the test images",
-    ]  # fmt: skip
-    shares = figure.axes[0].images[0].get_array()
-    expected = [((guesses == j) & (split.test.labels == i)).sum() / 10 for i in (0, 1) for j in (0, 1)]
-    assert shares.flatten().tolist() == pytest.approx([share.item() for share in expected])
-    sheet = report.neighbours(split, "pixels")
-    assert len(sheet.axes[0].images) == 8 * (1 + 10)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Knn(protocol="dino", k=[40]), "k=40: must be below 40, the training images"),
-        (lambda: Retrieval(k=[40]), "k=40: must be below 40, the training images"),
-        (lambda: Retrieval(k=[]), r"k=\[\]: must be a whole number, 1 or more, or a list"),
-        (lambda: Retrieval(k=[1], queries=0), "queries=0: must be a whole number, 1 or more"),
-        (lambda: Sgd(epochs=0), "epochs=0: must be a whole number, 1 or more"),
-    ],
-)
-def test_says_in_a_line_what_cannot_be(split, make, message):
-    with pytest.raises(OptionError, match=message):
-        make().check_classes(split.train.labels, split.test.labels, split.classes)
+    figure = confusion(split, guesses, "logistic on pixels")
+    assert figure.title.splitlines() == ["logistic on pixels", f"accuracy {100 * right:.1f} % on the test images"]
+    expected = [[((guesses == j) & (split.test.labels == i)).sum().item() for j in (0, 1)] for i in (0, 1)]
+    assert figure.counts.tolist() == expected
+    assert [len(row) for row in neighbours(split, "pixels").rows] == [1 + 10] * 8
 
 
 class Fixed(Probe):
@@ -292,64 +270,6 @@ def test_mistakes_name_the_option_of_the_probe(run):
     names = ("few_shot_paper", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
     with pytest.raises(UserError, match="name at least one"):
         measured(run, *(f"probes.{name}=null" for name in names))
-
-
-MINE = """# A probe of my own.
-mine:
-  _target_: my_probes.centroid.Centroid
-  power: 2
-"""
-CENTROID = """
-import torch
-from ssvit.evaluation.probes.base import Probe, Result
-
-
-class Centroid(Probe):
-    \"\"\"The class whose mean is the nearest.\"\"\"
-
-    name = "centroid"
-
-    def __init__(self, options):
-        self.power = options.power
-
-    def __call__(self, train, test, *, choose=False):
-        means = torch.stack([train.values[train.labels == label].mean(0) for label in range(len(train.classes))])
-
-        def right(features):
-            return (torch.cdist(features.values, means, self.power).argmin(1) == features.labels).double().mean().item()
-
-        return Result(scores={"centroid": right(test)}, choice=(right(train),))
-"""
-CENTROID_OPTIONS = """
-from ssvit.config.declaration import Count, Options
-
-
-class Centroid(Options):
-    \"\"\"The class whose mean is the nearest.\"\"\"
-
-    power: Count = 1
-    \"\"\"The order of the norm.\"\"\"
-"""
-
-
-def test_a_probe_of_ones_own_is_two_modules_and_a_file(run, tool, tmp_path):
-    (tmp_path / "my_probes").mkdir()
-    (tmp_path / "my_probes" / "centroid.py").write_text(CENTROID)
-    (tmp_path / "my_probes" / "centroid_options.py").write_text(CENTROID_OPTIONS)
-    (tmp_path / "configs" / "probe").mkdir(parents=True)
-    (tmp_path / "configs" / "probe" / "mine.yaml").write_text(MINE)
-    own = ("--config-dir", str(tmp_path / "configs"))
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    options = (f"checkpoint={run}", "fabric.accelerator=cpu", f"output={tmp_path}/report")
-    done = tool("evaluate", *own, *options, "probes=[mine,knn]", "probes.knn.k=[3]", "baselines=false", PYTHONPATH=path)
-    written = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert [found["measure"] for found in written["measured"]] == ["mine", "knn"]
-    assert written["measured"][0]["best"] in OWN
-    assert "mine" in done.stdout
-    tool("pretrain", *own, *TINY, "probe=[mine]", "name=mine", PYTHONPATH=path)
-    rows = [json.loads(line) for line in (tmp_path / "outputs" / "mine" / "metrics.jsonl").read_text().splitlines()]
-    last = {key: value for row in rows for key, value in row.items()}
-    assert last["probe/centroid"] in (last["probe/centroid_layer1"], last["probe/centroid_layer2"])
 
 
 def test_one_probe_has_its_table(run, tool, tmp_path):

@@ -30,12 +30,10 @@ from ssvit.evaluation.precision import average_precisions, mean_average_precisio
 from ssvit.evaluation.probes import knn as knn_module
 from ssvit.evaluation.probes import logistic, ridge, sgd
 from ssvit.evaluation.probes import retrieval as retrieval_module
-from ssvit.evaluation.probes.base import check_labels
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval
 from ssvit.evaluation.probes.ridge import FewShot
-from ssvit.evaluation.probes.segmentation import Segmentation
 from ssvit.evaluation.probes.sgd import Sgd
 from ssvit.exchange import huggingface
 from ssvit.inference import Prediction
@@ -368,15 +366,6 @@ def test_an_image_that_shares_a_class_is_found(monkeypatch: pytest.MonkeyPatch) 
     _, total = retrieval_module._answerable(train.labels, train.labels, own)
     shared = (train.labels[:, None] & train.labels[None]).any(2)
     assert total.equal(shared.sum(1) - shared.diagonal().long())
-
-
-def test_a_probe_of_one_class_each_refuses_several() -> None:
-    class Mine(Knn):
-        multi_label = False
-
-    with pytest.raises(UserError, match="takes images of one class each, and these may have several"):
-        check_labels(Mine(k=1), marks(6), marks(6), CLASSES)
-    check_labels(Segmentation(), marks(6), marks(6), CLASSES)  # its classes are those of masks
 
 
 def test_transformers_knows_the_problem() -> None:

@@ -159,13 +159,6 @@ def test_a_better_model_measures_better_against_the_same_baselines():
 
 
 @torch.no_grad()
-def test_the_number_of_images_is_limited_to_what_there_is():
-    few = panel(images=9, batch_size=4)
-    assert sum(len(images) for images, _ in few.batches) == 9
-    assert panel(images=10_000)(build()).metrics == panel()(build()).metrics
-
-
-@torch.no_grad()
 def test_no_copying_where_everything_is_corrupted_and_no_fate_that_does_not_occur():
     model = build(masking=Masking(corrupted=1.0, mask=1, replace=0, keep=0))
     prediction = panel()

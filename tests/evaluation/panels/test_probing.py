@@ -8,7 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
 import torch
@@ -28,7 +27,7 @@ from ssvit.evaluation.panels.base import Evaluation, Evaluator
 from ssvit.evaluation.panels.online import Probing, describe, start_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import FewShot, sample, whiten
+from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.processes import gather
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
@@ -154,59 +153,26 @@ def test_a_run_continues_with_probes_or_without():
     assert other.difference(before) == ("encoder.depth", 3, 2)
 
 
-def votes(train, train_labels, test, k, own=False):
-    """DINO's vote, an image at a time: the class of each test image."""
-    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train.double().numpy(), test.double().numpy())]
-    said = []
-    for place, cosines in enumerate(unit[1] @ unit[0].T):
-        order = [other for other in np.argsort(-cosines, kind="stable") if not (own and other == place)][:k]
-        weights = [math.exp(cosines[other] / 0.07) for other in order]
-        said.append(np.argmax(np.bincount(train_labels[order], weights, minlength=len(CLASSES))))
-    return np.array(said)
-
-
-def fits_to_all_but_one(train, labels, l2):
-    """How many of a support set the fit to the others names right, each fit solved anew."""
-    rows = whiten(train, train).numpy()
-    targets = 2 * np.eye(len(CLASSES))[labels] - 1
-    right = 0
-    for place in range(len(rows)):
-        others = np.arange(len(rows)) != place
-        x, y = rows[others], targets[others]
-        weights = x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(len(x)), y)
-        right += int(np.argmax(rows[place] @ weights) == labels[place])
-    return right
-
-
 @torch.no_grad()
-def test_the_numbers_are_those_of_plain_loops():
+def test_the_numbers_are_those_of_the_probes():
     recorder = Recorder()
     model = tiny.model().eval()
-    metrics = probing({"knn": Knn(k=4), "few_shot": FewShot(shots=3), "recorder": recorder})(model).metrics
+    probes = {"knn": Knn(k=4), "few_shot": FewShot(shots=3)}
+    metrics = probing({**probes, "recorder": recorder})(model).metrics
     assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
     features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
-    left_out = {"knn4": [], "few_shot3": []}
-    for name, sets in features.items():
-        (train, labels, *_), (test, test_labels, *_) = (vars(one).values() for one in sets)
-        assert torch.bincount(labels).tolist() == [10, 10, 10]
-        end = "pixels" if name == "pixels" else name.split("_")[0]
-        expected = (votes(train, labels.numpy(), test, 4) == test_labels.numpy()).mean()
-        assert metrics[f"knn4_{end}"] == pytest.approx(expected)
-        (found,) = FewShot(shots=3).fit(*sets)
-        assert metrics[f"few_shot3_{end}"] == pytest.approx(found.mean)
-        left_out["knn4"].append((votes(train, labels.numpy(), train, 4, own=True) == labels.numpy()).sum())
-        supports = [torch.cat([of[:3] for of in sample(labels, 3, fit.seed)]) for fit in found.fits]
-        left_out["few_shot3"].append(
-            sum(
-                fits_to_all_but_one(train[support], labels[support].numpy(), fit.l2)
-                for support, fit in zip(supports, found.fits, strict=True)
-            )
-        )
-    for name, (*of_layers, _) in left_out.items():
-        chosen = metrics[f"{name}_chosen"]
-        assert of_layers[chosen - 1] == max(of_layers)
-        assert metrics[name] == metrics[f"{name}_layer{chosen}"]
-        assert metrics[f"{name}_last"] == metrics[f"{name}_layer2"]
+    for probe in probes.values():
+        choices = []
+        for name, (train, test) in features.items():
+            assert torch.bincount(train.labels).tolist() == [10, 10, 10]
+            result = probe(train, test, choose=True)
+            end = "pixels" if name == "pixels" else name.split("_")[0]
+            assert metrics[f"{probe.name}_{end}"] == [*result.scores.values()][-1]
+            choices.append(result.choice)
+        chosen = metrics[f"{probe.name}_chosen"]
+        assert choices[chosen - 1] == max(choices[:2])
+        assert metrics[probe.name] == metrics[f"{probe.name}_layer{chosen}"]
+        assert metrics[f"{probe.name}_last"] == metrics[f"{probe.name}_layer2"]
 
 
 @torch.no_grad()
