@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 from weakref import WeakSet
 
+from ssvit.options import UserError
+
 MANIFEST_BYTES = 1 << 25  # of the longest manifest read: parsed, hostile JSON takes some 20 times the memory
 
 
@@ -54,6 +56,22 @@ def replace(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             error.filename = str(path)  # the one that the user knows
         raise
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write files by their names into a folder, each completely or not at all; return their paths.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            replace(folder / name, data)
+        synchronise(folder)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
+    return [folder / name for name in files]
 
 
 @contextmanager

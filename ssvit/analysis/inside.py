@@ -122,14 +122,7 @@ class Report:
             board.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
         for_board = f"events.out.tfevents.{step:010d}.visualize"
         files |= {for_board: events.getvalue(), "numbers.json": (json.dumps(self.numbers) + "\n").encode()}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, data in files.items():
-                atomic_io.replace(folder / name, data)
-            atomic_io.synchronise(folder)
-        except OSError as error:
-            raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
-        return [folder / name for name in files if name != for_board]
+        return [path for path in atomic_io.write_files(folder, files) if path.name != for_board]
 
 
 def look(

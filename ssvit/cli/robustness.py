@@ -71,9 +71,8 @@ def run(config: Config) -> Path:
         "classes": len(model.classes),
         "sets": [vars(one) for one in results],
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic_io.replace(folder / "robustness.md", text.encode())
-    atomic_io.replace(folder / "robustness.json", (json.dumps(numbers, indent=1) + "\n").encode())
+    data = (json.dumps(numbers, indent=1) + "\n").encode()
+    atomic_io.write_files(folder, {"robustness.md": text.encode(), "robustness.json": data})
     print_lines(f"{checkpoint.path}:", *text.split("\n"), f"{folder}: robustness.md, robustness.json")
     return folder
 

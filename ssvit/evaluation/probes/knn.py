@@ -72,7 +72,7 @@ class Knn(knn_options.Knn, Probe):
         nearest = search_together(queries, keys, self.k[-1], own=own, kind=kind)
         if (nearest.indices < 0).any():
             raise OptionError("k", self.k[-1], "the index finds fewer neighbours of an image; index=flat finds all")
-        temperature = knn_options.KNN_PROTOCOLS[self.protocol].temperature
+        temperature = knn_options.KNN_TEMPERATURES[self.protocol]
         labels, truth = train.known_labels.cpu(), test.known_labels.cpu()
         if is_multi_label(labels):
             shares = zip(self.k, class_shares(nearest, labels, temperature=temperature, k=self.k), strict=True)

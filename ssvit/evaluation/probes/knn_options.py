@@ -1,6 +1,5 @@
 """The options of the k-NN probe."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -8,31 +7,23 @@ from pydantic import Field
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Counts, OneOf, Options, Part
 
-
-@dataclass(frozen=True)
-class KnnProtocol:
-    """A neighbour's vote weighs exp(cosine / temperature), or 1 without a temperature. published: the authors' k."""
-
-    temperature: float | None
-    published: tuple[int, ...]
-
-
-KNN_PROTOCOLS = {
+KNN_TEMPERATURES: dict[str, float | None] = {
     # Wu et al. 2018, section 3.4; the temperature is their code's for CIFAR (0.07 for ImageNet), and lightly's.
-    "instance_discrimination": KnnProtocol(temperature=0.1, published=(200,)),
+    "instance_discrimination": 0.1,
     # facebookresearch/dino, eval_knn.py. DINOv2 divides the weights by their sum, which changes no order of classes.
-    "dino": KnnProtocol(temperature=0.07, published=(10, 20, 100, 200)),
+    "dino": 0.07,
     # vturrisi/solo-learn, solo/utils/knn.py.
-    "solo_learn": KnnProtocol(temperature=0.07, published=(20,)),
-    "uniform": KnnProtocol(temperature=None, published=()),
+    "solo_learn": 0.07,
+    "uniform": None,
 }
+"""By protocol: a neighbour's vote weighs exp(cosine / temperature), or 1 without a temperature."""
 
 
 @choice("probe", "knn")
 class Knn(Options):
     """The vote of the nearest training images by cosine."""
 
-    protocol: Annotated[str, OneOf(KNN_PROTOCOLS)] = "dino"
+    protocol: Annotated[str, OneOf(KNN_TEMPERATURES)] = "dino"
     """The protocol of the vote."""
     k: Counts = Field(20, validate_default=True)
     """Number of neighbours that vote, or a list of numbers."""

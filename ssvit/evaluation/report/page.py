@@ -20,7 +20,7 @@ from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.report.side_by_side import SideBySide
 from ssvit.evaluation.statistics import standard_error
 from ssvit.figures.base import Figure, png
-from ssvit.options import UserError, one_line
+from ssvit.options import one_line
 
 _CAPTIONS = {
     "side_by_side": "Every encoder by every probe; a line is the 95 % interval over the test images",
@@ -99,14 +99,7 @@ def write(
         "report.html": _page(values),
         "report.json": json.dumps(_plain(numbers), indent=1) + "\n",
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            atomic_io.replace(folder / name, text.encode())
-        atomic_io.synchronise(folder)
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
-    return [folder / name for name in texts]
+    return atomic_io.write_files(folder, {name: text.encode() for name, text in texts.items()})
 
 
 def data(facts: Mapping[str, Any]) -> list[str]:
