@@ -45,6 +45,11 @@ class Peer(Objective):
         self.grid = _grid(self.size)
         self.encoder = cast(ViT, SimpleNamespace(grid=self.grid))  # of which sampling needs the grid alone
 
+    @property
+    def encoders(self) -> tuple[()]:
+        """Return no encoder, so that all weights have one learning rate."""
+        return ()
+
     def loss(self, images: Tensor, noise: Any) -> Tensor:
         """Return the loss of one view of the images."""
         raise NotImplementedError
@@ -282,7 +287,7 @@ class Timm(Encoder):
 
     def __init__(self, size: Any) -> None:
         super().__init__()
-        self.width, self.grid, self.model = size.width, _grid(size), _timm(size)
+        self.options, self.width, self.grid, self.model = size, size.width, _grid(size), _timm(size)
 
     def check_size(self, images: Tensor) -> None:
         """Leave the check to the model."""
@@ -291,8 +296,8 @@ class Timm(Encoder):
         """Return the patches' tokens."""
         return self.model.patch_embed(images)
 
-    def encode(self, tokens: Tensor, *, output_ids: Tensor) -> Tensor:
-        """Return the outputs at some patches."""
+    def encode(self, tokens: Tensor, *, output_ids: Tensor, depth_noise: None = None) -> Tensor:
+        """Return the outputs at some patches. depth_noise: None, since there is no stochastic depth."""
         return gather(self.model.norm(self.model.blocks(self.model._pos_embed(tokens))), output_ids + 1)
 
 

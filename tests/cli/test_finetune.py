@@ -397,7 +397,7 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
 def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torch, tool_name, options, told, status):
     few = ["recipe.batch_size=8"] if tool_name == "finetune" else []
     line = one_line(tool(tool_name, *few, *options, status=status, PYTHONPATH=no_torch))
-    assert line.startswith(f"{tool_name}.py: {told}")
+    assert line.startswith(f"ssvit: {told}")
 
 
 def test_without_a_finished_run_it_says_what_to_do(tool, no_torch, tmp_path):

@@ -229,4 +229,4 @@ def test_as_a_command(run, tool, tmp_path):
 )
 def test_a_mistake_is_told_in_one_line_before_torch_loads(run, tool, no_torch, tool_name, options, told):
     line = one_line(tool(tool_name, f"outputs={run.parent}", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"{tool_name}.py: {told}")
+    assert line.startswith(f"ssvit: {told}")

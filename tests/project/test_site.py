@@ -94,7 +94,7 @@ def test_continuous_integration_calls_targets_of_the_makefile():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert {"make test", "make lint", "make docs"} == set(commands)
+    assert {"make test", "make test-oldest", "make lint", "make docs"} == set(commands)
     assert {command.partition(" ")[2] for command in commands} <= set(targets)
 
 
