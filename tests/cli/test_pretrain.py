@@ -301,9 +301,8 @@ THREADS_AT_THE_END = """
 import atexit, pathlib, runpy, sys
 tell = lambda: print("threads:", *(path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")))
 atexit.register(tell)
-del sys.argv[:2]  # this file, and the interpreter that the tool would have been given to
-sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
-runpy.run_path(sys.argv[0], run_name="__main__")
+del sys.argv[:3]  # this file, the interpreter and -m
+runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
 

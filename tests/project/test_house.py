@@ -229,3 +229,9 @@ def test_no_test_waits_for_a_process_by_a_limit_of_its_own(path):
             limits = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "timeout")]
             own = [one.value for one in limits if isinstance(one, ast.Constant) and isinstance(one.value, int | float)]
             assert not own, f"line {node.lineno}: {own}"
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by their names alone, and a second file of a name is not run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
