@@ -8,7 +8,7 @@ import datasets as hub
 import pytest
 import torch
 from command import TINY
-from test_contract import picture, pixels
+from test_source_contract import picture, pixels
 
 from ssvit.data.sources import huggingface_options
 from ssvit.data.sources.base import Source, Unreadable

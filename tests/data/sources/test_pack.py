@@ -13,8 +13,8 @@ import torch
 from command import LIMIT, TINY, one_line, program
 from PIL import Image
 from runs import final, kill_after
-from test_contract import picture, pixels
 from test_shards import in_memory
+from test_source_contract import picture, pixels
 
 from ssvit.cli.pack import command as pack_tool
 from ssvit.data.augment.crop import InceptionCrop

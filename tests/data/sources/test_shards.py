@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from test_contract import picture, pixels
+from test_source_contract import picture, pixels
 
 from ssvit.data.sources import datasets, datasets_options, shards
 from ssvit.data.sources.base import Data, Unreadable
