@@ -1,4 +1,4 @@
-"""The features of pictures, for the commands that store them. Loads torch only when they are computed."""
+"""Build the feature extractor of the commands that store image features; torch is imported only when it is built."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,12 +26,15 @@ _FIRST = (0, 1, 2)  # channels
 
 
 def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Callable[..., Describer], PixelFormat]":
-    """Find the checkpoint and check which features of it are asked for, of one layer alone.
+    """Resolve the checkpoint and the feature reading (one layer) of a command on pictures.
 
-    store: the folder of a store whose features they have to be.
+    Args:
+        config: Composed configuration whose options are a `Pictures`.
+        store: Folder of an existing store; its features determine layer and pooling where the options leave them open.
 
-    Returns the checkpoint, what loads its encoder and makes its `Describer`, with the options of that, and what the
-    encoder takes of image files.
+    Returns:
+        The checkpoint, a function that loads the encoder and returns a `Describer` (it takes keyword arguments of that
+        class), and the pixel format of the encoder's input.
     """
     options: Pictures = config.options
     encoder, say = options.encoder.values(), config.line.say
@@ -66,9 +69,9 @@ def check(config: Config, *, store: str | None = None) -> "tuple[Checkpoint, Cal
 
 
 def _chosen(options: Pictures, checkpoint: Checkpoint, store: str | None) -> tuple[Reading | None, str]:
-    """The features of a store, else those that the first probe of the last evaluation chose; and where they are from.
+    """Return the reading of the store's features, or the best one of the last evaluation's first probe, and its origin.
 
-    None if there are none that can be used: the last layer and the encoder's own pooling are taken.
+    The reading is None if neither can be used; the command then uses the last layer with the encoder's default pooling.
     """
     wanted, file = options.features, checkpoint.home(options.outputs) / FOLDER / "report.json"
     if store is not None and (encoder := encoder_of(store)).startswith(checkpoint.checksum[:16]):
@@ -92,7 +95,7 @@ def _chosen(options: Pictures, checkpoint: Checkpoint, store: str | None) -> tup
 
 
 def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
-    """Return whether the objective of a checkpoint's run declares so; false for weights without their run."""
+    """Return the `needs_standardizing` of the objective of a checkpoint's run; False for weights without a run."""
     with suppress(FileNotFoundError, ConfigurationError):
         run = Configuration.read(checkpoint.path.parent / "config.yaml")
         objective = find_options(line.part("objective", str(run.choices.get("objective"))) or "")
@@ -101,13 +104,13 @@ def needs_standardizing(checkpoint: Checkpoint, line: CommandLine) -> bool:
 
 
 def data_set(config: Config, pixels: PixelFormat) -> "Data":
-    """Build a data set whose images are read as an encoder takes them."""
+    """Build a data set whose images are decoded in the pixel format of an encoder."""
     source = config.options.data.source
     return (source.changed(**dict(pixels)) if isinstance(source, PixelFormat) else source).build()
 
 
 def _shown(data: Images | None, checkpoint: Checkpoint) -> Sequence[int]:
-    """The channels that pictures show: those of the data set that is named, or else of the run's own."""
+    """Return the channels shown as red, green and blue in pictures: those of `data`, or else of the checkpoint's run."""
     if data is not None:
         return getattr(data, "shown", _FIRST)
     with suppress(FileNotFoundError):  # weights without their run

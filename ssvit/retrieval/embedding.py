@@ -1,4 +1,4 @@
-"""The features of many pictures in one file, with their names. After an interruption no picture is read twice.
+"""Write the features of many pictures, with their names, to one file; an interrupted command resumes without rereading.
 
 Letters: n pictures, d width.
 """
@@ -22,15 +22,18 @@ from ssvit.retrieval.store import LOCK, MANIFEST, Store, writing
 def embed(
     splits: Mapping[str, Mapping[str, str | None]], describe: Describer, output: Path, *, left_out: int = 0
 ) -> str:
-    """Write names, classes, splits and vectors of pictures into `output`, and return a line on what it holds.
+    """Write names, classes, splits and features of pictures to `output`, and return a one-line summary.
 
-    Until all are there, they lie in a store next to the output, which the next call continues.
+    Features are collected in a store next to the output, from which an interrupted call is resumed.
 
     Args:
-        splits: The pictures of each split, {name: class}. Those of no split have "".
-        describe: Computes the vectors of files.
-        output: The file to write.
-        left_out: How many pictures of the data set are in none of the splits.
+        splits: The pictures of each split as {name: class}. The key is "" for pictures without a split.
+        describe: Extractor of the features of files.
+        output: File to write.
+        left_out: Number of pictures of the data set that are in none of the splits, for the summary.
+
+    Returns:
+        A line with the number of pictures, the feature width, and the number of pictures that were left out.
     """
     pictures = {name: (of_class, split) for split, part in splits.items() for name, of_class in part.items()}
     folder = output.with_name(f"{output.name}.parts")
@@ -62,10 +65,18 @@ def write(
     features: np.ndarray,
     identity: str,
 ) -> None:
-    """Write one file in the format of its suffix: names (n,), classes (n,), splits (n,), features (n, d) float32.
+    """Write features and metadata to one file in the format of its suffix.
 
-    npz: four arrays, a class that is not known is empty. safetensors: the features, the rest as JSON in its metadata.
-    parquet: four columns.
+    .npz holds four arrays, with "" for an unknown class; .safetensors holds the features, and names, classes and splits
+    as JSON in its metadata; .parquet holds four columns.
+
+    Args:
+        output: File to write; its suffix is .npz, .safetensors or .parquet.
+        names: Names of the pictures, (n,).
+        classes: Classes, (n,), None where unknown.
+        splits: Splits, (n,), "" for none.
+        features: (n, d) float32.
+        identity: Identity of the features, stored as metadata (.safetensors and .parquet).
     """
     content = io.BytesIO()
     texts: dict[str, Sequence[str | None]] = {"names": names, "classes": classes, "splits": splits}
@@ -79,7 +90,7 @@ def write(
         import pyarrow
         from pyarrow import parquet
 
-        def as_text(values: Sequence[str | None]) -> pyarrow.StringArray:  # names of files may hold other bytes
+        def as_text(values: Sequence[str | None]) -> pyarrow.StringArray:  # file names may not be UTF-8
             return pyarrow.array(
                 [text and text.encode(errors="backslashreplace").decode() for text in values], "string"
             )

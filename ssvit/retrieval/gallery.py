@@ -1,7 +1,7 @@
-"""Pictures and a store of their features: adding pictures, and finding those that are most similar to a query.
+"""Add pictures to a store of image features, and search it for the nearest neighbours of query pictures.
 
-A picture's name in the store is its path, and its class the name of its folder where that is known; one of a data set
-in memory is named after its place there.
+In the store, a file is named by its path, and its class is the name of its folder if that is known. A picture of a data
+set in memory is named by its index in the data set.
 
 Letters: m queries, k neighbours, n pictures, d width, c channels, h, w pixels.
 """
@@ -39,25 +39,31 @@ from ssvit.options import UserError, one_of, printable, whole, within
 from ssvit.progress import progress
 from ssvit.retrieval.store import Store, check_directions, writing
 
-Load = Callable[[str], Tensor]  # a picture's name -> (c, h, w) uint8
+Load = Callable[[str], Tensor]  # name of a picture -> (c, h, w) uint8
 
 PART = 1024  # pictures whose features are computed before they are stored
-_LINES = 20  # of queries reported on the console
-_LONGER = 340  # pixels of a picture on a sheet
-_BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # for a picture that is no longer there
+_LINES = 20  # queries reported on the console
+_LONGER = 340  # longer side of a picture on a contact sheet, in pixels
+_BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
 
 
 def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple[dict[str, str | None], Load]:
-    """Return the pictures {name: class} of a split of a data set, and a function that opens one of any split by name.
+    """Return the pictures of a split of a data set as {name: class}, and a function that opens a picture of any split.
 
-    Files have their path for a name. Other pictures are named like cifar10/train/17 and read from their source. An
-    image of several classes has their names, joined by |, for its class.
+    Files are named by their absolute path. Other pictures are named like cifar10/train/17 and read from their source.
+    The classes of a multi-label image are joined by |.
 
     Args:
-        called: The name of the data set.
+        called: Name of the data set.
         data: The data set.
-        split: train, validation, test, or held_out for what is reported on. OptionError if there is no such split.
-        load: Opens any other name, which is taken for a file's.
+        split: train, validation, test, or held_out for the split of the reported figure.
+        load: Opens a picture by a name that is not in the data set, which is taken for a path.
+
+    Returns:
+        {name: class} of the split, and a function from a name to the picture (c, h, w).
+
+    Raises:
+        OptionError: The data set has no such split.
     """
     splits: dict[str, dict[str, str | None]] = {}
     places = {}
@@ -84,17 +90,17 @@ def of_data_set(called: str, data: Data, split: str, load: Load = load) -> tuple
 
 
 class Describer:
-    """The vectors of transformed pictures by an extractor of one feature.
+    """Compute the features of pictures with an extractor of one layer.
 
-    Files that cannot be read are named on the console and left out; `report` tells how many, and the speed.
+    Unreadable files are printed and skipped; `report` counts them and gives the throughput.
 
     Args:
-        extractor: Computes the vectors of images.
-        transform: Makes pictures of any size into images.
-        batch_size: Images in a call of the extractor.
-        workers: Threads that read files.
-        load: Opens a picture.
-        display: Makes the RGB images of contact sheets.
+        extractor: Computes the features of images.
+        transform: Resizes pictures of any size to the input of the extractor.
+        batch_size: Images per call of the extractor.
+        workers: Number of threads that read files.
+        load: Opens a picture by name.
+        display: Converts pictures to RGB for contact sheets.
     """
 
     def __init__(
@@ -115,12 +121,12 @@ class Describer:
 
     @property
     def report(self) -> str:
-        """A line on the files read so far."""
+        """Return a line with the number of files read, files per second, and the number of unreadable files."""
         left_out = f"; {self.left_out} could not be read and stayed out" if self.left_out else ""
         return f"read {self.opened} pictures, {self.opened / max(self.seconds, 1e-9):.0f} a second{left_out}"
 
     def __call__(self, paths: Sequence[str]) -> Iterator[tuple[list[str], Tensor]]:
-        """Yield the files that can be read, some thousand at a time in their order, and their vectors (n, d)."""
+        """Yield names and features (n, d) of the readable files in order, in parts of about `PART` files."""
         show, began, done = progress("pictures", " pictures"), time.perf_counter(), 0
         names: list[str] = []
         vectors: list[Tensor] = []
@@ -143,7 +149,7 @@ class Describer:
         self.seconds += time.perf_counter() - began
 
     def _batches(self, paths: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Tensor | Unreadable]]]:
-        """Parts of the paths and what came of each file; the next part is read while one is worked on."""
+        """Yield batches of paths with their images or errors, while a thread pool reads the next batch."""
         parts = (paths[start : start + self.batch_size] for start in range(0, len(paths), self.batch_size))
         with ThreadPoolExecutor(self.workers) as pool:
             begun = ((part, pool.map(self._seen, part)) for part in parts)
@@ -151,7 +157,10 @@ class Describer:
                 yield part, list(images)
 
     def _seen(self, path: str) -> Tensor | Unreadable:
-        """A file as the extractor sees it, (1, c, h, w): made small at once, since a batch of photographs is large."""
+        """Read and transform one file to (1, c, h, w), or return its error.
+
+        Each file is transformed at once, since a batch of photographs at full size takes much memory.
+        """
         try:
             return self.transform([self.load(path)])
         except Unreadable as failure:
@@ -159,9 +168,10 @@ class Describer:
 
 
 def fill(store: Store, pictures: Mapping[str, str | None], describe: Describer) -> int:
-    """Add to a store those of the pictures {name: class} that it lacks, part by part, and return their number.
+    """Add the pictures {name: class} that a store lacks, part by part, and return how many were added.
 
-    UserError if the store then holds none of them.
+    Raises:
+        UserError: The store contains none of the pictures afterwards.
     """
     before = len(store)
     for names, vectors in describe(store.absent([*pictures])):
@@ -172,7 +182,17 @@ def fill(store: Store, pictures: Mapping[str, str | None], describe: Describer) 
 
 
 def index(folder: str, pictures: Mapping[str, str | None], describe: Describer, *, standardize: bool = False) -> str:
-    """Make a store of pictures {path: class}, and return a line on it. StoreError if the folder holds something."""
+    """Create a store of pictures {path: class} and return a one-line summary.
+
+    Args:
+        folder: Folder of the new store.
+        pictures: Class of each picture by path, None where unknown.
+        describe: Extractor of the features.
+        standardize: Whether queries compare standardised features.
+
+    Raises:
+        StoreError: The folder is not empty.
+    """
     with writing(Path(folder)):
         store = Store.create(folder, describe.extractor.identity, standardize=standardize)
         fill(store, pictures, describe)
@@ -180,9 +200,16 @@ def index(folder: str, pictures: Mapping[str, str | None], describe: Describer, 
 
 
 def add(folder: str, pictures: Mapping[str, str | None], describe: Describer) -> str:
-    """Add to a store the pictures {path: class} that it does not hold, and return a line on them.
+    """Add the pictures {path: class} that a store lacks and return a one-line summary.
 
-    StoreError if another encoder made the store; UserError if it holds none of them and none can be read.
+    Args:
+        folder: Folder of the store.
+        pictures: Class of each picture by path, None where unknown.
+        describe: Extractor of the features.
+
+    Raises:
+        StoreError: The store was made with another encoder.
+        UserError: None of the pictures is in the store and none can be read.
     """
     with writing(Path(folder)):
         store = Store.open(folder, encoder=describe.extractor.identity)
@@ -197,17 +224,17 @@ def _holds(store: Store) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """The pictures of a store that are most like each of m queries.
+    """The nearest neighbours of m queries in a store.
 
     Attributes:
         store: The store.
-        vectors: (n, d), of its pictures, of length one.
-        names: The names of the queries.
-        classes: Their classes.
-        queries: (m, d), of length one.
-        own: (m,), the queries' rows in the store, -1 for none.
+        vectors: Normalised features of the store, (n, d).
+        names: Names of the queries.
+        classes: Classes of the queries, None where unknown.
+        queries: Normalised features of the queries, (m, d).
+        own: Row of each query in the store, (m,) int64, -1 if it is not in the store.
         neighbours: The neighbours.
-        exactness: The share of the true neighbours that an approximate index has found; None of an exact one.
+        exactness: Recall of an approximate index relative to exact search, in [0, 1]; None for exact search.
         describe: Opens and displays pictures.
     """
 
@@ -223,7 +250,7 @@ class Answer:
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The queries and their neighbours, best first; an approximate index may have found fewer than k."""
+        """The queries with their neighbours, nearest first; an approximate index may return fewer than k."""
         names, classes = self.store.names, self.store.classes
         distances = relative_distances(self.neighbours, self.queries, self.vectors)
         columns = [column.tolist() for column in (self.neighbours.indices, self.neighbours.similarities, distances)]
@@ -241,9 +268,12 @@ class Answer:
         ]
 
     def measures(self, *, ranking: bool) -> dict[str, float]:
-        """Return `measure` at 1, 5, 10 and k; ranking: mAP over the whole store too. Empty if no class is known.
+        """Return the retrieval metrics at 1, 5, 10 and k, and mAP over the complete ranking if `ranking`.
 
-        UserError if the store knows classes of the queries but has no other picture of any.
+        The result is empty if no query has a class that the store contains.
+
+        Raises:
+            UserError: The store has classes of the queries, but no other picture of any of them.
         """
         numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, self.store.classes)))}
         labels, searched = (
@@ -261,7 +291,7 @@ class Answer:
         return values
 
     def report(self, *, ranking: bool) -> str:
-        """For the console: the nearest of the first queries, the share of the true neighbours found, the measures."""
+        """Return the console report: neighbours of the first queries, recall of an approximate index, and metrics."""
         lines = []
         for record in self.records[:_LINES]:
             best = "nothing"
@@ -282,14 +312,14 @@ class Answer:
         return "\n".join(lines)
 
     def write(self, *, sheet: str | None, output: str | None) -> None:
-        """Save the contact sheet as a PNG file and the records as a JSON file, where they are named; each whole."""
+        """Write the contact sheet (PNG) to `sheet` and the records (JSON) to `output`, atomically; None skips a file."""
         if output is not None:
             atomic_io.replace(Path(output), (json.dumps(self.records, indent=1) + "\n").encode())
         if sheet is not None:
             atomic_io.replace(Path(sheet), self.sheet().png())
 
     def sheet(self) -> ContactSheet:
-        """As many queries as a contact sheet holds, evenly spaced."""
+        """Return the contact sheet of evenly spaced queries and their neighbours."""
         rows = []
         for query in (self.records[row] for row in evenly_spaced(len(self.names), QUERIES)):
             neighbours = []
@@ -301,7 +331,7 @@ class Answer:
         return contact_sheet(rows)
 
     def _small(self, path: str) -> Tensor:
-        """A picture of a sheet, (3, h, w) in [0, 1]."""
+        """Return a picture for the contact sheet, (3, h, w) in [0, 1], at most `_LONGER` pixels on its longer side."""
         try:
             image = self.describe.load(path)
         except Unreadable:
@@ -312,10 +342,24 @@ class Answer:
 
 
 def query(folder: str, pictures: Mapping[str, str | None], describe: Describer, kind: Kind, k: int) -> Answer:
-    """Find the k pictures of a store that are most like each of `pictures`, {path: class}, by an index of a kind.
+    """Find the k nearest neighbours in a store for each of `pictures`.
 
-    A picture that is in the store itself is no neighbour of its own. OptionError if the store has too few;
-    StoreError if another encoder made it.
+    A query that is in the store is not returned as its neighbour.
+
+    Args:
+        folder: Folder of the store.
+        pictures: Class of each query by path, None where unknown.
+        describe: Extractor of the features.
+        kind: Index of the search, exact or approximate.
+        k: Number of neighbours.
+
+    Returns:
+        The neighbours. The recall of an approximate index is measured against exact search.
+
+    Raises:
+        OptionError: The store has too few pictures.
+        StoreError: The store was made with another encoder.
+        UserError: None of the queries can be read.
     """
     store = Store.open(folder, encoder=describe.extractor.identity)
     check_k(k, len(store), own=not store.places.keys().isdisjoint(pictures))

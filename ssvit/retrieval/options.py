@@ -1,4 +1,4 @@
-"""The options of a store of pictures, and the pictures in arguments. Standard library only."""
+"""Define the options of the commands on stores of pictures, and list the pictures in their arguments (no torch)."""
 
 import json
 import os
@@ -19,50 +19,50 @@ from ssvit.options import OptionError, file_to_write
 PARTS, ALL = ("train", "validation", "test"), "all"
 Split = Literal["train", "validation", "test", "held_out"]
 INDEX, ADD, QUERY = "index", "add", "query"
-FEWEST = 5  # pictures whose deviations are good enough to standardise by: with two or three, neighbours get worse
+FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
 EMBEDDINGS = (".npz", ".safetensors", ".parquet")
 
 
 class Pictures(Pretrained):
-    """Pictures, and the features that an encoder computes of them."""
+    """Pictures, and the encoder that computes their features."""
 
     data: Part = None
     """A data set whose images are used if no pictures are named: its name, or the path of a folder."""
     images: Sequence[Name] = ()
-    """Pictures, or folders of them."""
+    """Pictures, or folders of pictures."""
     encoder: ForeignEncoder = ForeignEncoder()
-    """What another project's file may not contain; null: what the files next to it have, or the usual value."""
+    """Settings that another project's checkpoint may lack; null: as in the files next to it, or the usual value."""
     features: OneLayer = OneLayer()
-    """Which outputs of the encoder are the features."""
+    """The encoder outputs that serve as features."""
     batch_size: Count = 64
-    """Pictures encoded at a time."""
+    """Pictures per forward pass of the encoder."""
     workers: Count = 4
-    """Threads that read pictures."""
+    """Number of threads that read pictures."""
 
 
 class Retrieve(Pictures):
-    """An action on a store of pictures. All features of a store are of one checkpoint and one layer."""
+    """Create, extend or search a store of pictures. All features of a store come from one checkpoint and one layer."""
 
     action: Literal["index", "add", "query"]
-    """index: make a store; add: add pictures to it; query: find the pictures that are most similar."""
+    """index: create a store; add: add pictures to it; query: find the most similar pictures."""
     store: Name
     """The folder of the store."""
     index: Part = None
-    """How a query searches."""
+    """Search index of a query, exact or approximate."""
     split: Split = "train"
-    """Which images of a data set; held_out: test images if there are any, else validation images."""
+    """Split of a data set; held_out: test images if there are any, else validation images."""
     standardize: Literal["auto"] | bool = "auto"
-    """Whether a new store scales each feature to mean 0 and standard deviation 1 over all of its pictures when they are
-    compared. auto: if the objective of the checkpoint's run declares `needs_standardizing`, as those of masked models
-    do, and the store begins with 5 pictures or more."""
+    """Whether a new store standardises each feature over its pictures before comparison. auto: if the objective of the
+    checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store begins with 5 pictures
+    or more."""
     k: Count = 10
-    """Neighbours of a query."""
+    """Number of neighbours of a query."""
     sheet: Name | None = None
-    """A file for the contact sheet as PNG."""
+    """File for the contact sheet (PNG)."""
     output: Name | None = None
-    """A file for the neighbours as JSON."""
+    """File for the neighbours (JSON)."""
     ranking: bool = True
-    """Whether to compute mAP over the complete ranking too, which sorts the store for each query."""
+    """Whether to also compute mAP over the complete ranking, which sorts the store for each query."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
@@ -75,13 +75,12 @@ class Retrieve(Pictures):
 
 
 class Embed(Pictures):
-    """The features of pictures in one file."""
+    """Write the features of pictures to one file."""
 
     output: Name
-    """The file; its suffix is its format: .npz, .safetensors or .parquet."""
+    """The file; its suffix selects the format: .npz, .safetensors or .parquet."""
     split: Literal["all", "train", "validation", "test", "held_out"] = "all"
-    """Which images of a data set; all: those of every split; held_out: test images if there are any, else validation
-    images."""
+    """Split of a data set; all: every split; held_out: test images if there are any, else validation images."""
     overwrite: bool = False
     """Whether an existing file may be replaced."""
 
@@ -99,7 +98,7 @@ class Embed(Pictures):
 
 
 def encoder_of(store: str | Path) -> str:
-    """The identity of a store's features; "" if its manifest cannot be read, which opening the store reports."""
+    """Return the identity of a store's features, or "" if its manifest cannot be read (opening the store reports that)."""
     try:
         return str(json.loads((Path(store) / "manifest.json").read_bytes())["encoder"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -107,10 +106,12 @@ def encoder_of(store: str | Path) -> str:
 
 
 def pictures(images: Sequence[object]) -> dict[str, str | None]:
-    """Files and folders as {absolute path: class}, each picture once.
+    """List files and folders as {absolute path: class}, each picture once.
 
-    The class is the name of the subfolder if a folder has one for each class, else None. OptionError if a path does not
-    exist, holds no picture, or none is given.
+    The class is the name of the subfolder if a folder has one for each class, else None.
+
+    Raises:
+        OptionError: No path was passed, or a path does not exist or holds no picture.
     """
     if not images:
         raise OptionError("images", "", "name pictures, or folders of them, after the options, or a data set (data=…)")

@@ -1,8 +1,8 @@
-"""A store of image features: a folder that grows by whole parts, is verified when it is opened, and runs no code.
+"""A store of image features: an append-only folder that is verified when it is opened and never executes code.
 
-part_00000000.safetensors, ... hold the features of images, and as JSON their names and classes. manifest.json lists the
-sha256 of each part and has a checksum of its own. Parts are never changed, and a part that the manifest does not list
-is not in the store: wherever a process ends, the folder holds all images of the parts that were complete.
+Each part, part_00000000.safetensors and so on, holds features of images, with names and classes as JSON. manifest.json
+lists the sha256 of each part and contains its checksum. Parts never change, and a part that the manifest does not list
+is ignored: after an interruption at any time, the store contains the images of all complete parts.
 
 Letters: n images, d width.
 """
@@ -29,21 +29,21 @@ MANIFEST, LOCK = "manifest.json", "lock"
 
 
 class StoreError(UserError):
-    """A store cannot be written, or cannot be trusted."""
+    """A store cannot be written, is damaged, or does not fit the encoder."""
 
 
 class Store:
-    """The features of the images in a folder.
+    """Features of images, stored in a folder.
 
     Args:
-        folder: The folder, which is created by the first `add`.
-        encoder: The identity of the features, such as a checkpoint's checksum and a layer.
-        standardize: Whether each feature is scaled to mean 0 and standard deviation 1 over the images of the store
-            before features are compared.
+        folder: Folder of the store; the first `add` creates it.
+        encoder: Identity of the features, such as the checksum of a checkpoint and a layer.
+        standardize: Whether features are standardised to mean 0 and standard deviation 1 over the images of the store
+            before they are compared.
 
     Attributes:
-        places: The row of each image by its name.
-        classes: The class of each image, None where it is not known.
+        places: Row of each image by name.
+        classes: Class of each image, None where unknown.
     """
 
     def __init__(self, folder: str | Path, encoder: str, *, standardize: bool = False) -> None:
@@ -55,7 +55,16 @@ class Store:
 
     @classmethod
     def create(cls, folder: str | Path, encoder: str, *, standardize: bool = False) -> "Store":
-        """Return an empty store. StoreError unless the folder is absent or holds only the rest of such an attempt."""
+        """Return an empty store.
+
+        Args:
+            folder: Folder of the store.
+            encoder: Identity of the features.
+            standardize: Whether features are standardised before they are compared.
+
+        Raises:
+            StoreError: The folder contains files other than those of an interrupted first `add`.
+        """
         begun = {LOCK, f".{MANIFEST}.part", _part(0), f".{_part(0)}.part"}
         if (folder := Path(folder)).exists() and {entry.name for entry in folder.iterdir()} - begun:
             raise StoreError(f"{folder}: holds something already; add to it if it is a store, or take another")
@@ -66,11 +75,11 @@ class Store:
         """Read and verify a store.
 
         Args:
-            folder: Its folder.
-            encoder: The identity that its features must have; None: any.
+            folder: Folder of the store.
+            encoder: Required identity of its features; None accepts any.
 
         Raises:
-            StoreError: It is damaged or of another encoder.
+            StoreError: The store is damaged or was made with another encoder.
         """
         folder = Path(folder)
         manifest = _read_manifest(folder)
@@ -85,11 +94,16 @@ class Store:
         return store
 
     def add(self, names: Sequence[str], classes: Sequence[str | None], features: Tensor) -> None:
-        """Write images as a new part, within `writing`; features (n, d).
+        """Append images as a new part; call it within `writing`.
+
+        Args:
+            names: Names of the images, unique within the store and not empty.
+            classes: Classes of the images, None where unknown.
+            features: (n, d) floating point.
 
         Raises:
-            UserError: The store cannot hold them: a name is in it already or empty, or a vector has no direction.
-            StoreError: The disk refuses; the store is unchanged.
+            UserError: A name is empty or not unique, lengths or widths differ, or a vector is zero or not finite.
+            StoreError: A file cannot be written; the store is unchanged.
         """
         if not len(names) == len(classes) == len(features):
             raise UserError(f"{len(features)} vectors, {len(names)} names and {len(classes)} classes differ in number")
@@ -130,17 +144,18 @@ class Store:
 
     @cached_property
     def features(self) -> Tensor:
-        """(n, d) float32."""
+        """Features of all images, (n, d) float32."""
         return torch.cat(self._parts)
 
     def absent(self, names: Sequence[str]) -> list[str]:
-        """Those of some names that the store does not hold; whether a file has changed is not checked."""
+        """Return the names that the store lacks; changes of a file's content are not detected."""
         return [name for name in names if name not in self.places]
 
     def directions(self, features: Tensor) -> Tensor:
-        """Features as the store compares them, standardised if it is to be, of length one: (n, d) -> (n, d) float32.
+        """Return features normalised to length one, after standardisation if the store uses it: (n, d) -> (n, d) float32.
 
-        StoreError if the images of the store do not differ and are to be standardised.
+        Raises:
+            StoreError: The features are to be standardised, but all images of the store have the same ones.
         """
         standard = Standard.of(self.features, standardize=self.standardize)
         if not standard.scale.any():
@@ -151,7 +166,11 @@ class Store:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a store during the block. StoreError names the process that writes it."""
+    """Lock a store for writing during the block.
+
+    Raises:
+        StoreError: The folder cannot be written, or another process holds the lock; the error names that process.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -160,12 +179,16 @@ def writing(folder: Path) -> Iterator[None]:
         with locked(folder / LOCK, lambda holder: StoreError(f"{folder}: {holder} is writing to it")):
             yield
     finally:
-        with suppress(OSError):  # it holds something
+        with suppress(OSError):  # the folder is not empty
             folder.rmdir()
 
 
 def check_directions(features: Tensor, names: Sequence[str]) -> None:
-    """UserError that names the first image whose vector is zero or not finite."""
+    """Check that every feature vector is finite and not zero.
+
+    Raises:
+        UserError: A vector is zero or not finite; the error names the first such image.
+    """
     for row in (~features.isfinite().all(1) | (features == 0).all(1)).nonzero()[:1, 0].tolist():
         raise UserError(f"the vector of image {names[row]} has no direction: it is zero or not finite")
 
@@ -175,7 +198,11 @@ def _part(number: int) -> str:
 
 
 def _read_part(path: Path, checksum: str) -> tuple[list[str], list[str | None], Tensor]:
-    """The names, classes and features of a part. StoreError unless it is the one that the manifest lists."""
+    """Return names, classes and features of a part.
+
+    Raises:
+        StoreError: The part is damaged: its checksum is not that of the manifest.
+    """
     try:
         check_regular(path)
         data = path.read_bytes()
@@ -196,13 +223,17 @@ def _read_part(path: Path, checksum: str) -> tuple[list[str], list[str | None], 
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The verified manifest of a store. StoreError if there is none or it is damaged."""
+    """Return the verified manifest of a store.
+
+    Raises:
+        StoreError: The manifest is missing or damaged.
+    """
     path = folder / MANIFEST
     try:
         manifest, data = read_json(path)
         if manifest.get("kind") != KIND:
             raise StoreError(f"{folder}: is no store of {KIND} (its manifest.json is of something else)")
-        if data != sealed(manifest):  # byte by byte, so that any damage is noticed
+        if data != sealed(manifest):  # comparing all bytes detects any damage
             raise ValueError
         check_schema(manifest["schema"], SCHEMA, folder, StoreError)
         kinds = {"encoder": str, "standardize": bool, "parts": list}
