@@ -1,4 +1,7 @@
-"""What a training step takes: the views of some images. Letters: b images, v views, c channels, h, w pixels."""
+"""Batches of views, the input of a training step.
+
+Letters: b images, v views, c channels, h, w pixels.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -10,34 +13,37 @@ from ssvit.options import UserError
 
 
 class Transform(Protocol):
-    """Makes views of images, (b, c, h, w) uint8 or a list of (c, h, w): one of each image, or groups by name."""
+    """Transform images, (b, c, h, w) uint8 or a list of (c, h, w), to one view of each or to named groups of views."""
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor | dict[str, Tensor]: ...
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor | dict[str, Tensor]:
+        """Return one view of each image, (b, c, h, w) uint8, or groups of views by name, (b, v, c, h, w) uint8."""
+        ...
 
 
 class EvalTransform(Protocol):
-    """Shows images as evaluation sees them, without randomness: -> (b, c, h, w) uint8."""
+    """Transform images to the encoder input of evaluation, without randomness: -> (b, c, h, w) uint8."""
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor: ...
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
+        """Return the transformed images, (b, c, h, w) uint8; slots and seed have no effect."""
+        ...
 
     def mask(self, mask: Tensor) -> Tensor:
-        """The mask of an image as that is shown: (h, w) uint8 -> (h, w) uint8."""
+        """Transform the mask of an image in the same way as the image: (h, w) uint8 -> (h, w) uint8."""
         ...
 
 
 class Batch(NamedTuple):
-    """Some images of a run, or of an evaluation.
+    """Views, labels and targets of some images of a run or an evaluation.
 
     Attributes:
-        views: The views by name, uint8. A single view is called "image", (b, c, h, w); several of one size have a name
-            together, as "global" and "local", (b, v, c, h, w).
-        labels: (b,) int64; (b, k) bool where an image may have several classes; or None.
-        slots: (b,) int64, the numbers of the images in the order of training. All that is random about an image is a
-            function of the seed, its slot and the view.
-        targets: What a model predicts of an image besides its class, by name, or None: "masks" (b, h, w) uint8, the
-            class of each pixel, and "boxes" (b, m, 4) float32, top, left, height and width in pixels, of height 0 where
-            an image has fewer than m.
-        seed: The seed of the run.
+        views: Views by name, uint8. A single view is called "image", (b, c, h, w); several views of one size form a
+            group with one name, such as "global" or "local", (b, v, c, h, w).
+        labels: (b,) int64; (b, k) bool for multi-label classification; or None.
+        slots: (b,) int64, the position of each image in the training order. All randomness of an image is a function of
+            the seed, its slot and the view.
+        targets: Further targets by name, or None: "masks" (b, h, w) uint8, the class of each pixel, and "boxes" (b, m,
+            4) float32, top, left, height and width in pixels, padded with boxes of height 0 to m per image.
+        seed: Seed of the run.
     """
 
     views: dict[str, Tensor]
@@ -48,13 +54,22 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
-        """One view of images (b, c, h, w); slots: by default the first ones."""
+        """Return the batch of one view of images.
+
+        Args:
+            images: (b, c, h, w).
+            labels: (b,) int64, (b, k) bool, or None.
+            slots: (b,) int64; default: 0 to b - 1.
+        """
         return cls({"image": images}, labels, torch.arange(len(images)) if slots is None else slots)
 
     def only_view(self) -> Tensor:
-        """Return the only view, (b, c, h, w). UserError if there are several.
+        """Return the single view, (b, c, h, w).
 
-        A method, since torch.compile of torch 2.10 traces methods of named tuples, but not their properties.
+        This is a method, since torch.compile of torch 2.10 traces methods of named tuples, but not their properties.
+
+        Raises:
+            UserError: The batch has several views.
         """
         if "image" not in self.views:
             raise UserError(
@@ -65,17 +80,17 @@ class Batch(NamedTuple):
 
     @property
     def images(self) -> Tensor:
-        """The only view, outside of what is compiled."""
+        """The single view, (b, c, h, w), for code that is not compiled; see `only_view`."""
         return self.only_view()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors: views, labels, targets and slots."""
+        """All tensors, in the order views, labels, targets, slots."""
         labels = () if self.labels is None else (self.labels,)
         return (*self.views.values(), *labels, *(self.targets or {}).values(), self.slots)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return the batch of what a function makes of each tensor, in the order of `tensors`."""
+        """Return the batch with a function applied to each tensor, in the order of `tensors`."""
         views = {name: function(view) for name, view in self.views.items()}
         labels = None if self.labels is None else function(self.labels)
         targets = None if self.targets is None else {name: function(one) for name, one in self.targets.items()}
@@ -88,7 +103,7 @@ class Batch(NamedTuple):
         return parts[0].map(lambda _: torch.cat(next(columns)))
 
     def augmented(self, transform: Transform, seed: int) -> "Batch":
-        """The views that a transform makes of the only view."""
+        """Return the batch with the single view replaced by the views that a transform makes of it."""
         return self._replace(views=named(transform(self.images, self.slots, seed)))
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -97,5 +112,5 @@ class Batch(NamedTuple):
 
 
 def named(views: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    """Views by name, of what an augmentation returns: a tensor alone is the only view."""
+    """Return views by name; a single tensor becomes {"image": tensor}."""
     return {"image": views} if isinstance(views, Tensor) else views

@@ -1,8 +1,8 @@
-"""Batches from any step on, the same for any number of workers and processes.
+"""Training and evaluation batches from any step on, independent of the number of workers and processes.
 
-A set in memory is gathered and augmented on the device. Other images are read and augmented by worker processes, in
-parts of a micro-batch, which the main process puts together; an unreadable one is counted and replaced by another,
-chosen by hash of the slot.
+Data sets in memory are gathered and augmented on the device. Other images are read and augmented by worker processes,
+in parts of a micro-batch that the main process joins. In training, an unreadable image is counted and replaced by
+another one, chosen by a hash of the slot.
 
 Letters: b images, c channels, h, w pixels.
 """
@@ -29,14 +29,14 @@ from ssvit.data.workers import PART, TIMEOUT, Read, check_room, read, share
 from ssvit.options import OptionError, UserError, number, one_of, printable, whole
 from ssvit.randomness import permutation, uniform
 
-TOLERATED = 0.01  # share of unreadable files above which a run stops
-_ENOUGH = 300  # files seen before that share is judged, or all of them if there are fewer
-_REPLACEMENTS = 64  # other images tried in the place of an unreadable one
-_BLOCK, _MOST = 1 << 24, 4096  # bytes and number of images in memory that are augmented together
+TOLERATED = 0.01  # fraction of unreadable files above which a run stops
+_ENOUGH = 300  # files opened before that fraction is checked, or all if there are fewer
+_REPLACEMENTS = 64  # replacement images tried for an unreadable one
+_BLOCK, _MOST = 1 << 24, 4096  # bytes and images of a set in memory that are augmented in one call
 
 
 class Loading(TypedDict, total=False):
-    """How files are read for an evaluation; see `Loader`."""
+    """Options of reading files in an evaluation; see `Loader`."""
 
     workers: int
     timeout: float
@@ -45,22 +45,26 @@ class Loading(TypedDict, total=False):
 
 @dataclass(kw_only=True, eq=False)
 class Loader:
-    """Training batches of a source. OptionError for a batch size that cannot be split, or too little shared memory."""
+    """Training batches of a source.
+
+    Raises:
+        OptionError: The batch size cannot be split evenly, or shared memory is too small for the workers.
+    """
 
     source: Source
     transform: Transform
     seed: int
-    batch_size: int  # of a step, over all `world` processes and `accumulate` micro-batches
+    batch_size: int  # global: of a step, over all `world` processes and `accumulate` micro-batches
     accumulate: int = 1
     rank: int = 0
     world: int = 1
-    order: str = PERMUTATION  # of an epoch, see `sampler.indices`
-    decoding: str = FULL  # scaled: JPEGs smaller, as far as their crops stay as large as they are shown
-    workers: int = 0  # processes that read files; none are used for a set in memory
-    timeout: float = TIMEOUT  # seconds to wait for images of theirs, 0 for ever
+    order: str = PERMUTATION  # algorithm of an epoch's order, see `sampler.indices`
+    decoding: str = FULL  # scaled: downscale JPEGs in the decoder where no crop is then upsampled
+    workers: int = 0  # processes that read files; unused for a set in memory
+    timeout: float = TIMEOUT  # seconds to wait for a part of a batch, 0 for no limit
     device: torch.device | str = "cpu"
-    waited: float = field(default=0.0, init=False)  # seconds spent waiting for data so far
-    unreadable: dict[str, str] = field(init=False)  # reason by path of the files that could not be read so far
+    waited: float = field(default=0.0, init=False)  # total seconds spent waiting for data
+    unreadable: dict[str, str] = field(init=False)  # reason for each unreadable file, by path
 
     def __post_init__(self) -> None:
         size = len(self.source)
@@ -79,9 +83,10 @@ class Loader:
         self.unreadable = self._tally.reasons
 
     def batches(self, first_step: int, last_step: int) -> Generator[Batch]:
-        """The micro-batches of steps first_step ... last_step - 1, in order.
+        """Yield the micro-batches of steps first_step to last_step - 1 in order.
 
-        UserError if more than 1 % of the files cannot be read, or if a worker dies or gives nothing in time.
+        Raises:
+            UserError: More than 1 % of the files are unreadable, or a worker died or exceeded `timeout`.
         """
         units = range(first_step * self.accumulate, last_step * self.accumulate)
         read = self._from_files if self.source.in_memory is None else self._from_memory
@@ -100,7 +105,7 @@ class Loader:
         self.waited += seconds
 
     def _slots(self, *units: int) -> tuple[Tensor, Tensor]:
-        """Slots of micro-batches, counted over the steps, and the images that they show."""
+        """Return the slots of micro-batches, numbered across steps, and the indices of their images."""
         parted = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world, "batch_size": self.batch_size}
         slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **parted) for unit in units])
         return slots, sampler.indices(slots, size=len(self.source), seed=self.seed, order=self.order)
@@ -108,8 +113,8 @@ class Loader:
     def _from_memory(self, units: range) -> Generator[Batch]:
         assert self.source.in_memory is not None
         images, labels = self.source.in_memory.to(self.device, non_blocking=True), self.source.labels
-        # A small batch costs nearly as much as a large one, so several are made together. Which ones does not depend
-        # on the first step, so that arithmetic that differs with the size of a batch differs alike after a restart.
+        # A small batch costs nearly as much as a large one, so several are augmented in one call. Their grouping does
+        # not depend on the first step: rounding that varies with the batch size is then the same after a restart.
         largest = max(images[0].numel(), getattr(self.transform, "bytes_per_image", 0))
         count = max(1, min(_MOST, _BLOCK // largest) // self._micro_batch)
         for start in range(units.start // count * count, units.stop, count):
@@ -130,16 +135,17 @@ class Loader:
 
 
 def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[float], object]) -> Iterator[Batch]:
-    """Make and copy batches on a stream of their own, while the device works on the ones before.
+    """Prepare and copy batches on a separate CUDA stream while the device computes the previous steps.
 
-    The host does not wait for a GPU in training, so it asks for a batch while earlier steps are still computed. What
-    makes the batch (copies, crops of images in memory) then runs beside them.
+    In training the host does not synchronise with the GPU, so it requests a batch while earlier steps are still being
+    computed. The work for the batch (copies, crops of images in memory) overlaps with them on the second stream.
 
     Args:
-        batches: The batches, which are made as they are asked for.
+        batches: Iterator of batches, each made when it is requested.
         device: The GPU.
-        waited: Takes the seconds for which the device had nothing to do but to wait for a batch. The host's clock would
-            count too many: it may wait for data while the device has steps to compute.
+        waited: Called with the seconds that the device idled until a batch was ready. The host's clock would
+            overestimate
+            them: the host may wait for data while the device still has queued steps.
     """
     main, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     own.wait_stream(main)
@@ -154,7 +160,7 @@ def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[f
         main.wait_stream(own)
         main.record_event(given)
         for tensor in batch.tensors:
-            tensor.record_stream(main)  # or its memory would be used again before the step is over
+            tensor.record_stream(main)  # otherwise the allocator could reuse its memory during the step
         waits.append((asked, given))
         while waits and waits[0][1].query():
             first, last = waits.popleft()
@@ -174,10 +180,23 @@ def evaluation_batches(
     timeout: float = TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> Iterator[Batch]:
-    """Each image exactly once, in order; `slots` are their places in the source.
+    """Yield each image exactly once, in order; `slots` are indices into the source.
 
-    limit: that many images of the whole source, always the same. Process `rank` of `world` takes its contiguous part.
-    Unreadable files are left out; UserError if they are more than 1 %. workers, timeout: as of a Loader.
+    Unreadable files are skipped.
+
+    Args:
+        source: Images to evaluate.
+        transform: Transform of the images.
+        batch_size: Images per batch.
+        limit: Evaluate a fixed random subset of this many images; None for all.
+        rank: Rank of this process, which takes a contiguous part of the batches.
+        world: Number of processes.
+        workers: Number of processes that read files; 0 reads in this process.
+        timeout: Seconds to wait for a part of a batch, 0 for no limit.
+        device: Device of the batches.
+
+    Raises:
+        UserError: More than 1 % of the files are unreadable.
     """
     whole("batch_size", batch_size)
     count = len(source)
@@ -185,7 +204,7 @@ def evaluation_batches(
     if limit is not None and limit < count:
         whole("limit", limit)
         indices = permutation(0, "evaluation subset", count)[:limit].sort().values
-    # Whole batches, the same for any number of processes: the last bits of a product depend on what is beside an image.
+    # Processes share complete batches, since the last bits of a matrix product depend on the composition of the batch.
     parts = indices.split(batch_size) if len(indices) else ()
     parts = parts[len(parts) * rank // world : len(parts) * (rank + 1) // world]
     if source.in_memory is not None:
@@ -201,10 +220,10 @@ def evaluation_batches(
 
 
 class _Reader(Dataset[Read]):
-    """Reads and augments images, in whatever process: (slots, indices) -> a batch of them and what was unreadable.
+    """Read and augment images in a worker or in the main process: (slots, indices) -> (batch, unreadable files).
 
-    A UserError is returned, because a worker that raises it wraps it in its own traceback. Without a seed unreadable
-    images are left out instead of replaced; where none is left, the batch has no views.
+    A UserError is returned instead of raised, because DataLoader would wrap it in a worker traceback. Without a seed,
+    unreadable images are skipped instead of replaced; a batch without any readable image has no views.
     """
 
     def __init__(
@@ -240,7 +259,7 @@ class _Reader(Dataset[Read]):
         return Batch.joined(parts[1:] or parts)
 
     def _readable(self, slot: int, index: int, failures: list[Unreadable]) -> tuple[int, Tensor] | None:
-        """Return the image of a slot with its index, another one in training if it is unreadable, else None."""
+        """Return the index and pixels of a slot's image; replace an unreadable one in training, else return None."""
         before = len(failures)
         for candidate in self._candidates(slot, index):
             try:
@@ -265,18 +284,26 @@ class _Reader(Dataset[Read]):
 
 
 class _Tally:
-    """Counts the files opened and names those unreadable, and says when the latter are too many."""
+    """Count opened and unreadable files, and stop the run once too many are unreadable."""
 
     def __init__(self, size: int) -> None:
         self.size, self.seen = size, 0
         self.reasons: dict[str, str] = {}
 
     def add(self, opened: int, failures: list[Unreadable]) -> None:
-        """UserError once the share of unreadable files is above the tolerated one."""
+        """Count files.
+
+        Args:
+            opened: Number of files that were opened.
+            failures: Those of them that are unreadable.
+
+        Raises:
+            UserError: The fraction of unreadable files exceeds `TOLERATED`.
+        """
         self.seen = min(self.seen + opened, self.size)
         self.reasons |= {failure.path: failure.reason for failure in failures}
         allowed = TOLERATED * self.seen
-        if self.seen < self.size:  # three standard deviations more, not to stop by chance a set within the limit
+        if self.seen < self.size:  # plus three standard deviations, so that chance does not stop a set within the limit
             allowed += 3 * math.sqrt(allowed)
         if self.seen >= min(_ENOUGH, self.size) and len(self.reasons) > allowed:
             path, reason = next(iter(self.reasons.items()))

@@ -1,8 +1,8 @@
-"""Which images at which step: a slot numbers an image in the order of training, and everything follows from the slot.
+"""Map training steps to images by slots: positions in the training order, from which everything else follows.
 
-Step s of a run holds slots s * batch_size ... (s + 1) * batch_size - 1. Slot t shows image t % size of the order
-of epoch t // size, so every image comes once an epoch, batches may straddle epochs, and nothing has to be saved to
-go on from any step.
+Step s of a run holds slots s * batch_size to (s + 1) * batch_size - 1. Slot t shows image t % size of the order of
+epoch t // size. So every image comes once in an epoch, batches may straddle epochs, and resuming at any step needs no
+sampler state.
 
 Letters: b slots.
 """
@@ -27,9 +27,16 @@ def _order(seed: int, epoch: int, size: int) -> Tensor:
 
 
 def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) -> Tensor:
-    """The image that each slot shows: slots (b,) int64 -> (b,) int64 in [0, size), a function of (seed, slot) alone.
+    """Return the image index of each slot, a function of (seed, slot) alone.
 
-    order: how an epoch's order is made. permutation: as a table of all images. bijection: computed for each slot.
+    Args:
+        slots: (b,) int64.
+        size: Number of images.
+        seed: Seed of the run.
+        order: Algorithm of an epoch's order. permutation: a table of all images; bijection: computed for each slot.
+
+    Returns:
+        (b,) int64 in [0, size).
     """
     epochs, places = slots.div(size, rounding_mode="floor"), slots.remainder(size)
     shown = torch.empty_like(slots)
@@ -43,10 +50,20 @@ def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) ->
 
 
 def slots(step: int, micro: int, *, batch_size: int, accumulate: int = 1, rank: int = 0, world: int = 1) -> Tensor:
-    """The slots of one micro-batch: (batch_size / (world * accumulate),) int64.
+    """Return the slots of one micro-batch on one process.
 
-    Process `rank` of `world` takes its contiguous part of the global batch, and micro-batch `micro` of `accumulate`
-    its contiguous part of that.
+    Process `rank` takes a contiguous part of the global batch, and micro-batch `micro` a contiguous part of that.
+
+    Args:
+        step: Training step, from 0.
+        micro: Micro-batch within the step, from 0.
+        batch_size: Global batch size.
+        accumulate: Micro-batches per step.
+        rank: Rank of this process.
+        world: Number of processes.
+
+    Returns:
+        (batch_size / (world * accumulate),) int64.
     """
     count = batch_size // (world * accumulate)
     start = step * batch_size + (rank * accumulate + micro) * count
@@ -54,7 +71,18 @@ def slots(step: int, micro: int, *, batch_size: int, accumulate: int = 1, rank: 
 
 
 def check(*, batch_size: int, accumulate: int, world: int, size: int, order: str = PERMUTATION) -> None:
-    """OptionError if the global batch cannot be split evenly or holds more images than there are, or for `order`."""
+    """Check the batch size and the order of a run.
+
+    Args:
+        batch_size: Global batch size.
+        accumulate: Micro-batches per step.
+        world: Number of processes.
+        size: Number of images.
+        order: Algorithm of an epoch's order.
+
+    Raises:
+        OptionError: The global batch cannot be split evenly or exceeds the data set, or the order is unknown.
+    """
     one_of("order", order, ORDERS)
     whole("batch_size", batch_size)
     whole("accumulate", accumulate)

@@ -110,7 +110,7 @@ def data_set(config: Config, pixels: PixelFormat) -> "Data":
 
 
 def _shown(data: Images | None, checkpoint: Checkpoint) -> Sequence[int]:
-    """Return the channels shown as red, green and blue in pictures: those of `data`, or else of the checkpoint's run."""
+    """Return the channels that pictures show as red, green and blue, from `data` or from the checkpoint's run."""
     if data is not None:
         return getattr(data, "shown", _FIRST)
     with suppress(FileNotFoundError):  # weights without their run

@@ -312,7 +312,7 @@ class Answer:
         return "\n".join(lines)
 
     def write(self, *, sheet: str | None, output: str | None) -> None:
-        """Write the contact sheet (PNG) to `sheet` and the records (JSON) to `output`, atomically; None skips a file."""
+        """Write the contact sheet (PNG) to `sheet` and the records (JSON) to `output`, each atomically, unless None."""
         if output is not None:
             atomic_io.replace(Path(output), (json.dumps(self.records, indent=1) + "\n").encode())
         if sheet is not None:

@@ -98,7 +98,7 @@ class Embed(Pictures):
 
 
 def encoder_of(store: str | Path) -> str:
-    """Return the identity of a store's features, or "" if its manifest cannot be read (opening the store reports that)."""
+    """Return the identity of a store's features, or "" if its manifest cannot be read."""
     try:
         return str(json.loads((Path(store) / "manifest.json").read_bytes())["encoder"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

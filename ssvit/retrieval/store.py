@@ -60,7 +60,7 @@ class Store:
         Args:
             folder: Folder of the store.
             encoder: Identity of the features.
-            standardize: Whether features are standardised before they are compared.
+            standardize: Whether to standardise features before they are compared.
 
         Raises:
             StoreError: The folder contains files other than those of an interrupted first `add`.
@@ -152,7 +152,7 @@ class Store:
         return [name for name in names if name not in self.places]
 
     def directions(self, features: Tensor) -> Tensor:
-        """Return features normalised to length one, after standardisation if the store uses it: (n, d) -> (n, d) float32.
+        """Normalise features to length one, after standardisation if the store uses it: (n, d) -> (n, d) float32.
 
         Raises:
             StoreError: The features are to be standardised, but all images of the store have the same ones.
@@ -201,7 +201,7 @@ def _read_part(path: Path, checksum: str) -> tuple[list[str], list[str | None], 
     """Return names, classes and features of a part.
 
     Raises:
-        StoreError: The part is damaged: its checksum is not that of the manifest.
+        StoreError: The part is damaged, or its checksum differs from the manifest.
     """
     try:
         check_regular(path)

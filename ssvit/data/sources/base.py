@@ -1,4 +1,7 @@
-"""Sources of images, and what a run trains on and is measured on. Letters: n images, c channels, h, w pixels."""
+"""Sources of images, and the data set of a run: its training, validation and test images.
+
+Letters: n images, b images of a batch, k classes, c channels, h, w pixels.
+"""
 
 import hashlib
 from bisect import bisect_right
@@ -18,13 +21,13 @@ from ssvit.data.sources import base_options as source_options
 from ssvit.options import OptionError, UserError, number, printable
 from ssvit.randomness import uniform
 
-IGNORED = 255  # the class of a mask's pixels that do not count
-Reduce = Callable[[int, int], int]  # height, width -> by what their JPEG may be smaller when it is decoded: 1, 2, 4, 8
-Labels = Tensor | np.ndarray | Sequence[int] | None  # as they are given
+IGNORED = 255  # the class of ignored pixels of a mask
+Reduce = Callable[[int, int], int]  # (height, width) -> downscaling factor of the decoder: 1, 2, 4 or 8
+Labels = Tensor | np.ndarray | Sequence[int] | None  # labels as a caller passes them
 
 
 class Unreadable(UserError):
-    """A file that is no image, or a damaged one."""
+    """A file that is damaged or not an image."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -35,11 +38,13 @@ class Unreadable(UserError):
 
 
 class Source(Protocol):
-    """Images in a fixed order. A subclass needs `__len__` and `read`, and may replace the rest.
+    """Images in a fixed order; a subclass implements `__len__` and `read`, and may override the other methods.
 
-    labels: (n,) int64 into `classes`; (n, k) bool where an image may have several of them; or None. in_memory: all
-    images as one tensor (n, c, h, w) uint8, or None where they are read one by one. bytes_per_pixel: of an image as it
-    is read.
+    Attributes:
+        labels: (n,) int64, indices into `classes`; (n, k) bool for multi-label classification; or None.
+        classes: Class names.
+        in_memory: All images as one tensor (n, c, h, w) uint8, or None if they are read one by one.
+        bytes_per_pixel: Bytes per pixel of an image that `read` returns.
     """
 
     labels: Tensor | None = None
@@ -50,36 +55,44 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Tensor:
-        """One image, (c, h, w) uint8 or float32 in [0, 1]. `Unreadable` if it is damaged: another takes its place."""
+        """Return one image, (c, h, w) uint8 or float32 in [0, 1].
+
+        Raises:
+            Unreadable: The image is damaged; the caller replaces or skips it.
+        """
         ...
 
     def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        """The same, decoded smaller where `reduce` allows and the file's format can."""
+        """Return one image, downscaled by the decoder where `reduce` allows it and the file format supports it."""
         return self.read(index)
 
     def values(self, index: int) -> np.ndarray:
-        """The numbers of an image as its file has them, (c, h, w) of any type. `Unreadable` as above."""
+        """Return the stored values of an image, (c, h, w) of any dtype.
+
+        Raises:
+            Unreadable: The image is damaged.
+        """
         return self.read(index).numpy()
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Told of the images that are read next, for what is faster together, as requests to an object store."""
+        """Prepare the images that are read next, for sources that read several at once, such as an object store."""
         return
 
     def name(self, index: int) -> str:
-        """What to call an image: the path of a file."""
+        """Return the name of an image for messages: the path of a file."""
         return f"image {index}"
 
     def mask(self, index: int) -> Tensor | None:
-        """The class of each pixel of an image, (h, w) uint8, 255 for those that do not count; None without masks."""
+        """Return the class of each pixel, (h, w) uint8, 255 for ignored pixels; None if the source has no masks."""
         return None
 
     def take(self, indices: Tensor) -> "Source":
-        """The source of the images at `indices`, in that order."""
+        """Return the source of the images at `indices`, in that order."""
         return Part(self, indices)
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of every image's shape and pixels, in order. Replace it where reading is slow."""
+        """sha256 of the shape and pixels of every image, in order; override it where reading is slow."""
         digest = hashlib.sha256()
         for index in range(len(self)):
             try:
@@ -92,9 +105,9 @@ class Source(Protocol):
 
 
 def median_side(source: Source, images: int = 9) -> int:
-    """Return the median of the shorter sides, in pixels, of some images that are evenly spaced in a source.
+    """Return the median of the shorter sides of evenly spaced images of a source, in pixels.
 
-    Unreadable images do not count. The result is 0 if all are.
+    Unreadable images are skipped; the result is 0 if all are unreadable.
     """
     sides, count = [], min(images, len(source))
     for place in range(count):
@@ -104,35 +117,40 @@ def median_side(source: Source, images: int = 9) -> int:
 
 
 class _Derived(Source):
-    """Images of other sources."""
+    """A source whose images are read from other sources."""
 
     def place(self, index: int) -> tuple[Source, int]:
-        """Return the source of an image, and its index there."""
+        """Return the underlying source of an image and its index there."""
         raise NotImplementedError
 
     def read(self, index: int) -> Tensor:
+        """Return one image of the underlying source."""
         source, place = self.place(index)
         return source.read(place)
 
     def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        """Return one image of the underlying source, downscaled by the decoder where possible."""
         source, place = self.place(index)
         return source.read_smaller(place, reduce)
 
     def values(self, index: int) -> np.ndarray:
+        """Return the stored values of an image of the underlying source."""
         source, place = self.place(index)
         return source.values(place)
 
     def name(self, index: int) -> str:
+        """Return the name of an image in the underlying source."""
         source, place = self.place(index)
         return source.name(place)
 
     def mask(self, index: int) -> Tensor | None:
+        """Return the mask of an image of the underlying source, or None."""
         source, place = self.place(index)
         return source.mask(place)
 
 
 class Part(_Derived):
-    """Some images of a source, in the order of `indices` (n,)."""
+    """A subset of a source, in the order of `indices` (n,)."""
 
     def __init__(self, whole: Source, indices: Tensor) -> None:
         self.whole, self.indices = whole, indices
@@ -143,18 +161,24 @@ class Part(_Derived):
         return len(self.indices)
 
     def place(self, index: int) -> tuple[Source, int]:
+        """Return the underlying source of an image and its index there."""
         return self.whole, int(self.indices[index])
 
     def prefetch(self, indices: Sequence[int]) -> None:
+        """Prepare the images that are read next in the underlying source."""
         self.whole.prefetch([int(self.indices[index]) for index in indices])
 
     @cached_property
     def fingerprint(self) -> str:
+        """sha256 of the fingerprint of the underlying source and of the indices."""
         return hashlib.sha256(f"{self.whole.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
 
 
 class Joined(_Derived):
-    """Several sources, one after the other. Classes of one name are one; without labels if a source has none."""
+    """The concatenation of several sources.
+
+    Classes with the same name are merged. The concatenation has no labels if one of the sources has none.
+    """
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self.parts, self.ends = parts, list(accumulate(map(len, parts)))
@@ -162,7 +186,7 @@ class Joined(_Derived):
         labels = [part.labels for part in parts if part.labels is not None]
         if len(labels) == len(parts):
             every = [part.classes for part in parts]
-            # Sources of the same classes keep their order.
+            # If all sources have the same classes, their order is kept.
             self.classes = every[0] if len(set(every)) == 1 else tuple(sorted(set(chain(*every))))
             places = [[self.classes.index(name) for name in classes] for classes in every]
             k = len(self.classes)
@@ -172,25 +196,31 @@ class Joined(_Derived):
         return self.ends[-1]
 
     def place(self, index: int) -> tuple[Source, int]:
+        """Return the underlying source of an image and its index there."""
         number = bisect_right(self.ends, index)
         return self.parts[number], index - (self.ends[number - 1] if number else 0)
 
     @cached_property
     def fingerprint(self) -> str:
+        """sha256 of the fingerprints of the concatenated sources."""
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
 
 
 def joined(parts: Sequence[Source]) -> Source:
-    """Several sources as one; a single one as it is."""
+    """Concatenate sources; a single one is returned unchanged."""
     return parts[0] if len(parts) == 1 else Joined(parts)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Images to train on, validation images for choices, and test images for the reported figure.
+    """Training images, validation images for choices, and test images for the reported figure.
 
-    Either validation or test may be None; the other then serves for both, under its own name. classes: the names of the
-    training set's classes, none if unlabelled. told: which folder serves what, a line for people.
+    Attributes:
+        train: Training images.
+        validation: Validation images, or None: the test images then serve for both, under their name.
+        test: Test images, or None: the validation images then serve for both, under their name.
+        classes: Class names of the training set, empty if it is unlabelled.
+        told: A line for people on the origin of each split.
     """
 
     train: Source
@@ -201,21 +231,27 @@ class Data:
 
     @property
     def watched(self) -> Source:
-        """What to measure on while training goes on."""
+        """The images of the metrics during training: validation images, or else test images."""
         return self.reported[1] if self.validation is None else self.validation
 
     @property
     def reported(self) -> tuple[str, Source]:
-        """What the reported figure is measured on: its name, test or validation, and the images."""
+        """The split of the reported figure: its name, test or validation, and its images."""
         name, source = ("validation", self.validation) if self.test is None else ("test", self.test)
         assert source is not None
         return name, source
 
     def without_test(self, development: float | str) -> "Data":
-        """The same without test images, to choose options by.
+        """Return the data set without its test images, for the choice of options.
 
-        If the validation images are what is reported on, the fraction `development` of the training images takes their
-        place; development=validation uses them all the same. OptionError if there are none.
+        If the reported figure comes from the validation images, a held-out fraction of the training images replaces
+        them.
+
+        Args:
+            development: Fraction of the training images to hold out; "validation" keeps the validation images.
+
+        Raises:
+            OptionError: `development` is "validation" and there are no validation images.
         """
         if self.validation is not None and (self.test is not None or development == source_options.VALIDATION):
             return replace(self, test=None)
@@ -226,9 +262,21 @@ class Data:
 
 
 def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Part a source into (train, held out): the `fraction` of the images whose hash of (seed, index) is least.
+    """Split a source into training and held-out images by a hash of (seed, index).
 
-    At least one image goes to each part. OptionError unless 0 < fraction < 1, UserError for fewer than two images.
+    The images with the smallest hashes are held out, at least one image in each part.
+
+    Args:
+        source: Source to split.
+        fraction: Fraction of the images to hold out, in (0, 1).
+        seed: Seed of the hash.
+
+    Returns:
+        The training images and the held-out images.
+
+    Raises:
+        OptionError: The fraction is not in (0, 1).
+        UserError: The source has fewer than two images.
     """
     number("held_out", fraction, 0, above=True)
     if fraction >= 1:
@@ -250,11 +298,16 @@ def parted(
     seed: int,
     skipped: str = "",
 ) -> Data:
-    """Return a data set of its splits; of training images alone, some are held out. Errors as `hold_out`.
+    """Return the data set of some splits; without validation and test images, training images are held out for testing.
 
     Args:
-        names: The name of each split, for messages.
-        skipped: Why the test images are not used.
+        names: Names of the training, validation and test splits, for messages.
+        train: Training images.
+        validation: Validation images, or None.
+        test: Test images, or None.
+        held_out: Fraction of the training images to hold out, see `hold_out`.
+        seed: Seed of the choice of held-out images.
+        skipped: Reason why existing test images are not used, "" if there is none.
     """
     if validation is None and test is None:
         part, rest = hold_out(train, fraction=held_out, seed=seed)
@@ -271,9 +324,16 @@ def parted(
 
 
 def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None = None, seed: int = 0) -> Source:
-    """Fewer images of a source, in its order: see `source_options.Subset`.
+    """Return a subset of a source, in its order; see `source_options.Subset`.
 
-    OptionError if there are not so many, or none.
+    Args:
+        source: The source.
+        part: Interval [from, to) of hashes in [0, 1) of the images to take.
+        images: Number of images, balanced over the classes; None for all in the interval.
+        seed: Seed of the hash.
+
+    Raises:
+        OptionError: There are fewer images than requested, or none.
     """
     low, high = part
     if (low, high) == (0, 1) and images is None:
@@ -285,8 +345,8 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
         name, value = ("part", [low, high]) if images is None else ("images", images)
         raise OptionError(name, value, f"there are {len(chosen)} images to choose from")
     if images is not None and source.labels is not None:
-        # The first image of each class, then the second of each, and so on. One of several classes comes when the first
-        # of them is due; those of no class are one more.
+        # Take the first image of each class, then the second of each, and so on. A multi-label image is taken at the
+        # first turn of any of its classes; images without a class count as one more class.
         labels = source.labels[chosen]
         turn = torch.full((len(labels),), len(labels))
         for of_class in members(labels):
@@ -296,9 +356,18 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
 
 
 def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
-    """The masks of some images as evaluation shows these: indices (b,) -> (b, h, w) uint8.
+    """Return the masks of some images, transformed like the images in evaluation.
 
-    transform: that of the images, with a method `mask`. UserError if an image has no mask, or an unreadable one.
+    Args:
+        source: Source of the masks.
+        transform: Transform of the images, whose method `mask` is used.
+        indices: (b,) int64.
+
+    Returns:
+        (b, h, w) uint8.
+
+    Raises:
+        UserError: An image has no mask, or its mask is unreadable.
     """
     found = []
     for index in indices.tolist():
@@ -311,7 +380,16 @@ def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
 
 
 def class_numbers(names: Iterable[str], classes: Sequence[str], *, called: str) -> dict[str, int]:
-    """The number of each class. UserError, of what is called so, if one of `names` is not among the classes."""
+    """Return the index of each class by name.
+
+    Args:
+        names: Class names that must be among the classes.
+        classes: All class names in order.
+        called: Name of the data set for the message.
+
+    Raises:
+        UserError: One of `names` is not among the classes.
+    """
     number = {name: place for place, name in enumerate(classes)}
     if unknown := set(names) - number.keys():
         wrong = f"the class {printable(min(unknown))} is not among the {len(classes)} that are trained on"
@@ -320,12 +398,12 @@ def class_numbers(names: Iterable[str], classes: Sequence[str], *, called: str) 
 
 
 def is_multi_label(labels: Tensor) -> bool:
-    """Whether labels are (n, k) bool, of images that may have several of the classes, and not (n,) int64."""
+    """Return whether labels are multi-label, (n, k) bool, instead of (n,) int64."""
     return labels.ndim == 2
 
 
 def members(labels: Tensor) -> Iterator[Tensor]:
-    """Which images are of each class that has some, (n,) bool, and, where they may have several, which are of none."""
+    """Yield the members of each class that has any as a mask (n,) bool; for multi-label also those without a class."""
     if is_multi_label(labels):
         yield from (column for column in (*labels.T, ~labels.any(1)) if column.any())
     else:
@@ -333,13 +411,19 @@ def members(labels: Tensor) -> Iterator[Tensor]:
 
 
 def class_text(label: Tensor, classes: Sequence[str]) -> str:
-    """The class of an image, () int64, or its classes, (k,) bool, joined by |."""
+    """Return the class name of a label, () int64, or the class names of a multi-label one, (k,) bool, joined by |."""
     numbers = label.nonzero()[:, 0] if label.ndim else label[None]
     return "|".join(classes[number] for number in numbers)
 
 
 def renumbered(labels: Tensor, numbers: Sequence[int], classes: int) -> Tensor:
-    """Labels by other numbers of the classes: class i becomes number `numbers[i]` of so many."""
+    """Map labels to another numbering of the classes.
+
+    Args:
+        labels: (n,) int64 or (n, k) bool.
+        numbers: New index of each class.
+        classes: Number of classes in the new numbering.
+    """
     if not is_multi_label(labels):
         return torch.tensor(numbers)[labels]
     found = labels.new_zeros(len(labels), classes)
@@ -348,6 +432,16 @@ def renumbered(labels: Tensor, numbers: Sequence[int], classes: int) -> Tensor:
 
 
 def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:
+    """Validate labels and return them as (n,) int64 or, if they are bool, as (n, k) bool; None stays None.
+
+    Args:
+        labels: The labels, or None.
+        count: Number of images n.
+        classes: Class names.
+
+    Raises:
+        UserError: The number of labels differs from the number of images, or a label is out of range.
+    """
     if labels is None:
         return None
     if isinstance(labels, Tensor) and labels.dtype == torch.bool:

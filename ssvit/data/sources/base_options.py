@@ -1,4 +1,4 @@
-"""The options that every data set has, and those of a part of one."""
+"""Define the options that every data set has, and those of a subset."""
 
 from collections.abc import Callable, Sequence
 from typing import IO, Annotated, ClassVar, NamedTuple, Self
@@ -11,7 +11,7 @@ from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, RootOptionError
 
 FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
-PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # how the order of an epoch is made
+PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an epoch's order
 # Short forms of options, as of `Command.expansions`: data=PATH and data.normalization=FILE.
 SHORT_FORMS = dict.fromkeys(("data", "data.normalization"), "ssvit.data.arguments.expand")
 VALIDATION = "validation"
@@ -23,7 +23,7 @@ HeldOutPart = Annotated[float, Gt(0), Le(0.9)]
 
 
 class Images(Options):
-    """The group data, next to the options of its source."""
+    """The group `data`, next to the options of its source."""
 
     image_size: Size = 224
     """Pixels of an image's side, or [height, width]."""
@@ -36,14 +36,14 @@ class Images(Options):
     augment: Part = None
     """The augmentation of the training images."""
     view: Part = Field({"_target_": "ssvit.data.augment.crop.CenterCrop", "size": "${data.image_size}"})
-    """The transform of the images that are evaluated."""
+    """The transform of evaluation images."""
 
 
 class Augmentation(Options):
     """The augmentation of training images.
 
     Attributes:
-        views: The names of the views that it gives of an image. A single view is called "image".
+        views: Names of the views or groups of views of an image. A single view is called "image".
     """
 
     views: ClassVar[tuple[str, ...]] = ("image",)
@@ -53,23 +53,22 @@ class Augmentation(Options):
 
     @property
     def number_of_local_views(self) -> int:
-        """Local views of an image."""
+        """Number of local views of an image."""
         return 0
 
 
 class FileImages(Images):
-    """The group data for images in files."""
+    """The group `data` for images in files."""
 
     order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
-    """How the images of an epoch are ordered. permutation: by a table of all images; bijection: another order, which
-    needs no table."""
+    """Algorithm of an epoch's order. permutation: a table of all images; bijection: another order, without a table."""
     decoding: Annotated[str, OneOf(DECODINGS)] = FULL
-    """scaled: JPEGs of 1024x768 pixels or more are decoded at a quarter or an eighth of their sides, as far as the
-    random crop stays as large as image_size; full: all at full size."""
+    """scaled: decode JPEGs of 1024x768 pixels or more at a quarter or an eighth of their sides, as long as the random crop
+    is no smaller than image_size; full: decode all at full size."""
 
 
 class Sample(NamedTuple):
-    """Some of the training images of a data set, evenly spaced.
+    """Evenly spaced training images of a data set.
 
     Attributes:
         images: Number of all training images.
@@ -83,19 +82,19 @@ class Sample(NamedTuple):
 
 
 class DataSet(Options):
-    """A data set, and what is known of it before its images are read; None for what is not."""
+    """The options of a data set, with the properties that are known before its images are read; None where unknown."""
 
     is_function: ClassVar[bool] = True
     around: ClassVar[type[Options] | None] = Images
 
     @property
     def image_channels(self) -> int | None:
-        """Channels of the images."""
+        """Number of channels of the images."""
         return None
 
     @property
     def labelled(self) -> bool | None:
-        """Whether the images to train on have labels."""
+        """Whether the training images have labels."""
         return None
 
     @property
@@ -109,41 +108,41 @@ class DataSet(Options):
         return None
 
     def count(self, at_most: int) -> int | None:
-        """How many images there are to train on, as far as `at_most`."""
+        """Return the number of training images, counting up to `at_most`; None if unknown."""
         return None
 
     def sample(self, most: int) -> Sample | None:
-        """Return up to about `most` of the training images; None for a data set that is not files."""
+        """Return up to about `most` training images; None for a data set that does not consist of files."""
         return None
 
     def check(self, run: Run) -> None:
-        """Check the channels of the encoder, and that there are the images that are to be measured on."""
+        """Check the number of channels against the encoder, and that validation images exist if they are required."""
         if isinstance(run.encoder, Normalized) and self.image_channels not in (None, run.encoder.channels):
             self.refuse_channels(run.encoder.channels)
         if self.validated is False and run.development == VALIDATION:
             raise RootOptionError("development", VALIDATION, NO_VALIDATION)
 
     def refuse_channels(self, channels: int) -> None:
-        """Raise the error for an encoder of images with another number of channels."""
+        """Raise the error for an encoder with another number of channels."""
         raise RootOptionError("encoder.channels", channels, f"must be {self.image_channels}, as of the images")
 
 
 class HeldOut(DataSet):
-    """A data set that may have training images alone, some of which are then kept to measure on."""
+    """A data set that may consist of training images alone, some of which are then held out for testing."""
 
     held_out: HeldOutPart = 0.1
-    """Part of the images that is kept from training to test on, where there are neither validation nor test images."""
+    """Fraction of the images to hold out for testing if there are neither validation nor test images."""
     seed: Whole = 0
-    """Seed of which images are held out: the same for every run."""
+    """Seed of the choice of held-out images, the same for every run."""
 
 
 class Subset(Options):
-    """Fewer images of a source."""
+    """A subset of the images of a source."""
 
     part: Annotated[Sequence[Fraction], Len(2, 2), Expect("two numbers, [from, to]")] = (0, 1)
-    """Those whose hash lies in [from, to): parts that do not overlap share no image."""
+    """Interval [from, to) of hashes of the images to take: intervals that do not overlap share no image."""
     images: Count | None = None
-    """Only so many of them, as many of each class as of any other as far as there are; None for all."""
+    """Number of images to take, balanced over the classes as far as possible; None for all."""
 
     @model_validator(mode="after")
     def _check_part(self) -> Self:
@@ -152,7 +151,7 @@ class Subset(Options):
         return self
 
     def check(self, run: Run) -> None:
-        """Check that there are as many images."""
+        """Check that the source has enough images."""
         if self.images is not None and isinstance(run.source, DataSet):
             images = run.source.count(at_most=self.images)
             if images is not None and self.images > images:
@@ -160,7 +159,16 @@ class Subset(Options):
 
 
 def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
-    """OptionError if so many processes cannot share a batch evenly."""
+    """Check that the processes can share a batch evenly.
+
+    Args:
+        batch_size: Global batch size.
+        accumulate: Micro-batches per step.
+        processes: Number of processes.
+
+    Raises:
+        OptionError: The batch size is not divisible by processes * accumulate.
+    """
     if batch_size % (processes * accumulate):
         right = f"must be divisible by processes * accumulate = {processes} * {accumulate}"
         fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
