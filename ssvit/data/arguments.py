@@ -1,4 +1,4 @@
-"""Short forms of the options of images on the command line: data=PATH and data.normalization=FILE. No torch."""
+"""Expand the short forms of image options on the command line, data=PATH and data.normalization=FILE (no torch)."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from ssvit.options import Failure
 
 
 def expand(line: CommandLine, own_images: Sequence[str] = ()) -> None:
-    """Replace the short forms among the options of a command line by the options that they stand for.
+    """Replace the short forms on a command line by the options that they abbreviate.
 
     Args:
-        line: The command line, which is changed.
-        own_images: Options that data=PATH adds, unless they are typed.
+        line: The command line, which is modified.
+        own_images: Options that data=PATH adds unless they are typed.
 
     Raises:
-        Failure: There is no such folder, or the file of a normalisation cannot be read.
+        Failure: The folder does not exist, or the normalization file cannot be read.
     """
     names = line.typed.keys()
     expanded = [part for option in line.options for part in data_set(option, line)]
@@ -30,9 +30,17 @@ def expand(line: CommandLine, own_images: Sequence[str] = ()) -> None:
 
 
 def data_set(option: str, line: CommandLine) -> list[str]:
-    """The options that data=PATH stands for, where no choice of the group data has that name; else the option itself.
+    """Return the options that data=PATH abbreviates; any other option is returned unchanged.
 
-    PATH is a folder of images, a folder of shards (tar files) and no images, or a table of images (.csv, .tsv).
+    PATH is a folder of images, a folder of shards (tar files) without images, or a table of images (.csv, .tsv). A
+    choice of the group data takes precedence over a path of the same name.
+
+    Args:
+        option: The option, name=value.
+        line: The command line, whose choices of the group data are known.
+
+    Raises:
+        Failure: The path does not exist.
     """
     group, _, written = option.partition("=")
     value = unquoted(written)
@@ -49,7 +57,7 @@ def data_set(option: str, line: CommandLine) -> list[str]:
 
 
 def _normalization(option: str, typed: Collection[str]) -> list[str]:
-    """The options in the file that data.normalization=FILE names, except those that are typed."""
+    """Return the options in the file that data.normalization=FILE names, except those that are typed."""
     name, _, written = option.partition("=")
     if name != "data.normalization":
         return [option]

@@ -1,12 +1,11 @@
-"""A file becomes an image, uint8 RGB by default, or an error that names it: no file may stop or crash the process.
+"""Decode image files to tensors, uint8 RGB by default; a damaged file raises an error and never crashes the process.
 
-JPEG goes to libjpeg by way of torchvision, once its header has passed the size limit; every other format goes to
-Pillow, held to a short list of decoders, since torchvision's PNG decoder can crash on damaged files. Images of other
-channels or numbers in .npy, TIFF and PNG files are read by `ssvit.data.sources.rasters`.
+libjpeg (by way of torchvision) decodes a JPEG after its header has passed the size limit. Pillow decodes all other
+formats, restricted to a short list of decoders, since torchvision's PNG decoder can crash on damaged files.
+`ssvit.data.sources.rasters` reads .npy, TIFF and PNG files with other channels or value types.
 
-Choices, where files leave one open: what is transparent shows black behind it in RGB; of an animation the first frame
-counts; 16 bits of grey become 8 by v / 257, rounded, in RGB; an EXIF orientation is ignored, as torchvision's own data
-sets do.
+Conventions: transparent pixels are composited onto black in RGB; the first frame of an animation is read; 16-bit grey
+values v become round(v / 257) in RGB; EXIF orientation is ignored, as in torchvision's data sets.
 
 Letters: h, w pixels.
 """
@@ -34,17 +33,17 @@ from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
-# Encoders write some 12 scans at most. Each is a pass over the whole image, so that a large one may have fewer.
+# Encoders write about 12 scans at most. Each is a pass over all pixels, so the limit is lower for large images.
 SCAN_LIMIT, SCANNED_PIXEL_LIMIT = 100, 16 * PIXEL_LIMIT
 PART_LIMIT = 100_000  # segments of a JPEG, chunks of a PNG
 _HEADER_LIMIT = 1 << 16  # bytes of a PPM before its size
-_STRIP = 1 << 20  # pixels that are converted together
+_STRIP = 1 << 20  # pixels converted at a time
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-# Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC of their range mean something else.
+# Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE, _ARITHMETIC = frozenset({0xC2, 0xC6}), frozenset(range(0xC9, 0xD0))
 _SCAN, _END = 0xDA, 0xD9
-# Not a stuffed zero, a filling FF, or the markers without a length: 01 and the restarts, D0 to D7.
+# Exclude stuffed zeros, fill bytes (FF), and markers without a length: 01 and the restarts, D0 to D7.
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 
 
@@ -52,7 +51,13 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def load(path: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
-    """Read and decode a file: see `decoded` and `read_file`."""
+    """Read and decode a file; see `read_file` and `decoded`.
+
+    Args:
+        path: Path of the file.
+        reduce: Downscaling factor of a JPEG, as for `decoded`.
+        pixels: Pixel format of the result.
+    """
     return decoded(read_file(path), path, reduce, pixels)
 
 
@@ -62,15 +67,15 @@ def decoded(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelF
     Args:
         data: (bytes,) uint8.
         name: Name of the file for messages.
-        reduce: By what a JPEG is decoded smaller; its sides are divided and rounded up, which libjpeg does on blocks of
-            8 x 8.
-        pixels: What a run takes of an image.
+        reduce: Returns the factor by which the JPEG decoder downscales, from height and width; sides are divided by it
+            and rounded up, since libjpeg works on 8 x 8 blocks.
+        pixels: Pixel format of the result.
 
     Returns:
-        (3, h, w) uint8, RGB; of other pixel formats (c, h, w) uint8, or float32 in [0, 1].
+        (3, h, w) uint8 RGB; for other pixel formats (c, h, w) uint8, or float32 in [0, 1].
 
     Raises:
-        Unreadable: The file is damaged or too large, or does not hold such an image.
+        Unreadable: The file is damaged, too large, or does not match the pixel format.
         UserError: Too many files are open.
     """
     with _named(name):
@@ -78,14 +83,14 @@ def decoded(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelF
 
 
 def values(data: Bytes, name: str) -> np.ndarray:
-    """Return the numbers of a file as they are, (c, h, w) of any type, by its bytes. Errors as `decoded`."""
+    """Return the stored values of an image file, (c, h, w) of any dtype, from its bytes; errors as for `decoded`."""
     with _named(name):
         return _values(data)
 
 
 def read_file(path: str) -> Bytes:
-    """Return the bytes of a file, (bytes,) uint8. Errors as `decoded`."""
-    # Without waiting for the other end of what turns out to be a pipe.
+    """Return the bytes of a file, (bytes,) uint8; errors as for `decoded`."""
+    # Non-blocking, so that opening a pipe does not wait for a writer.
     with _named(path), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -96,7 +101,14 @@ def read_file(path: str) -> Bytes:
 
 
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:
-    """Return `size` bytes of a file from `start` on, (size,) uint8. Errors as `decoded`."""
+    """Return `size` bytes of a file from offset `start`, (size,) uint8; errors as for `decoded`.
+
+    Args:
+        path: Path of the file.
+        start: Offset in bytes.
+        size: Number of bytes.
+        name: Name of the image for messages.
+    """
     with _named(name), open(path, "rb", buffering=0) as file:
         file.seek(start)
         data = np.fromfile(file, np.uint8, size)
@@ -116,17 +128,17 @@ def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
         except (UnidentifiedImageError, ValueError):
             if not start.startswith(rasters.TIFF):
                 raise
-            # Other channels or numbers than Pillow knows: the reason tells what the run needs for them.
+            # Channels or value types that Pillow does not support; the error explains which options they need.
             return torch.from_numpy(rasters.taken(rasters.tiff(data), pixels))
     height, width = _check_jpeg(data.data)
-    if reduce and (factor := reduce(height, width)) > 1:  # torchvision has no such option
+    if reduce and (factor := reduce(height, width)) > 1:  # torchvision cannot downscale while decoding
         draft = max(1, width // factor), max(1, height // factor)
         return torch.from_numpy(_pillow(data.tobytes(), ("JPEG",), convert, draft)).permute(2, 0, 1)
     return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
 
 
 def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
-    """channels: see `rasters.npy`."""
+    """Return the stored values of an image, (c, h, w); `channels` as for `rasters.npy`."""
     start = data[:26].tobytes()
     if start.startswith(rasters.NPY):
         return rasters.npy(data, channels)
@@ -142,11 +154,11 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
 
 
 def load_mask(path: str) -> Tensor:
-    """The grey values or palette entries of a PNG, as class numbers: (h, w) uint8. Errors as `decoded`."""
+    """Read a mask, the grey values or palette indices of a PNG: (h, w) uint8; errors as for `decoded`."""
     data = read_file(path).tobytes()
     with _named(path):
-        # Behind the signature and the image's size: the bits of a number, and 0 for grey, 3 for a palette. Pillow
-        # stretches grey of two or four bits to eight.
+        # After the signature and the size come the bit depth and the colour type: 0 for grey, 3 for a palette. Pillow
+        # rescales grey values of two or four bits to eight.
         if not data.startswith(b"\x89PNG") or (data[25:26] != b"\3" and data[24:26] != b"\x08\0"):
             raise ValueError("a mask must be a PNG of 8-bit grey values or of a palette's entries")
         return torch.from_numpy(_pillow(data, ("PNG",), np.array))
@@ -154,19 +166,21 @@ def load_mask(path: str) -> Tensor:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """What is raised while a file is read becomes Unreadable, or UserError where too many files are open."""
+    """Convert exceptions of the block to Unreadable, or to UserError if too many files are open."""
     try:
         yield
-    except Exception as error:  # decoders raise what they like: struct.error, SyntaxError, MemoryError, ...
+    except Exception as error:  # decoders raise many types: struct.error, SyntaxError, MemoryError, ...
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; a higher limit (ulimit -n)") from None
         raise Unreadable(os.fspath(path), _reason(error)) from None
 
 
 def _check_jpeg(data: memoryview) -> tuple[int, int]:
-    """Its height and width.
+    """Check the header of a JPEG and return its height and width.
 
-    ValueError for a JPEG that claims more pixels than are taken, or than its bytes can hold, or has many scans.
+    Raises:
+        ValueError: The header declares more pixels than the limit or than its bytes can hold, or there are too many
+            scans.
     """
     pixels, scans, at = None, 0, 2
     height = width = 0
@@ -192,10 +206,10 @@ def _check_jpeg(data: memoryview) -> tuple[int, int]:
 
 
 def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
-    """The bits that a JPEG's pixels take at least.
+    """Return a lower bound on the bits that a JPEG's pixels take.
 
-    A block of 8 x 8 has at least two Huffman codes of at least a bit: its mean, and that nothing follows. In a
-    progressive JPEG the second may stand for many blocks. Arithmetic codes have no least.
+    A block of 8 x 8 has at least two Huffman codes of at least one bit each: its mean and an end of block. In a
+    progressive JPEG the second may cover many blocks. Arithmetic codes have no lower bound.
     """
     if marker in _ARITHMETIC or len(frame) < 8 + 3 * frame[7]:
         return 0
@@ -213,10 +227,17 @@ def _pillow(
     convert: Callable[[Image.Image], np.ndarray],
     draft: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """draft: width and height that a JPEG may be decoded smaller to, as far as powers of two allow."""
+    """Decode an image with Pillow.
+
+    Args:
+        data: Bytes of the file.
+        formats: Decoders that may be used.
+        convert: Converts the image to an array.
+        draft: Width and height down to which a JPEG may be downscaled in the decoder, by powers of two.
+    """
     _check_header(data)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes; the limit below is ours
+        warnings.simplefilter("ignore")  # Pillow warns of unusual metadata and of sizes, which are checked below
         image = Image.open(io.BytesIO(data), formats=formats)
         _check_pixels(image.height, image.width)
         if draft:
@@ -226,7 +247,11 @@ def _pillow(
 
 
 def _check_header(data: bytes) -> None:
-    """ValueError for what takes a decoder long: many chunks of a PNG, long comments before the size of a PPM."""
+    """Check for headers that take a decoder long.
+
+    Raises:
+        ValueError: A PNG has too many chunks, or a PPM long comments before its size.
+    """
     if data.startswith(b"\x89PNG"):
         at = 8
         for _ in range(PART_LIMIT):
@@ -241,7 +266,7 @@ def _check_header(data: bytes) -> None:
 
 
 def rgb(image: Image.Image) -> np.ndarray:
-    """(h, w, 3) uint8, a strip at a time: what Pillow converts takes four bytes a pixel, and wider numbers more."""
+    """Convert an image to (h, w, 3) uint8, in strips, since Pillow's conversions take four or more bytes a pixel."""
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _STRIP // image.width)
     for top in range(0, image.height, rows):
@@ -251,7 +276,11 @@ def rgb(image: Image.Image) -> np.ndarray:
 
 
 def grey(image: Image.Image) -> np.ndarray:
-    """(h, w, 1) uint8: grey values, or the luminance of colours. ValueError for numbers of more than 8 bits."""
+    """Convert an image to (h, w, 1) uint8: grey values, or the luminance of colours.
+
+    Raises:
+        ValueError: The values have more than 8 bits.
+    """
     if image.mode[0] in "IF":
         rasters.taken(rasters.bands(image), GREY)
     plain = image.mode == "L" and not image.has_transparency_data
@@ -259,7 +288,7 @@ def grey(image: Image.Image) -> np.ndarray:
 
 
 def _strip(image: Image.Image) -> np.ndarray:
-    """(h, w, 3) uint8 of an image in any of Pillow's modes."""
+    """Convert an image in any mode of Pillow to (h, w, 3) uint8."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
@@ -272,7 +301,11 @@ def _strip(image: Image.Image) -> np.ndarray:
 
 
 def _check_pixels(height: int, width: int) -> int:
-    """How many they are. ValueError if they are too many, or none."""
+    """Return the number of pixels.
+
+    Raises:
+        ValueError: There are none, or more than the limit.
+    """
     if height * width > PIXEL_LIMIT:
         raise ValueError(f"{width}x{height} pixels, more than the limit of {PIXEL_LIMIT}")
     if height * width == 0:
@@ -281,9 +314,10 @@ def _check_pixels(height: int, width: int) -> int:
 
 
 def _reason(error: Exception) -> str:
+    """Return the reason of a decoding error as one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, UnidentifiedImageError):
         return "no image of a known format"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return re.sub(r"^.*\.cpp:\d+, ", "", text)  # torchvision puts its source file in front
+    return re.sub(r"^.*\.cpp:\d+, ", "", text)  # torchvision prefixes its source file

@@ -1,4 +1,4 @@
-"""The options of what is taken of an image file."""
+"""Define the options of the pixel format to which image files are decoded."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
@@ -13,7 +13,16 @@ MOST_CHANNELS = 16
 
 
 def bands(name: str, value: object, channels: int) -> None:
-    """OptionError unless these are the places of three channels, of which pictures show them where there are more."""
+    """Check the option of the three channels that pictures show as red, green and blue.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        channels: Number of channels of the images.
+
+    Raises:
+        OptionError: The value is not a list of three channel indices.
+    """
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise OptionError(name, value, "must be three channels, [red, green, blue], 0 for the first")
     for place in value:
@@ -23,14 +32,14 @@ def bands(name: str, value: object, channels: int) -> None:
 
 
 class PixelFormat(Options):
-    """What a run takes of image files."""
+    """The pixel format to which image files are decoded."""
 
     channels: Annotated[int, Ge(1), Le(MOST_CHANNELS)] = 3
-    """Channels of every image. Without a range, 3 converts images to RGB of 8 bits, and 1 those with colours to their
-    luminance. data.normalization=FILE sets this, range, mean and std as ssvit normalization measured them."""
+    """Channels of every image. Without a range, 3 converts images to 8-bit RGB, and 1 converts colours to luminance.
+    data.normalization=FILE sets this, range, mean and std as measured by ssvit normalization."""
     range: Annotated[Sequence[Any], Expect("[least, most], the values that become 0 and 1")] | None = None
-    """[least, most]: the values that become 0 and 1, one number or one for each channel; others are cut off. None:
-    images of bytes, which stay bytes."""
+    """[minimum, maximum]: the values mapped to 0 and 1, one number or one for each channel; others are clipped. None:
+    8-bit images, which stay 8-bit."""
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -53,7 +62,7 @@ class PixelFormat(Options):
 
     @property
     def bytes_per_pixel(self) -> int:
-        """Of an image as it is read."""
+        """Bytes per pixel of a decoded image."""
         return self.channels * (1 if self.range is None else 4)
 
 

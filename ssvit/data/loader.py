@@ -291,11 +291,11 @@ class _Tally:
         self.reasons: dict[str, str] = {}
 
     def add(self, opened: int, failures: list[Unreadable]) -> None:
-        """Count files.
+        """Count opened and unreadable files.
 
         Args:
             opened: Number of files that were opened.
-            failures: Those of them that are unreadable.
+            failures: The unreadable ones among them.
 
         Raises:
             UserError: The fraction of unreadable files exceeds `TOLERATED`.

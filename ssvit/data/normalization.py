@@ -1,4 +1,4 @@
-"""Mean, deviation and range of each channel over the images of a source, exact but for the rounding of float64.
+"""Measure mean, standard deviation and range of each channel over a source, exact up to the rounding of float64.
 
 Letters: c channels, h, w pixels.
 """
@@ -15,17 +15,27 @@ from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.rasters import Moments
 from ssvit.options import UserError
 
-_SAMPLED = 64  # images by which the kind of all is told
-_AHEAD = 8  # images for each thread that are read together
+_SAMPLED = 64  # images that are sampled to determine channels and dtype
+_AHEAD = 8  # images per thread and batch
 
 
 def measure(
     source: Source, pixels: PixelFormat, *, workers: int, progress: Callable[[int, int], None]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The options channels, range, mean and std for the images of a source, and lines on what was found.
+    """Measure the options channels, range, mean and std for the images of a source.
 
-    pixels: as they were given. With a range, what it makes of the images is measured; without, the range too, unless
-    images are bytes. UserError if no image can be read, or if they differ in their channels.
+    Args:
+        source: The images.
+        pixels: Pixel format of the options. With a range, mean and std are those of the rescaled values; without one,
+            the range is measured too, unless the images are uint8.
+        workers: Number of threads that read images.
+        progress: Called with the number of images done and of all.
+
+    Returns:
+        The options, and lines that summarise the measurement.
+
+    Raises:
+        UserError: No image can be read, or images differ in their number of channels.
     """
     read, is_bytes = _reader(source, pixels)
 
@@ -66,7 +76,7 @@ def measure(
 
 
 def _reader(source: Source, pixels: PixelFormat) -> tuple[Callable[[int], np.ndarray], bool]:
-    """What reads an image's values, (c, h, w), and whether they are bytes."""
+    """Return a function that reads an image's values, (c, h, w), and whether they are uint8."""
 
     def taken(place: int) -> np.ndarray:
         return source.read(place).numpy()
@@ -81,6 +91,7 @@ def _reader(source: Source, pixels: PixelFormat) -> tuple[Callable[[int], np.nda
 
 
 def _sample(source: Source) -> Iterator[np.ndarray]:
+    """Yield the stored values of evenly spaced readable images."""
     for place in range(0, len(source), max(1, len(source) // _SAMPLED)):
         try:
             yield source.values(place)

@@ -1,4 +1,4 @@
-"""The options of the measurement of channels."""
+"""Define the options of the command that measures channel statistics."""
 
 from typing import Self
 
@@ -7,18 +7,18 @@ from pydantic import model_validator
 from ssvit.config.declaration import Count, Name, Options, Part
 from ssvit.options import OptionError, file_to_write
 
-MEASURED = "# Measured by ssvit normalization."  # how the file of that command begins
+MEASURED = "# Measured by ssvit normalization."  # first line of the file that the command writes
 
 
 class Normalization(Options):
-    """What is measured of a data set's channels."""
+    """Measure mean, standard deviation and range of a data set's channels."""
 
     data: Part = None
     """The images: a data set, or the path of a folder."""
     output: Name | None = None
-    """A file for the options, which data.normalization=FILE gives to a run; null: they are only printed."""
+    """File for the measured options, which a run reads by data.normalization=FILE; null: they are only printed."""
     workers: Count = 4
-    """Threads that read images."""
+    """Number of threads that read images."""
 
     @model_validator(mode="after")
     def _check_output(self) -> Self:

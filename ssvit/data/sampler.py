@@ -1,4 +1,4 @@
-"""Map training steps to images by slots: positions in the training order, from which everything else follows.
+"""Map training steps to images by slots, which are positions in the training order.
 
 Step s of a run holds slots s * batch_size to (s + 1) * batch_size - 1. Slot t shows image t % size of the order of
 epoch t // size. So every image comes once in an epoch, batches may straddle epochs, and resuming at any step needs no

@@ -1,7 +1,7 @@
-"""Worker processes that read images: what they hand over, what they may use, and how they end.
+"""Worker processes that read images: data exchange, resource limits, and termination.
 
-A worker hands over parts of a micro-batch, of which the main process puts the micro-batch together. Whatever ends a
-worker is reported in one line, and no worker outlives the main process.
+A worker sends parts of a micro-batch, which the main process joins. The death of a worker for any reason is reported in
+one line, and no worker outlives the main process.
 """
 
 import atexit
@@ -28,23 +28,33 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.options import OptionError, UserError
 from ssvit.private import end_workers
 
-TIMEOUT = 300.0  # seconds; less than the 600 that process groups wait for each other, so that the cause is told first
+TIMEOUT = 300.0  # seconds; below the 600 of process groups, so that the cause is reported first
 PART = 32  # images decoded before they are augmented together
-SENT = 64  # images that a worker hands over together, a multiple of PART
-_AHEAD = 2  # such parts that each worker reads ahead, and micro-batches that all of them do, at least
-_SHARED_MEMORY = "/dev/shm"  # through which workers hand over their tensors
+SENT = 64  # images that a worker sends together, a multiple of PART
+_AHEAD = 2  # minimum of prefetched parts per worker, and of micro-batches of all workers together
+_SHARED_MEMORY = "/dev/shm"  # where workers place the tensors that they send
 _MORE_ROOM = "take fewer data workers, or a larger /dev/shm (docker run --shm-size=…)"
-_FILES, _SPARE_FILES = 4, 16  # open for each worker, two pipes of two ends; open at times, to receive tensors
-Read = tuple[Batch, list[Unreadable]] | UserError  # a part of a micro-batch and the files that it lacks
+_FILES, _SPARE_FILES = 4, 16  # file descriptors: per worker (two pipes of two ends), and spare ones to receive tensors
+Read = tuple[Batch, list[Unreadable]] | UserError  # a part of a micro-batch and its unreadable files
 
 
 def check_room(transform: Transform, images: int, workers: int, bytes_per_pixel: int) -> None:
-    """OptionError if what workers read ahead, of micro-batches of so many images, does not fit into shared memory."""
-    size = getattr(transform, "bytes_per_image", None)  # of three channels of bytes
+    """Check that the batches that workers prefetch fit into shared memory.
+
+    Args:
+        transform: Transform with an attribute `bytes_per_image`; without it nothing is checked.
+        images: Images per micro-batch.
+        workers: Number of worker processes.
+        bytes_per_pixel: Bytes per pixel of a source image.
+
+    Raises:
+        OptionError: Shared memory is too small.
+    """
+    size = getattr(transform, "bytes_per_image", None)  # for three channels of one byte
     if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
         return
     size = size * bytes_per_pixel // 3
-    # Besides those read ahead the main process has one in its hands.
+    # In addition to the prefetched parts, the main process holds one.
     needed = (_ahead(images, workers) * workers + 1) * min(images, SENT) * size
     status = os.statvfs(_SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize
@@ -54,19 +64,19 @@ def check_room(transform: Transform, images: int, workers: int, bytes_per_pixel:
 
 
 def _ahead(images: int, workers: int) -> int:
-    """Parts that each worker reads ahead of micro-batches of so many images."""
+    """Return how many parts each worker prefetches for micro-batches of `images` images."""
     return max(_AHEAD, math.ceil(_AHEAD * images / (SENT * workers))) if images > SENT else _AHEAD
 
 
 class _Joining:
-    """A micro-batch that is put together of its parts.
+    """A micro-batch in assembly from parts.
 
     Args:
         images: Number of images of the micro-batch.
-        pinned: Whether to put it into pinned memory.
+        pinned: Whether to assemble it in pinned memory.
 
     Attributes:
-        missing: Number of images that were not tried yet.
+        missing: Number of images that no part has covered yet.
     """
 
     def __init__(self, images: int, pinned: bool) -> None:
@@ -75,7 +85,7 @@ class _Joining:
         self.whole: Batch | None = None
 
     def add(self, part: Batch) -> None:
-        """Copy the next part, whose own memory is free then; one that is the whole batch stays as it is."""
+        """Copy the next part; a part that covers the complete batch is used without a copy unless memory is pinned."""
         tried = min(self.missing, SENT)
         self.missing -= tried
         if tried == self.images and not self.pinned:
@@ -92,12 +102,18 @@ class _Joining:
 
     @property
     def batch(self) -> Batch | None:
-        """All readable images; None if there is none."""
+        """The readable images of the micro-batch; None if there are none."""
         return self.whole.map(lambda tensor: tensor[: self.filled]) if self.whole and self.filled else None
 
 
 def share(batch: Batch) -> None:
-    """In a worker, move tensors to shared memory: the thread that sends them would drop those that it cannot move."""
+    """Move the tensors of a batch to shared memory if this is a worker.
+
+    Sending does this too, but in a thread that silently drops a batch whose tensors it cannot move.
+
+    Raises:
+        UserError: Shared memory is full, or too many files are open.
+    """
     if get_worker_info() is None:
         return
     try:
@@ -110,8 +126,8 @@ def share(batch: Batch) -> None:
 
 
 def _check_open_files(error: Exception) -> None:
-    """UserError if an error comes from too many open files."""
-    # Where a descriptor could not be received, Python says "received 0 items of ancdata".
+    """Raise UserError if an error was caused by too many open files."""
+    # If a descriptor could not be received, Python raises "received 0 items of ancdata".
     if getattr(error, "errno", None) == errno.EMFILE or re.search("Too many open files|ancdata", str(error)):
         line = "too many open files for so many data workers: take fewer, or a higher limit (ulimit -n)"
         raise UserError(line) from None
@@ -130,25 +146,24 @@ def read(
     """Read micro-batches in order.
 
     Args:
-        reader: Reads a part of a micro-batch, by lists of slots and of indices.
+        reader: Reads a part of a micro-batch from lists of slots and of indices.
         work: Slots (b,) and indices (b,) of each micro-batch.
-        images: Number of images of a micro-batch, at most.
-        tally: Takes, of each part, the number of images that were tried and those that are unreadable.
-        workers: Number of processes; with 0, this process reads.
-        timeout: Seconds to wait for a part, 0 for ever.
-        device: Where the batches go. Those for a GPU are put together in pinned memory; torch keeps the pinned memory
-            of batches that are gone for those that follow.
+        images: Maximum number of images of a micro-batch.
+        tally: Called for each part with the number of images tried and the list of unreadable files.
+        workers: Number of worker processes; 0 reads in this process.
+        timeout: Seconds to wait for a part, 0 for no limit.
+        device: Device of the batches. Batches for a GPU are assembled in pinned memory, which torch's allocator reuses.
 
     Raises:
-        UserError: The exchange with the workers ended. An error of the program's own in a worker stays as it is.
+        UserError: A worker died or exceeded the timeout. Programming errors in a worker are raised unchanged.
     """
-    under_way: deque[int] = deque()  # images of each micro-batch whose parts are being read
+    under_way: deque[int] = deque()  # size of each micro-batch whose parts are being read
 
     def parts() -> Iterator[tuple[list[int], list[int]]]:
         for slots, indices in work:
             under_way.append(len(slots))
             for part in zip(slots.split(SENT), indices.split(SENT), strict=True):
-                # Lists, since each tensor sent to a worker would cost a shared memory file.
+                # Lists, since each tensor sent to a worker would take a file in shared memory.
                 yield part[0].tolist(), part[1].tolist()
 
     loader = DataLoader(
@@ -179,7 +194,7 @@ def read(
                     if batch is not None:
                         yield batch.to(device)
     except (OSError, EOFError, RuntimeError) as error:
-        if not workers or str(error).startswith("Caught "):  # torch's words for what was raised in a worker
+        if not workers or str(error).startswith("Caught "):  # torch's prefix for exceptions raised in a worker
             raise
         _check_open_files(error)
         raise UserError("a data worker died, most often for want of memory: try fewer data workers") from None
@@ -187,10 +202,12 @@ def read(
 
 @contextlib.contextmanager
 def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]:
-    """UserError if workers leave the block waiting for longer, 0 for ever.
+    """Kill the workers if the block takes longer than `seconds`, 0 for no limit.
 
-    They are killed then, which ends the wait for the queue or for a worker's socket: torch's own time-out knows the
-    queue alone.
+    Killing them ends a wait for the queue as well as for a worker's socket; torch's timeout covers the queue alone.
+
+    Raises:
+        UserError: The time limit was exceeded.
     """
     if not workers or not seconds:
         yield
@@ -220,29 +237,29 @@ def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]
 
 @contextlib.contextmanager
 def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collection[BaseProcess]]]:
-    """A data loader's results and its workers, and the certainty that these end with the block."""
+    """Start a data loader, yield its results and its workers, and guarantee that the workers end with the block."""
     handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     try:
-        with contextlib.ExitStack() as stack:  # OSError here if this process may not open the files that they need
+        with contextlib.ExitStack() as stack:  # raises OSError early if the limit of open files is too low
             for _ in range(_FILES * loader.num_workers + _SPARE_FILES if loader.num_workers else 0):
                 stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         results = iter(loader)
     except BaseException:
         for worker in set(multiprocessing.active_children()) - others:
-            worker.kill()  # those that were started before one could not be
+            worker.kill()  # workers that were started before a later one failed
         raise
     workers = set(multiprocessing.active_children()) - others
     if workers and threading.current_thread() is threading.main_thread():
-        # Torch's handler raises the death of a worker in whatever line the main process is; next() tells it as well.
+        # Torch's handler raises at an arbitrary line of the main process when a worker dies; next() raises it as well.
         signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
     def stop() -> None:
         if workers:
             end_workers(results)
         for worker in workers:
-            worker.kill()  # only one that hangs is left by now
+            worker.kill()  # only a worker that hangs is still alive
 
-    # Registered after torch's own clean-up and hence run before it, which would wait for ever: workers ignore SIGTERM.
+    # Registered after torch's clean-up and hence run before it; that would wait for ever, as workers ignore SIGTERM.
     atexit.register(stop)
     try:
         yield results, workers
@@ -250,7 +267,7 @@ def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collect
         raise
     except BaseException:
         for worker in workers:
-            worker.kill()  # one that hangs would hold up its shutdown
+            worker.kill()  # a worker that hangs would delay the shutdown
         raise
     finally:
         atexit.unregister(stop)
@@ -258,18 +275,19 @@ def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collect
 
 
 def _bind(worker: int) -> None:
-    """Let a worker end with the main process, and not by Ctrl-C or SIGTERM, which reach the whole process group."""
+    """Let a worker ignore Ctrl-C and SIGTERM, which reach all of the process group, and end with the main process."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     if sys.platform == "linux":
-        # A worker that is stopped cannot see for itself that the main process was killed.
+        # A suspended worker could not detect by itself that the main process was killed.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid != os.getppid():
-        # forkserver: the worker's parent is a server that lives as long as its workers do.
+        # forkserver: the parent of a worker is the server, which lives as long as its workers.
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(process: BaseProcess) -> None:
+    """Exit this process when another one ends."""
     multiprocessing.connection.wait([process.sentinel])
     os._exit(1)

@@ -220,7 +220,7 @@ class Data:
         validation: Validation images, or None: the test images then serve for both, under their name.
         test: Test images, or None: the validation images then serve for both, under their name.
         classes: Class names of the training set, empty if it is unlabelled.
-        told: A line for people on the origin of each split.
+        told: A console line on the origin of each split.
     """
 
     train: Source

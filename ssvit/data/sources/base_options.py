@@ -1,4 +1,4 @@
-"""Define the options that every data set has, and those of a subset."""
+"""Define the options common to all data sets, and those of a subset."""
 
 from collections.abc import Callable, Sequence
 from typing import IO, Annotated, ClassVar, NamedTuple, Self
@@ -63,8 +63,8 @@ class FileImages(Images):
     order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
     """Algorithm of an epoch's order. permutation: a table of all images; bijection: another order, without a table."""
     decoding: Annotated[str, OneOf(DECODINGS)] = FULL
-    """scaled: decode JPEGs of 1024x768 pixels or more at a quarter or an eighth of their sides, as long as the random crop
-    is no smaller than image_size; full: decode all at full size."""
+    """scaled: decode JPEGs of 1024x768 pixels or more at 1/4 or 1/8 of their sides, as long as the random crop is no
+    smaller than image_size; full: decode all at full size."""
 
 
 class Sample(NamedTuple):
@@ -128,7 +128,7 @@ class DataSet(Options):
 
 
 class HeldOut(DataSet):
-    """A data set that may consist of training images alone, some of which are then held out for testing."""
+    """A data set that may consist of training images alone; a fraction of them is then held out for testing."""
 
     held_out: HeldOutPart = 0.1
     """Fraction of the images to hold out for testing if there are neither validation nor test images."""

@@ -1,4 +1,7 @@
-"""Image files, decoded as they are needed. Letters: n images."""
+"""Sources of image files, decoded on demand.
+
+Letters: n images.
+"""
 
 import hashlib
 import json
@@ -22,11 +25,11 @@ from ssvit.data.sources.files_options import Verify
 from ssvit.data.sources.index import KEPT_FROM, Index, Row, kept
 from ssvit.options import UserError, one_of, printable
 
-_COARSE = 2 * 10**9  # nanoseconds: a folder that was changed since may change again without another time
+_COARSE = 2 * 10**9  # nanoseconds: a more recent folder may change again within the resolution of the file system's clock
 
 
 class Listing(Sequence[str]):
-    """The paths of images of a folder, by an index of their names below it."""
+    """The paths of the images of a folder, from an index of their names below it."""
 
     def __init__(self, root: str, entries: Index) -> None:
         self.root, self.entries = root, entries
@@ -41,7 +44,7 @@ class Listing(Sequence[str]):
         return os.path.join(self.root, self.entries.name(places))
 
     def fingerprint(self) -> str:
-        """Return the sha256 of the names below the common folder and the sizes."""
+        """Return the sha256 of the names below the common folder and of the sizes."""
         if not _top([self.entries.name(place) for place in (0, len(self) - 1)]):
             return self.entries.fingerprint()
         names = [self.entries.name(place) for place in range(len(self))]
@@ -53,10 +56,17 @@ class Listing(Sequence[str]):
 
 
 def listing(root: str, *, fresh: bool = False) -> Listing:
-    """The images of a folder, sorted by class and path. UserError if there is none.
+    """List the images of a folder, sorted by class and path.
 
-    The index of many images is kept for the next start, until a folder of theirs has changed. A file that is written
-    anew in its place does not change its folder; fresh: look at every file again.
+    The index of a large folder is cached until the modification time of one of its folders changes. Overwriting a file
+    does not change that of its folder.
+
+    Args:
+        root: The folder.
+        fresh: Whether to list the files again instead of using the cache.
+
+    Raises:
+        UserError: The folder holds no image or cannot be read.
     """
     if fresh or folder.count(root, at_most=KEPT_FROM) < KEPT_FROM:
         return Listing(root, _index(root))
@@ -65,7 +75,7 @@ def listing(root: str, *, fresh: bool = False) -> Listing:
 
 
 def _index(root: str) -> Index:
-    """With the folders and when each was last changed, as far as that was clearly before they were looked into."""
+    """Return the index of a folder, with the modification time of each folder if all are older than `_COARSE`."""
     began, folders, above = time.time_ns(), dict[str, int](), len(os.path.join(root, ""))
 
     def rows() -> Iterator[Row]:
@@ -85,7 +95,7 @@ def _index(root: str) -> Index:
 
 
 def _is_unchanged(root: str, index: Index) -> bool:
-    """Whether each folder of an index was last changed when that says."""
+    """Return whether the modification time of each folder is that of the index."""
     if "changed" not in index.columns:
         return False
     names = index.columns["folders"].numpy().tobytes().decode(errors="surrogateescape").split("\0")
@@ -97,7 +107,7 @@ def _is_unchanged(root: str, index: Index) -> bool:
 
 
 def _top(paths: Sequence[str]) -> str:
-    """The folder that holds two paths."""
+    """Return the common folder of some paths."""
     return os.path.commonpath([os.path.dirname(path) for path in paths])
 
 
@@ -106,22 +116,29 @@ def _text(name: str, content: object) -> bytes:
 
 
 class Encoded(Source):
-    """Images in files, each decoded as it is needed; a subclass needs `file` and `__len__`."""
+    """Images in files, decoded on demand; a subclass implements `file` and `__len__`."""
 
     def __init__(self, pixels: PixelFormat) -> None:
         self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
 
     def file(self, index: int) -> decode.Bytes:
-        """Return the bytes of an image's file, (bytes,) uint8. Unreadable if it is not there."""
+        """Return the bytes of an image's file, (bytes,) uint8.
+
+        Raises:
+            Unreadable: The file does not exist or cannot be read.
+        """
         raise NotImplementedError
 
     def read(self, index: int) -> Tensor:
+        """Read and decode one image, in the pixel format of the source."""
         return decode.decoded(self.file(index), self.name(index), None, self.pixels)
 
     def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        """Read and decode one image, downscaled by the JPEG decoder where `reduce` allows it."""
         return decode.decoded(self.file(index), self.name(index), reduce, self.pixels)
 
     def values(self, index: int) -> np.ndarray:
+        """Read the stored values of one image, (c, h, w) of any dtype."""
         return decode.values(self.file(index), self.name(index))
 
 
@@ -129,13 +146,13 @@ class Files(Encoded):
     """Image files of any size.
 
     Args:
-        paths: The path of each image.
-        labels: Labels as of a source.
-        classes: The names of the classes.
-        masks: The path of the mask of each image, a PNG.
-        named: Whether names tell the labels; if not, the fingerprint covers the labels too.
-        verify: What the fingerprint covers besides the names: the "size" of each file or its "content".
-        pixels: What a run takes of an image.
+        paths: Path of each image.
+        labels: (n,) class indices, (n, k) bool, or None.
+        classes: Class names.
+        masks: Path of the mask of each image, a PNG.
+        named: Whether the paths determine the labels; if not, the fingerprint covers the labels too.
+        verify: Whether the fingerprint covers the "size" or the "content" of each file, next to the names.
+        pixels: Pixel format of the images.
 
     Raises:
         UserError: A label is out of range.
@@ -163,26 +180,29 @@ class Files(Encoded):
         return len(self.paths)
 
     def file(self, index: int) -> decode.Bytes:
+        """Return the bytes of an image's file, (bytes,) uint8."""
         return decode.read_file(self.paths[index])
 
     def name(self, index: int) -> str:
+        """Return the path of an image."""
         return self.paths[index]
 
     def inner_name(self, index: int) -> str:
-        """Return the path of an image below the folder of all."""
+        """Return the path of an image below the common folder of all images."""
         top = self.paths.root if isinstance(self.paths, Listing) else self._common
         return os.path.relpath(self.paths[index], top)
 
     @cached_property
     def _common(self) -> str:
-        return _top([min(self.paths), max(self.paths)])  # what these share, all sorted paths share
+        return _top([min(self.paths), max(self.paths)])  # the common prefix of minimum and maximum is that of all paths
 
     def mask(self, index: int) -> Tensor | None:
+        """Return the mask of an image, (h, w) uint8, or None without masks."""
         return None if self.masks is None else decode.load_mask(self.masks[index])
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the names below the common folder and the sizes or contents. UserError for what is unreadable."""
+        """sha256 of the names below the common folder and of sizes or contents; UserError if a file is unreadable."""
         if self.named or self.labels is None:
             return self._of_files()
         digest = hashlib.sha256(json.dumps([self._of_files(), self.classes]).encode())
@@ -204,7 +224,7 @@ class Files(Encoded):
             yield from tqdm(digests, "data.verify=content", len(self.paths), unit=" files", delay=2, leave=False)
 
     def take(self, indices: Tensor) -> "Files":
-        """Return the set of the files at `indices`, in that order."""
+        """Return the source of the files at `indices`, in that order."""
         paths: Sequence[str]
         if isinstance(self.paths, Listing):
             paths = Listing(self.paths.root, self.paths.entries.take(indices))
@@ -217,7 +237,7 @@ class Files(Encoded):
 
 
 def _digest(path: str) -> str:
-    """Return the sha256 of a file, "" if there is none: training replaces such an image."""
+    """Return the sha256 of a file, or "" if it does not exist, since training replaces such an image."""
     if not os.path.isfile(path):
         return ""
     try:

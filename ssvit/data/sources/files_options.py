@@ -1,4 +1,4 @@
-"""The options of data sets of image files."""
+"""Define the options of data sets of image files."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
@@ -13,13 +13,13 @@ Verify = Literal["size", "content"]
 
 
 class ChannelImages(FileImages):
-    """The group data for image files of any number of channels."""
+    """The group `data` for image files of any number of channels."""
 
     shown: Sequence[Whole] = (0, 1, 2)
-    """Of more than three channels, those that pictures show as red, green and blue; 0 is the first."""
+    """The channels that pictures show as red, green and blue if images have more than three; 0 is the first."""
 
     def check(self, run: Run) -> None:
-        """Check that the images have the channels that are shown."""
+        """Check that the images have the channels of the option `shown`."""
         if isinstance(run.source, PixelFormat):
             bands("shown", self.shown, run.source.channels)
 
@@ -28,18 +28,17 @@ class Verified(Options):
     """A data set whose fingerprint covers sizes or contents."""
 
     verify: Verify = "size"
-    """What identifies the data set of a run: names, labels and sizes of its images (size), or also their bytes, which
+    """What the fingerprint of the data set covers: names, labels and sizes of the images (size), or also their bytes, which
     each start reads (content)."""
 
 
 class ImageFiles(HeldOut, PixelFormat):
-    """A data set of image files of any kind, with splits that have names: see `ssvit.data.sources.splits`."""
+    """A data set of image files with named splits; see `ssvit.data.sources.splits`."""
 
     around: ClassVar[type[Options] | None] = ChannelImages
 
     train: Name | None = AUTO
-    """The split to train on; auto: train, where there is one. null: all images that no other split names; of a folder,
-    the whole folder."""
+    """The training split; auto: train, if it exists. null: all images in no other split; of a folder, the entire folder."""
     validation: Name | None = AUTO
     """The split for choices and curves; auto: val, validation or valid. null: none."""
     test: Name | None = AUTO
@@ -53,21 +52,24 @@ class ImageFiles(HeldOut, PixelFormat):
 
     @property
     def splits(self) -> Splits:
-        """The items of the data set by what their images are for."""
+        """The items of the data set by purpose."""
         raise NotImplementedError
 
     @property
     def validated(self) -> bool | None:
+        """Whether there are validation images."""
         return bool(self.splits.validation)
 
     @property
     def image_channels(self) -> int:
+        """Number of channels of the images."""
         return self.channels
 
     def refuse_channels(self, channels: int) -> None:
+        """Raise the error for an encoder with another number of channels."""
         raise OptionError("channels", self.channels, f"must be {channels}, as of the encoder")
 
     @property
     def pixels(self) -> PixelFormat:
-        """What is taken of them."""
+        """The pixel format of the images."""
         return PixelFormat(channels=self.channels, range=self.range)

@@ -1,8 +1,8 @@
-"""The images in a folder and their classes, from names alone. Standard library only.
+"""List the images in a folder and their classes from file names alone (standard library only).
 
-Images lie in the folder itself, without classes, or at any depth in a subfolder for each class. A folder that holds
-both counts as unlabelled. Names that begin with a dot are skipped. Files of numpy's, which may hold anything, count as
-images in a folder that holds no others.
+Images are placed in the folder itself, without classes, or at any depth in one subfolder for each class. A folder that
+contains both is unlabelled. Names that begin with a dot are skipped. Files with the suffix .npy, which may hold any
+array, count as images only if the folder contains no other images.
 """
 
 import os
@@ -20,7 +20,11 @@ _NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)}
 
 
 def check(root: object, name: str = "root") -> None:
-    """OptionError if a root is no folder or holds no image at any depth. Stops at the first image."""
+    """Check that a root is a folder with at least one image at any depth, stopping at the first.
+
+    Raises:
+        OptionError: It is not a folder, is unreadable, or holds no image.
+    """
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise OptionError(name, root, "must name a folder of images")
     if not os.path.exists(root):
@@ -36,14 +40,19 @@ def check(root: object, name: str = "root") -> None:
 
 
 def count(root: str, at_most: int) -> int:
-    """How many images lie below a folder, counting no further than `at_most`."""
+    """Return the number of images below a folder, counting up to `at_most`."""
     return sum(1 for _ in islice(_images(root), at_most))
 
 
 def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.DirEntry[str], str | None]]:
-    """All images of a folder and their class names or None, sorted by class and path. UserError if there is none.
+    """Yield all images of a folder and their class names or None, sorted by class and path.
 
-    folders: takes each folder that was looked into, with the time of its last change in nanoseconds before that.
+    Args:
+        root: The folder.
+        folders: Filled with the modification time, in nanoseconds, of each visited folder before it was read.
+
+    Raises:
+        UserError: A folder cannot be read, or there is no image.
     """
     some = False
     try:
@@ -62,12 +71,20 @@ def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.
 
 
 def list_images(root: str) -> list[tuple[str, str | None]]:
-    """All images of a folder as (path, class name or None), sorted by class and path. UserError if there is none."""
+    """Return all images of a folder as (path, class name or None), sorted by class and path.
+
+    Raises:
+        UserError: A folder cannot be read, or there is no image.
+    """
     return [(image.path, name) for image, name in scan(root)]
 
 
 def pictures(path: str) -> list[str]:
-    """The file itself, or all images below a folder, sorted. OptionError if there is none."""
+    """Return the path of a file, or the sorted paths of all images below a folder.
+
+    Raises:
+        OptionError: The path does not exist, or the folder holds no image.
+    """
     if not os.path.exists(path):
         raise OptionError("images", path, "no such file or folder")
     if not os.path.isdir(path):
@@ -77,13 +94,13 @@ def pictures(path: str) -> list[str]:
 
 
 def splits(root: str, names: Mapping[str, str | None]) -> Splits:
-    """Resolve the subfolders to train on, for choices, and for the reported figure.
+    """Resolve the subfolders for training, validation and test.
 
-    A split is a subfolder that holds images. Without one to train on, the whole folder is trained on, as with
-    train=null, where auto finds no other split. train/ is a class like any other where other classes stand beside it
+    A split is a subfolder that holds images. Without a training split the entire folder is for training, as with
+    train=null if auto matches no other split. A folder called train is an ordinary class if it is next to other classes
     and there are neither validation nor test images.
     """
-    if names["train"] is None:  # classes may happen to have a known name
+    if names["train"] is None:  # a class may have a known name
         names = {part: None if name == AUTO else name for part, name in names.items()}
 
     def find(name: str) -> Items:
@@ -102,6 +119,7 @@ def splits(root: str, names: Mapping[str, str | None]) -> Splits:
 
 
 def _shared(some: Items, others: Items) -> str | None:
+    """Return a folder of one split that contains or equals a folder of another split, or None."""
     for one, other in product(some, others):
         if os.path.commonpath(paths := [os.path.realpath(one), os.path.realpath(other)]) in paths:
             return f"{one}/"
@@ -109,7 +127,7 @@ def _shared(some: Items, others: Items) -> str | None:
 
 
 def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name, without links that lead nowhere or to themselves."""
+    """Return the entries of a folder sorted by name, without hidden files, broken links and circular links."""
     if folders is not None:
         folders[folder] = os.stat(folder).st_mtime_ns
     with os.scandir(folder) as entries:
@@ -119,7 +137,7 @@ def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirE
 
 
 def _suffixes(entries: Sequence[os.DirEntry[str]]) -> tuple[str, ...]:
-    """Those of the images among the entries of a folder and below them."""
+    """Return the suffixes of images in a folder with these entries: `NPY` if it contains no other images."""
     return IMAGE_SUFFIXES if any(_below(list(reversed(entries)), IMAGE_SUFFIXES)) else NPY
 
 
@@ -128,7 +146,7 @@ def _is_image(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
 
 
 def _images(folder: str) -> Iterator[str]:
-    """Paths of the images below a folder."""
+    """Return the paths of the images below a folder."""
     entries = _entries(folder)
     return (image.path for image in _below(entries[::-1], _suffixes(entries)))
 
@@ -136,9 +154,12 @@ def _images(folder: str) -> Iterator[str]:
 def _below(
     left: list[os.DirEntry[str]], suffixes: tuple[str, ...], folders: dict[str, int] | None = None
 ) -> Iterator[os.DirEntry[str]]:
-    """The images among entries and below them, links followed save those that lead back to where they lie.
+    """Yield the images among entries and below them, following links except those to a folder that contains them.
 
-    left: a stack, since folders may be nested deeper than Python's calls.
+    Args:
+        left: Stack of entries, since folders may be nested deeper than Python's recursion limit.
+        suffixes: Suffixes of images.
+        folders: As for `scan`.
     """
     while left:
         entry = left.pop()

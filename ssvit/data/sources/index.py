@@ -1,9 +1,9 @@
-"""The rows of a set of images in one file, which processes map instead of each holding a list of its own.
+r"""The index of a set of images in one memory-mapped file, shared by all processes instead of a list in each.
 
-A row has the image's name, its size in bytes, its class, and more numbers where a set needs them. The text of all rows,
-`name\\0size\\0` one after the other, is stored as it is, because its sha256 is the fingerprint of the set.
+A row holds the name of an image, its size in bytes, its class, and further numbers if the set needs them. The text of
+all rows, the concatenation of `name\0size\0`, is stored verbatim, because its sha256 is the fingerprint of the set.
 
-Letters: n images, t bytes of text.
+Letters: n images, k classes, t bytes of text.
 """
 
 import fcntl
@@ -28,16 +28,19 @@ from ssvit.data.sources.base import class_numbers, renumbered
 from ssvit.options import UserError
 
 SCHEMA = 1
-KEPT_FROM = 20_000  # images from which a folder's index is kept for the next start
-_CHUNK = 1 << 16  # rows that are gathered together
-Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, bytes, class or classes, further numbers
+KEPT_FROM = 20_000  # number of images from which the index of a folder is cached
+_CHUNK = 1 << 16  # rows gathered at a time
+Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, size in bytes, class or classes, further numbers
 
 
 class Index:
-    """Columns: "text" (t,) uint8, "ends" (n,) int64 of each row's text, perhaps "labels" of a source, and others (n,).
+    """The columns of an index.
 
-    facts: what belongs to the set as a whole, as JSON holds it; `classes` are the names that labels count. rows: those
-    that are taken of the columns, None for all.
+    Args:
+        columns: "text" (t,) uint8, "ends" (n,) int64 with the end of each row's text, optionally "labels" as of a
+            source, and further columns (n,).
+        facts: Metadata of the set that JSON can represent; `classes` holds the class names.
+        rows: Rows of the columns that belong to the index; None for all.
     """
 
     def __init__(self, columns: Mapping[str, Tensor], facts: Mapping[str, Any], rows: Tensor | None = None) -> None:
@@ -55,10 +58,17 @@ class Index:
         classes: Sequence[str] = (),
         **facts: Any,
     ) -> "Index":
-        """Made of rows, in their order; without labels if a row has no class. further: names of their numbers.
+        """Return the index of some rows, in their order; without labels if a row has no class.
 
-        Classes are numbered as given, by default by their sorted names; numbered: by their numbers, if all names are
-        numbers. Rows with tuples of classes have labels (n, k) bool.
+        Classes are numbered in the order of `classes` or, by default, of their sorted names. Rows with tuples of
+        classes have labels (n, k) bool.
+
+        Args:
+            rows: The rows.
+            further: Names of the columns of their further numbers.
+            numbered: Whether to sort class names by number if all are decimal numbers.
+            classes: Class names in order; () for the sorted names.
+            **facts: Metadata of the set.
         """
         text, ends, labels, columns = bytearray(), array("q"), array("q"), [array("q") for _ in further]
         numbers: dict[str | tuple[str, ...] | None, int] = {}
@@ -88,7 +98,7 @@ class Index:
 
     @classmethod
     def joined(cls, parts: "Sequence[Index]", facts: Mapping[str, Any]) -> "Index":
-        """Return the index of the rows of several, which have the same columns."""
+        """Concatenate indices with the same columns."""
         columns = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
         starts = accumulate((len(part.columns["text"]) for part in parts), initial=0)
         columns["ends"] = torch.cat([part.columns["ends"] + start for part, start in zip(parts, starts, strict=False)])
@@ -96,7 +106,13 @@ class Index:
 
     @classmethod
     def read(cls, path: Path) -> "Index":
-        """Map a file, whose pages all processes share. OSError, ValueError; UserError for another schema."""
+        """Map a file into memory that all processes share.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is not an index.
+            UserError: It has the schema of another version.
+        """
         atomic_io.check_regular(path)
         try:
             with safe_open(path, "pt") as file:
@@ -107,14 +123,14 @@ class Index:
             raise ValueError(f"no index of images: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Write it whole or not at all. OSError if it cannot be."""
+        """Write the index to a file atomically; OSError if that fails."""
         atomic_io.replace(path, save(self.columns, {"facts": json.dumps({"schema": SCHEMA, **self.facts})}))
 
     def __len__(self) -> int:
         return len(self._ends) if self.rows is None else len(self.rows)
 
     def take(self, indices: Tensor) -> "Index":
-        """Return the index of some of the images, in their order."""
+        """Return the index of a subset of the images, in the order of `indices`."""
         return Index(self.columns, self.facts, indices if self.rows is None else self.rows[indices])
 
     def row(self, index: int) -> int:
@@ -122,7 +138,7 @@ class Index:
         return index if self.rows is None else int(self.rows[index])
 
     def number(self, column: str, index: int) -> int:
-        """Return an image's number in a column."""
+        """Return the number of an image in a column."""
         return int(self.columns[column][self.row(index)])
 
     def _texts(self, index: int) -> list[str]:
@@ -131,17 +147,22 @@ class Index:
         return self._text[start : int(self._ends[row])].tobytes().decode(errors="surrogateescape").split("\0")
 
     def name(self, index: int) -> str:
-        """Return an image's name."""
+        """Return the name of an image."""
         return self._texts(index)[0]
 
     def size(self, index: int) -> int:
-        """Return an image's bytes, -1 where they were not known."""
+        """Return the size of an image's file in bytes, -1 if unknown."""
         return int(self._texts(index)[1])
 
     def labels(self, classes: Sequence[str] = (), *, root: str) -> Tensor | None:
-        """Return the labels of all rows, as of a source, into `classes`, by default the index's own; None without.
+        """Return the labels of all rows, or None.
 
-        UserError, with the root's name, for a class that is not among them.
+        Args:
+            classes: Class names that the labels index; () for those of the index.
+            root: Name of the data set for messages.
+
+        Raises:
+            UserError: A class of the index is not among `classes`.
         """
         own = self.columns.get("labels")
         if own is None or not classes or tuple(classes) == self.classes:
@@ -166,9 +187,14 @@ def _tensor(values: "bytearray | array[int]", dtype: torch.dtype = torch.int64) 
 
 
 def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index]) -> Index:
-    """The index that is kept under a key, if it is valid; else it is made, and kept if it is valid then.
+    """Return the cached index of a key if it is valid, or else build it and cache it.
 
-    Of several processes the first makes it, and the others wait for its file.
+    One process builds the index while all other processes wait for its file.
+
+    Args:
+        key: Key of the cache.
+        is_valid: Returns whether an index is up to date.
+        make: Builds the index.
     """
     path = caches("indices") / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
 
@@ -186,20 +212,20 @@ def kept(key: str, is_valid: Callable[[Index], bool], make: Callable[[], Index])
             return index
         index = make()
         if is_valid(index):
-            with suppress(OSError):  # on a full disk, or without a home, each start makes it anew
+            with suppress(OSError):  # without disk space or a home folder, each start builds it
                 index.write(path)
                 return Index.read(path)
         return index
 
 
 def caches(name: str) -> Path:
-    """ssvit's folder of a name in the user's folder for caches."""
+    """Return the path of a subfolder of ssvit's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "ssvit", name)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While the block runs, no other process is in one of the same path, as far as the file system has locks."""
+    """Lock a path against other processes during the block, where the file system supports locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)

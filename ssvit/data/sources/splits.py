@@ -1,7 +1,7 @@
-"""Which images of a data set are trained on, which are for choices, and which for the reported figure. No torch.
+"""Resolve which images of a data set are for training, for choices (validation) and for the reported figure (no torch).
 
-Every source resolves its splits by the rules of `resolve`. It has items with names, such as subfolders, values of a
-column, or shards. An option names a split; `auto` stands for the first known name that the data set has.
+Every source resolves its splits by the rules of `resolve`. A source has items with names, such as subfolders, values of
+a column, or shards. An option names a split; `auto` selects the first known name that the data set has.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from ssvit.options import OptionError
 
 AUTO = "auto"
-# The names that auto finds, the first before the others.
+# The names that auto accepts, in order of preference.
 KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 NAMES = tuple(name for names in KNOWN.values() for name in names)
 Items = tuple[str, ...]
 
 
 class Splits(NamedTuple):
-    """The items of a data set by what their images are for, () for none."""
+    """The items of a data set by purpose, () for none."""
 
     train: Items
     validation: Items = ()
@@ -37,18 +37,18 @@ def resolve(
     expected: str,
     shared: Callable[[Items, Items], str | None] = intersection,
 ) -> Splits:
-    """Find the items of each split.
+    """Resolve the options train, validation and test to the items of a data set.
 
     Args:
-        names: The options train, validation and test: the name of a split, auto, or None for none.
-        find: Returns the items that have a name, () if there is none.
-        rest: Returns the items to train on if none has the name of that split, by those that are held out; () if
-            nothing tells them.
-        expected: What a name stands for, for messages: "a subfolder of photos".
-        shared: Returns what two splits have in common, or None.
+        names: Options train, validation and test: the name of a split, auto, or None for none.
+        find: Returns the items with a name, () if there are none.
+        rest: Returns the training items from the held-out ones if no item has the name of the training split; () if
+            they cannot be inferred.
+        expected: Kind of item that a name refers to, for messages: "a subfolder of photos".
+        shared: Returns an item common to two splits, or None.
 
     Raises:
-        OptionError: No item has a name, two splits share an item, or none is left to train on.
+        OptionError: No item has a name, two splits share an item, or no training items remain.
     """
     items: dict[str, Items] = {}
     for part, name in names.items():

@@ -1,8 +1,8 @@
-"""Which images a table names, and what each is for. Standard library only.
+"""Read tables of images, their classes and their splits (standard library only).
 
-A table is a CSV file in UTF-8, or a TSV file (.tsv), whose first line names the columns. A row names an image, and
-perhaps its class, or its classes, and its split. Several classes stand in one cell, between separators (cat|dog), or
-each has a column of 0 and 1.
+A table is a CSV file in UTF-8, or a TSV file (.tsv), whose first line names the columns. A row names an image and,
+optionally, its class or classes and its split. Multi-label classes are either joined in one cell by a separator
+(cat|dog) or have one column of 0 and 1 each.
 """
 
 import csv
@@ -13,16 +13,16 @@ from typing import NamedTuple
 from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve
 from ssvit.options import OptionError, UserError, printable
 
-_MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # as pandas writes them too
+_MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # including the forms that pandas writes
 
 
 class Columns(NamedTuple):
-    """The names of the columns that are read."""
+    """The names of the columns to read."""
 
     path: str
-    label: str | tuple[str, ...] | None  # several: of 0 and 1, for a class each
+    label: str | tuple[str, ...] | None  # several: columns of 0 and 1, one for each class
     split: str | None
-    separator: str | None = None  # of several classes in a cell
+    separator: str | None = None  # between several classes in a cell
 
     @property
     def is_multi_label(self) -> bool:
@@ -31,18 +31,23 @@ class Columns(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row, with its number in the file; an empty split where there is no column of splits."""
+    """A row and its line number in the file; the split is "" without a column of splits."""
 
     line: int
     path: str
-    label: str | tuple[str, ...] | None  # several classes where the columns may name several
+    label: str | tuple[str, ...] | None  # a tuple of classes if the table is multi-label
     split: str
 
 
 def columns(table: str, given: Columns) -> Columns:
-    """The columns of a table by the names that are given; auto: `label` and `split` where there are such, None: none.
+    """Resolve the options of the columns of a table.
 
-    OptionError if the table is no file that can be read, or lacks a column.
+    Args:
+        table: Path of the table.
+        given: Names of the columns; auto selects `label` and `split` if they exist, None selects none.
+
+    Raises:
+        OptionError: The table is not a readable file, or lacks a column.
     """
     if not os.path.isfile(table):
         raise OptionError("table", table, "must be a CSV file" if os.path.exists(table) else "no such file")
@@ -74,7 +79,11 @@ def columns(table: str, given: Columns) -> Columns:
 
 
 def rows(table: str, of: Columns) -> Iterator[Row]:
-    """The rows of a table in their order. UserError for a row that lacks a column, a path or a label."""
+    """Yield the rows of a table in order.
+
+    Raises:
+        UserError: A row lacks a column, a path or a label.
+    """
     lines = _lines(table)
     _, first = next(lines)
     path, split = first.index(of.path), None if of.split is None else first.index(of.split)
@@ -104,13 +113,20 @@ def _is_marked(table: str, line: int, name: str, cell: str) -> bool:
 
 
 def splits(table: str, of: Columns, names: Mapping[str, str | None]) -> Splits:
-    """Resolve the values of the column of splits by what their rows are for.
+    """Resolve the values of the split column by purpose.
 
-    Without such a column, or with train=null, all other rows are trained on. UserError for a row whose split is neither
-    known nor named.
+    Without such a column, or with train=null, all remaining rows are for training.
+
+    Args:
+        table: Path of the table.
+        of: Names of its columns.
+        names: Options train, validation and test, as for `ssvit.data.sources.splits.resolve`.
+
+    Raises:
+        UserError: The split of a row is neither a known name nor the value of an option.
     """
-    names = {part: None if name is None else str(name) for part, name in names.items()}  # a user's 0 is a number
-    lines: dict[str, int] = {}  # of the first row of each split
+    names = {part: None if name is None else str(name) for part, name in names.items()}  # YAML parses a split called 0 as a number
+    lines: dict[str, int] = {}  # line of the first row of each split
     for row in rows(table, of):
         lines.setdefault(row.split, row.line)
     if not lines:
@@ -132,7 +148,7 @@ def splits(table: str, of: Columns, names: Mapping[str, str | None]) -> Splits:
 
 
 def _lines(table: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each line that is not empty, without spaces around them, and its number. UserError."""
+    """Yield the line number and the stripped cells of each line that is not empty; raise UserError for invalid files."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
             delimiter = "\t" if table.lower().endswith(".tsv") else ","
