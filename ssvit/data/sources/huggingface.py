@@ -1,6 +1,6 @@
 """Images in data sets of the library `datasets` (Hugging Face), from disk or from its cache.
 
-Its tables lie in files that processes map, so an image is read from its row, and a batch is a function of the step.
+Its tables are memory-mapped files with random access to rows, so a batch is a function of the step.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ class HubImages(Encoded):
 
     Args:
         dataset: The data set.
-        image: The name of the column.
-        labels: Labels as of a source.
-        classes: The names of the classes.
-        called: The name of the data set in messages.
-        verify: What the fingerprint covers besides the labels: the "size" of each image's file or its "content".
-        pixels: What a run takes of an image.
+        image: Name of the column.
+        labels: (n,) class indices, (n, k) bool, or None.
+        classes: Class names.
+        called: Name of the data set in messages.
+        verify: Whether the fingerprint covers the "size" or the "content" of each image's file, next to the labels.
+        pixels: Pixel format of the images.
 
     Raises:
         UserError: A label is out of range.
@@ -64,7 +64,7 @@ class HubImages(Encoded):
         return len(self.dataset)
 
     def file(self, index: int) -> decode.Bytes:
-        """Return the bytes of an image's file, from the table or where the table says that it is."""
+        """Return the bytes of an image's file, from the table or from the path in it, (bytes,) uint8."""
         image = self.dataset[index][self.image] or {"bytes": None, "path": None}
         if image["bytes"] is not None:
             return np.frombuffer(bytearray(image["bytes"]), np.uint8)
@@ -74,6 +74,7 @@ class HubImages(Encoded):
         return decode.read_file(path)
 
     def name(self, index: int) -> str:
+        """Return the name of the data set and the row."""
         return f"{self.called}/{index}"
 
     @cached_property
@@ -88,7 +89,7 @@ class HubImages(Encoded):
         return digest.hexdigest()
 
     def _sizes(self) -> Iterator[int]:
-        """The bytes of each image's file, -1 if there is none. Images themselves are not read for it."""
+        """Yield the size of each image's file in bytes, -1 if it does not exist, without reading images."""
         import pyarrow.compute as arrow
 
         for chunk in self.dataset.data.column(self.image).chunks:
@@ -98,7 +99,11 @@ class HubImages(Encoded):
 
 
 def hugging_face(options: huggingface_options.HuggingFace) -> Data:
-    """A data set of the library `datasets`. UserError if it cannot be read."""
+    """Build a data set of the library `datasets`.
+
+    Raises:
+        UserError: The data set cannot be read.
+    """
     found = _loaded(options)
     splits = options.splits_of(found)
     image, label = options.columns_of(found[splits.train[0]].features.to_dict())
@@ -116,7 +121,11 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
 
 
 def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
-    """The sets by their splits. UserError if there are none."""
+    """Return the splits of a data set by name, "" for a single one.
+
+    Raises:
+        UserError: The data set cannot be read.
+    """
     import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE
@@ -126,7 +135,7 @@ def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
             found = datasets.load_dataset(chosen.root, chosen.config)
         else:
             found = datasets.load_from_disk(chosen.root)
-    except Exception as error:  # pyarrow, the hub and the library have errors of their own
+    except Exception as error:  # pyarrow, the hub and the library raise different exceptions
         reason = printable((str(error).splitlines() or [type(error).__name__])[0])
         raise UserError(f"data.root={chosen.root}: the data set cannot be read: {reason}") from None
     finally:
@@ -135,9 +144,18 @@ def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
 
 
 def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str) -> tuple[Labels, tuple[str, ...]]:
-    """Labels into `classes`, by default into the set's own, and these; none if a row has no label.
+    """Return the labels of a data set and its class names; None and () if a row has no label.
 
-    (n,), or of lists of classes (n, k) bool; an empty list is a label, an image of no class.
+    Labels are (n,), or (n, k) bool for a column of lists; an empty list means an image without a class.
+
+    Args:
+        dataset: The data set.
+        label: Name of the column of labels, or None.
+        classes: Class names that the labels index; () for those of the data set.
+        called: Name of the data set in messages.
+
+    Raises:
+        UserError: A class is not among `classes`.
     """
     if label is None:
         return None, ()

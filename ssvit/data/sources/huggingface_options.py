@@ -1,7 +1,7 @@
-"""The options of data sets of the library `datasets`, checked by the description of a set alone.
+"""Define the options of data sets of the library `datasets`, validated against the description of a data set alone.
 
-`save_to_disk` writes a folder with files of JSON: of one set, or of one in a subfolder for each split. A description is
-{split: {column: feature}}, with a feature as `Features.to_dict` has it; the split of a single set is "".
+`save_to_disk` writes a folder with JSON files: of one data set, or of one in a subfolder for each split. A description
+is {split: {column: feature}}, with features in the form of `Features.to_dict`; the split of a single data set is "".
 """
 
 import json
@@ -24,19 +24,19 @@ _LISTS = ("List", "LargeList", "Sequence")
 
 
 class HuggingFace(Verified, ImageFiles):
-    """A data set of the library `datasets`. A split is one of the set; train=auto also finds the only other one."""
+    """A data set of the library `datasets`, with its splits; train=auto also selects the only remaining one."""
 
     root: Name
-    """A folder that save_to_disk wrote, or one with files of Parquet, or the name of a set in the cache."""
+    """A folder that save_to_disk wrote, a folder of Parquet files, or the name of a data set in the cache."""
     config: Name | None = None
-    """The configuration of a set that has several."""
+    """The configuration, if the data set has several."""
     image: Name = AUTO
     """The name of the column of images; auto: the only one."""
     label: Name | None = AUTO
-    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
-    be named: images have several classes, or none."""
+    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must be
+    named; its images have several classes, or none."""
     download: bool = False
-    """Whether a set that is not in the cache is fetched from the Hugging Face Hub."""
+    """Whether to fetch a data set that is not in the cache from the Hugging Face Hub."""
 
     @model_validator(mode="after")
     def _check_set(self) -> Self:
@@ -67,7 +67,7 @@ class HuggingFace(Verified, ImageFiles):
             raise UserError(f"data.root={root}: the data set cannot be read: {error}") from None
 
     def splits_of(self, there: Iterable[str]) -> Splits:
-        """Resolve the splits, of those that are there."""
+        """Resolve the splits among the existing ones."""
         every = tuple(there)
 
         def find(name: str) -> Items:
@@ -81,10 +81,16 @@ class HuggingFace(Verified, ImageFiles):
         return resolve(self.names, find, rest, expected=f"a split of {self.root}, which has {has}")
 
     def columns_of(self, features: Features) -> tuple[str, str | None]:
-        """The names of the columns of images and of labels.
+        """Return the names of the columns of images and of labels.
 
-        auto: the only column of images; the column `label`, or the only one of classes, if there is one. A column of
-        lists of classes has to be named. OptionError if there is no such column, or none that holds classes.
+        auto selects the only column of images; for labels, the column `label` or the only column of classes. A column
+        of lists of classes has to be named.
+
+        Args:
+            features: Features of the columns, by name.
+
+        Raises:
+            OptionError: A column does not exist, or the column of labels does not contain classes.
         """
         image, label, shown = self.image, self.label, printable(", ".join(features))
         images = [name for name in features if _kind(features[name]) == "Image"]
@@ -105,7 +111,7 @@ class HuggingFace(Verified, ImageFiles):
 
     @cached_property
     def label_feature(self) -> Any:
-        """The feature of the column of labels to train on, None without one; "" where no description tells it."""
+        """The feature of the training split's column of labels; None without labels; "" without a description."""
         if self.described is None:
             return ""
         features = self.described[self.splits_of(self.described).train[0]]
@@ -114,20 +120,23 @@ class HuggingFace(Verified, ImageFiles):
 
     @property
     def labelled(self) -> bool | None:
-        return None if self.label_feature is not None else False  # a row of the column may have none
+        """False without a column of labels, else None, since rows may lack a label."""
+        return None if self.label_feature is not None else False  # a row of the column may lack a label
 
     @property
     def multi_label(self) -> bool | None:
+        """Whether an image may have several classes; None without a description."""
         return None if self.label_feature == "" else element(self.label_feature) is not None
 
     @property
     def validated(self) -> bool | None:
+        """Whether there are validation images; None without a description."""
         return None if self.described is None else bool(self.splits_of(self.described).validation)
 
 
 def element(feature: object) -> Any:
-    """What the lists of a column hold, as the feature of that; None of a column without lists."""
-    if isinstance(feature, list):  # as version 3 of the library has some of them
+    """Return the feature of the elements of a list column; None for a column without lists."""
+    if isinstance(feature, list):  # the form of some lists in version 3 of the library
         return feature[0]
     return feature["feature"] if isinstance(feature, Mapping) and _kind(feature) in _LISTS else None
 
@@ -148,7 +157,7 @@ def _json(*parts: str) -> dict[str, Any]:
 
 
 def _is_cached(name: str) -> bool:
-    """Whether the library's cache has a set of a name, OWNER/NAME."""
+    """Return whether the library's cache contains a data set called OWNER/NAME."""
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )

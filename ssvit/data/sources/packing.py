@@ -1,9 +1,9 @@
-"""Shards made from a data set, each with what an interrupted command needs to go on, and shards checked afterwards.
+"""Write the splits of a data set as shards, resume an interrupted command, and verify checksums of shards.
 
-A split becomes a folder of tar files in the layout of WebDataset: an image under its name and, where there are classes,
-its class as a number (a/1.jpg, a/1.cls), or the numbers of its classes (a/1.json). Beside them lies the index that
-`ssvit.data.sources.shards` reads, with checksums. The images keep their order. The number of images in a shard follows
-from their bytes, so that shards are the same at each try.
+A split becomes a folder of tar files in the layout of WebDataset. An image is stored under its name, and its class, if
+any, as a number (a/1.jpg, a/1.cls), or its multi-label classes as numbers (a/1.json). Next to them is the index, with
+checksums, that `ssvit.data.sources.shards` reads. Images keep their order. The number of images in a shard is
+determined by their sizes, so repeated runs write identical shards.
 """
 
 import hashlib
@@ -32,17 +32,27 @@ from ssvit.data.sources.shard_folder import CHECKSUM, INDEX, PLACE, SUFFIX, endi
 from ssvit.data.sources.shards import Shards
 from ssvit.options import OptionError, UserError
 
-_AHEAD = 16  # images for each thread that are read together
-_PART = ".part.safetensors"  # the index of one shard, until all are made
-Progress = Callable[[int, int], None]  # of how many are done, and all
-Packed = tuple[str, bytes]  # the name of an image in its shard, and its file
+_AHEAD = 16  # images per thread that are read ahead
+_PART = ".part.safetensors"  # suffix of the index of one shard, until all shards are written
+Progress = Callable[[int, int], None]  # called with the number of images done and of all
+Packed = tuple[str, bytes]  # name of an image in its shard, and bytes of its file
 
 
 def pack(data: Data, output: Path, options: packing_options.Pack, progress: Progress) -> list[str]:
-    """Write the splits of a data set below a folder, and continue what is there; return lines on what they hold.
+    """Write the splits of a data set as shards, continuing an interrupted command.
 
-    OptionError if the folder holds shards of other images or by other options, or those that the images are read from;
-    UserError if no image of a split can be read.
+    Args:
+        data: The data set.
+        output: Folder with one subfolder for each split.
+        options: Options of the command.
+        progress: Called with the number of images done and of all.
+
+    Returns:
+        A summary line for each split.
+
+    Raises:
+        OptionError: The folder contains shards of other images or options, or the shards that are read.
+        UserError: None of the images of a split can be read.
     """
     splits = {"train": data.train, "val": data.validation, "test": data.test}
     packers = [_Packer(source, output / name, options) for name, source in splits.items() if source is not None]
@@ -61,7 +71,7 @@ def pack(data: Data, output: Path, options: packing_options.Pack, progress: Prog
 
 
 class _Packer:
-    """Writes one split."""
+    """Write the shards of one split."""
 
     def __init__(self, source: Source, folder: Path, options: packing_options.Pack) -> None:
         self.source, self.folder, self.options = source, folder, options
@@ -69,7 +79,7 @@ class _Packer:
         self.plan = json.dumps([source.fingerprint, list(source.classes), *stored])
 
     def check(self) -> None:
-        """Check what is read and what is there, before shards of an earlier command are replaced."""
+        """Check the source and the output folder before existing shards are deleted."""
         shards = self.source.shards if isinstance(self.source, Shards) else ()
         if os.path.realpath(self.folder) in {os.path.realpath(os.path.dirname(shard)) for shard in shards}:
             right = "is the folder that the images are read from; give another one"
@@ -78,6 +88,7 @@ class _Packer:
             raise UserError(f"{self.folder}: none of the {len(self.source):,} images that it is to hold can be read")
 
     def run(self, show: Callable[[int], None]) -> str:
+        """Write the remaining shards of the split and return a summary line; `show` receives the number of images done."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.overwrite:
             for pattern in (f"*{SUFFIX}", f".*{SUFFIX}.part", f".*{_PART}", INDEX):
@@ -92,7 +103,7 @@ class _Packer:
             raise OptionError("output", self.options.output, right)
         if index.exists():
             return self._summary(Index.read(index), "there already")
-        # A shard gets its name after its index.
+        # The index of a shard is written before the shard is renamed to its final name.
         parts = [part for part in parts if (self.folder / part.facts["shard"][0]).exists()]
         done = parts[-1].facts["next"] if parts else 0
         show(done)
@@ -119,7 +130,14 @@ class _Packer:
     def _shard(
         self, number: int, images: Iterator[tuple[int, Packed | None]], done: int, show: Callable[[int], None]
     ) -> Index:
-        """Write the next shard from the images, and its index; the latter says which image comes next."""
+        """Write the next shard and its index, which records the position of the image after the shard.
+
+        Args:
+            number: Number of the shard.
+            images: Iterator of the remaining images.
+            done: Number of images of the previous shards.
+            show: Called with the number of images done.
+        """
         path = self.folder / f"{number:06d}{SUFFIX}"
         beside, labels = path.with_name(f".{path.name}.part"), self.source.labels
         rows: list[Row] = []
@@ -159,7 +177,7 @@ class _Packer:
         return index
 
     def _images(self, first: int) -> Iterator[tuple[int, Packed | None]]:
-        """The images from a place on, None for one that cannot be read; the next are read while some are written."""
+        """Yield the images from a position on, None for unreadable ones, while a thread pool reads ahead."""
         with ThreadPoolExecutor(self.options.workers) as pool:
             places = iter(range(first, len(self.source)))
             parts = iter(lambda: list(islice(places, _AHEAD * self.options.workers)), [])
@@ -168,7 +186,7 @@ class _Packer:
                 yield from zip(part, found, strict=True)
 
     def _image(self, place: int) -> Packed | None:
-        """The name of an image below its folder, and its file, encoded anew if it is resized or has none."""
+        """Return the name of an image below its folder and its file, encoded again if it is resized or not a file."""
         source, size = self.source, self.options.size
         try:
             stored = isinstance(source, Files | Shards)
@@ -186,14 +204,14 @@ class _Packer:
 
 
 def _without_dots(name: str) -> str:
-    """A path whose file has no dot, but %2E: it is the key of no other."""
+    """Return a path whose file name has its dots escaped as %2E, so that it is a unique key."""
     folder, _, file = name.rpartition("/")
     stem = file.replace("%", "%25").replace(".", "%2E")
     return f"{folder}/{stem}" if folder else stem
 
 
 def _add(shard: tarfile.TarFile, name: str, data: bytes) -> int:
-    """Add a member, and return where its bytes begin."""
+    """Add a member to a shard and return the offset of its content in bytes."""
     about = tarfile.TarInfo(name)
     about.size = len(data)
     shard.addfile(about, io.BytesIO(data))
@@ -202,7 +220,7 @@ def _add(shard: tarfile.TarFile, name: str, data: bytes) -> int:
 
 
 def _resized(image: Tensor, size: int) -> Tensor:
-    """(3, h, w) uint8 with the shorter side of `size` pixels."""
+    """Resize an image, (3, h, w) uint8, to `size` pixels on its shorter side."""
     height, width = image.shape[1:]
     scale = size / min(height, width)
     shape = max(size, round(width * scale)), max(size, round(height * scale))
@@ -218,7 +236,16 @@ def _encoded(image: Tensor, kind: str, **options: int) -> bytes:
 
 
 def verify(output: Path, progress: Progress) -> str:
-    """Compare every shard and every image below a folder with their checksums. UserError if one differs, or none is."""
+    """Compare all shards and images below a folder with their checksums.
+
+    Args:
+        output: Folder of the shards.
+        progress: Called with the number of images done and of all.
+
+    Raises:
+        OptionError: The folder contains no index with checksums.
+        UserError: A shard or an image differs from its checksum.
+    """
     folders = [path.parent for path in sorted((*output.glob(INDEX), *output.glob(f"*/{INDEX}")))]
     if not folders:
         raise OptionError("output", str(output), f"holds no {INDEX} of shards, beside which checksums are")

@@ -1,4 +1,4 @@
-"""The options of writing shards."""
+"""Define the options of the command that writes shards."""
 
 import os
 from typing import Annotated, Self
@@ -11,23 +11,22 @@ from ssvit.options import OptionError, folder_to_write
 
 
 class Pack(Options):
-    """Shards made of a data set."""
+    """Write a data set as shards."""
 
     output: Name
-    """The folder for the shards, which has a subfolder for each split: train, val, test."""
+    """Folder of the shards, with a subfolder for each split: train, val, test."""
     data: Part = None
     """The images: a data set, or the path of a folder."""
     size: Count | None = None
-    """Pixels of the shorter side to which larger images are resized, which are stored as JPEG; null: all files are
-    copied unchanged."""
+    """Shorter side in pixels to which larger images are resized and stored as JPEG; null: all files are copied unchanged."""
     quality: Annotated[int, Ge(1), Le(100)] = 95
-    """Quality of these JPEGs."""
+    """JPEG quality of resized images."""
     shard_size: Positive = 512
-    """The size of a shard in megabytes."""
+    """Size of a shard in megabytes."""
     workers: Count = 4
-    """Threads that read and resize images."""
+    """Number of threads that read and resize images."""
     verify: bool = False
-    """Whether to compare the checksums of every shard and image in output, instead of writing."""
+    """Whether to verify the checksums of all shards and images in output instead of writing."""
     overwrite: bool = False
     """Whether existing shards may be deleted."""
 

@@ -1,4 +1,4 @@
-"""Images of any number of channels and of any numbers: how .npy, TIFF and PNG files hold them, and what a run takes.
+"""Read images of any number of channels and any value type from .npy, TIFF and PNG files.
 
 Letters: c channels, h, w pixels.
 """
@@ -17,16 +17,24 @@ from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.options import UserError
 
 NPY = b"\x93NUMPY"
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two of files above 4 GB
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 NO_NUMBERS = "holds values that are no numbers (NaN): store a number in their place, as the least one for no data"
-VALUE_LIMIT = 3 << 27  # of an image: 1.6 GB as float32
-# Of Pillow's modes, what its numbers are read as: indices of a palette and single bits mean nothing by themselves.
+VALUE_LIMIT = 3 << 27  # values of an image: 1.6 GB as float32
+# Pillow modes that are converted before their values are read, since palette indices and single bits are no values.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of each channel, (c,) float64: the mean, the sum of squared deviations from it, the least and the most value."""
+    """Statistics of each channel.
+
+    Attributes:
+        pixels: Number of pixels.
+        mean: Mean, (c,) float64.
+        squares: Sum of squared deviations from the mean, (c,) float64.
+        least: Minimum, (c,).
+        most: Maximum, (c,).
+    """
 
     pixels: int
     mean: np.ndarray
@@ -36,25 +44,25 @@ class Moments:
 
     @classmethod
     def of(cls, image: np.ndarray) -> "Moments":
-        """Of an image, (c, h, w)."""
+        """Return the statistics of an image, (c, h, w)."""
         values = image.reshape(len(image), -1).astype(np.float64)
         mean = values.mean(1)
         squares = np.square(values - mean[:, None]).sum(1)
         return cls(values.shape[1], mean, squares, values.min(1), values.max(1))
 
     def __add__(self, other: "Moments") -> "Moments":
-        """Of both together (Chan, Golub and LeVeque 1983), without a difference of large sums."""
+        """Return the statistics of the union (Chan, Golub and LeVeque 1983), without subtracting large sums."""
         pixels, apart = self.pixels + other.pixels, other.mean - self.mean
         mean = self.mean + apart * (other.pixels / pixels)
         squares = self.squares + other.squares + apart**2 * (self.pixels * other.pixels / pixels)
         return Moments(pixels, mean, squares, np.minimum(self.least, other.least), np.maximum(self.most, other.most))
 
     def options(self, *, is_bytes: bool, given: Sequence[float | Sequence[float]] | None = None) -> dict[str, Any]:
-        """Return the options channels, range, mean and std of a data set that has these moments.
+        """Return the options channels, range, mean and std of a data set with these statistics.
 
         Args:
-            is_bytes: Whether the images have 8 bits, so that they need no range.
-            given: The range that was applied to the values before, or None to take the minimum and maximum.
+            is_bytes: Whether the images are uint8 and need no range.
+            given: Range with which the values were rescaled before; None to use minimum and maximum.
         """
         std, channels = np.sqrt(self.squares / self.pixels), len(self.mean)
         constant = self.squares == 0
@@ -72,9 +80,15 @@ class Moments:
 
 
 def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
-    """The array in a file of numpy's, (bytes,) uint8: (h, w), (c, h, w) or (h, w, c) -> (c, h, w). ValueError.
+    """Read the array of a .npy file, (bytes,) uint8 -> (c, h, w).
 
-    channels: tells which axis counts them; None, or where neither does: the shorter one.
+    Args:
+        data: Bytes of the file, with an array (h, w), (c, h, w) or (h, w, c).
+        channels: Number of channels, which identifies their axis; None, or without a match: the shorter one of the
+            first and the last axis.
+
+    Raises:
+        ValueError: The array is not an image.
     """
     array = np.load(io.BytesIO(data.data), allow_pickle=False)
     _check(array.shape, array.dtype)
@@ -87,7 +101,11 @@ def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
 
 
 def tiff(data: np.ndarray) -> np.ndarray:
-    """The first image of a TIFF file, (bytes,) uint8; bands may be pages: -> (c, h, w). ValueError."""
+    """Read the first image of a TIFF file, whose channels may be pages: (bytes,) uint8 -> (c, h, w).
+
+    Raises:
+        ValueError: It has other axes than rows, columns and channels, or exceeds the limit.
+    """
     with _opened_tiff(io.BytesIO(data.tobytes())) as file:
         first = file.series[0]
         _check(first.shape, first.dtype)
@@ -99,7 +117,7 @@ def tiff(data: np.ndarray) -> np.ndarray:
 
 
 def png(data: np.ndarray) -> np.ndarray:
-    """The image of a PNG of 16 bits and several channels, (bytes,) uint8, which Pillow reads as 8: -> (c, h, w)."""
+    """Read a 16-bit PNG of several channels, which Pillow reduces to 8 bits: (bytes,) uint8 -> (c, h, w) uint16."""
     width, height = (int.from_bytes(data[at : at + 4].tobytes(), "big") for at in (16, 20))
     _check((height, width, 4), np.dtype(np.uint16))
     try:
@@ -114,20 +132,20 @@ def _opened_tiff(file: Any) -> Any:
         import tifffile
     except ModuleNotFoundError:
         raise UserError("needs tifffile: pip install 'ssvit[tiff]'") from None
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is odd in a file that can be read
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # silence warnings about readable files
     return tifffile.TiffFile(file)
 
 
 def bands(image: Image.Image) -> np.ndarray:
-    """The numbers of what Pillow reads, (c, h, w)."""
+    """Return the values of an image that Pillow opened, (c, h, w)."""
     array = np.asarray(image.convert(_MODES[image.mode]) if image.mode in _MODES else image)
     return array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
 
 
 def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
-    """Return the moments of an image without colours and whether its values are bytes, or None if it has colours.
+    """Return the statistics of an image without colours and whether it is uint8, or None if it has colours.
 
-    A JPEG is decoded at a fraction of its size if that leaves 256 pixels or more. Raises what Pillow raises.
+    A JPEG is decoded at a fraction of its size if 256 pixels or more remain. Exceptions of Pillow are not caught.
     """
     image = Image.open(file)
     image.draft(None, (256, 256))
@@ -136,7 +154,11 @@ def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
 
 
 def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
-    """An image as a run takes it: (c, h, w) of any numbers -> uint8, or float32 in [0, 1] by the range. ValueError."""
+    """Convert an image to a pixel format: (c, h, w) of any dtype -> uint8, or float32 rescaled by the range to [0, 1].
+
+    Raises:
+        ValueError: The number of channels differs, the dtype needs a range, or the values contain NaNs.
+    """
     if len(array) != pixels.channels:
         measured = " (the command normalization measures images of other channels)" if pixels == RGB else ""
         raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}{measured}")
@@ -145,7 +167,7 @@ def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
             measured = "the command normalization measures it"
             raise ValueError(f"holds {array.dtype} values, which need data.range=[least, most] ({measured})")
         return np.require(array, requirements=["C", "W"])
-    # Numbers of 32 bits and more lose digits as float32 before the least one is subtracted.
+    # Values of 32 bits and more would lose precision as float32 before the minimum is subtracted.
     wide = np.result_type(array.dtype, np.float32)
     low, high = (np.asarray(end, wide).reshape(-1, 1, 1) for end in pixels.range)
     with np.errstate(all="ignore"):
@@ -165,7 +187,7 @@ def _check(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
 
 
 def size(file: IO[bytes]) -> tuple[int, int]:
-    """Height and width in the header of a file. Whatever its reader raises if it has none."""
+    """Return height and width from the header of a file; exceptions of its reader are not caught."""
     start = file.read(len(NPY))
     file.seek(0)
     if start == NPY:

@@ -1,4 +1,4 @@
-"""Which shards of a folder serve what, by their names alone. Standard library, and fsspec for an object store."""
+"""List the shards of a folder or an object store and resolve their splits by name (standard library and fsspec)."""
 
 import glob
 import os
@@ -12,19 +12,23 @@ from ssvit.data.sources.splits import NAMES, Items, Splits, resolve
 from ssvit.options import OptionError
 
 SUFFIX = ".tar"
-INDEX = "index.safetensors"  # beside the shards that `ssvit pack` makes
-PLACE = ("shard", "offset")  # columns of an index: which shard, and where the image's bytes begin in it
-CHECKSUM = "crc32"  # a further one beside those shards: zlib's of the image's bytes
+INDEX = "index.safetensors"  # next to the shards that `ssvit pack` writes
+PLACE = ("shard", "offset")  # columns of an index: number of the shard, and offset of the image in bytes
+CHECKSUM = "crc32"  # column of an index of `ssvit pack`: zlib's CRC-32 of the image's bytes
 _NONE = f"holds no shard (a file ending in {SUFFIX})"
 
 
 def is_remote(root: object) -> bool:
-    """Whether a root is an address, as s3://bucket/folder, and no path."""
+    """Return whether a root is an address, such as s3://bucket/folder, and not a path."""
     return bool(re.match(r"\w[\w+.-]*://", str(root)))
 
 
 def opened(root: str) -> tuple[Any, str]:
-    """The file system of fsspec that has an address, and the address's path in it. OptionError if none can."""
+    """Return fsspec's file system for an address, and the path of the address in it.
+
+    Raises:
+        OptionError: A package is missing, or no file system supports the address.
+    """
     import fsspec
 
     try:
@@ -38,13 +42,17 @@ def opened(root: str) -> tuple[Any, str]:
 
 
 def is_one(root: str) -> bool:
-    """Whether a folder holds shards, also in its subfolders, and no images."""
+    """Return whether a folder contains shards, in itself or its subfolders, and no images."""
     holds = any(glob.glob(f"{depth}{SUFFIX}", root_dir=root) for depth in ("*", "*/*"))
     return holds and folder.count(root, at_most=1) == 0
 
 
 def names(root: str) -> list[str]:
-    """Paths of the shards in a folder and in its subfolders, below it, sorted. OptionError if there is none."""
+    """Return the sorted paths of the shards in a folder and its subfolders, relative to it.
+
+    Raises:
+        OptionError: The folder cannot be read or contains no shard.
+    """
     if is_remote(root):
         system, top = opened(root)
         try:
@@ -62,10 +70,10 @@ def names(root: str) -> list[str]:
 
 
 def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
-    """Resolve the shards to train on, for choices, and for the reported figure, by their paths below the root.
+    """Resolve the shards for training, validation and test, by their paths below the root.
 
-    A name is that of a subfolder, or a pattern (imagenet-val-*). A known name also fits the shards that have such a
-    word in their own. Without shards to train on, all others are trained on.
+    A name is that of a subfolder, or a pattern (imagenet-val-*). A known name also matches shards whose names contain
+    it as a word. Without a match for the training split, all remaining shards are for training.
     """
     every = names(root)
 
@@ -81,7 +89,7 @@ def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
 
 
 def ending(path: str) -> tuple[str, str]:
-    """A member's key and ending, "a/1" and "jpg" of a/1.jpg: the first dot of the name parts them, as in WebDataset."""
+    """Return the key and the suffix of a member, "a/1" and "jpg" of a/1.jpg, split at the first dot as in WebDataset."""
     folder, _, name = path.rpartition("/")
     stem, _, suffix = name.partition(".")
     return (f"{folder}/{stem}" if folder else stem), suffix.lower()

@@ -1,12 +1,12 @@
-"""Images in shards: uncompressed tar files in the layout of WebDataset, read at any place by an index of their offsets.
+"""Images in shards (uncompressed tar files in the layout of WebDataset), read at random offsets by means of an index.
 
-The files that follow each other in a shard under one key are a sample: an image (a/1.jpg), and perhaps its class
-(a/1.cls, or a/1.json with "cls", "label", "class" or "class_name"). Readers that stream shards shuffle within a buffer;
-here an image is read from where it stands, so a batch stays a function of the step.
+Consecutive files of a shard with the same key form a sample: an image (a/1.jpg) and optionally its class (a/1.cls, or
+a/1.json with "cls", "label", "class" or "class_name"). Readers that stream shards shuffle within a buffer; here an
+image is read at its offset, so a batch remains a function of the step.
 
-What lies in an object store is copied to a local disk as it is needed. The copy of a shard is a sparse file, in which
-an image stands where it stands in the shard. A byte for each image says whether it is there; it is set after the
-bytes of the image, and all processes of a machine share both.
+Images in an object store are copied to a local disk on demand. The copy of a shard is a sparse file in which images
+have the same offsets as in the shard. A byte for each image records whether it was copied; it is set after the image
+has been written, and all processes of a machine share the files.
 
 Letters: n images.
 """
@@ -37,15 +37,23 @@ from ssvit.data.sources.shard_folder import CHECKSUM, INDEX, PLACE, ending, is_r
 from ssvit.options import UserError, printable
 
 _OF_CLASS = ("cls", "label", "class", "class_name")
-_LARGEST = 1 << 20  # bytes of a class or of JSON; others are not read
-_TRIES = 4  # of a request, with a second, two and four between
-_TOGETHER = 64  # images that are asked for at a time
+_LARGEST = 1 << 20  # maximum size in bytes of a member with a class
+_TRIES = 4  # attempts of a request, with pauses of 1, 2 and 4 seconds
+_TOGETHER = 64  # images per request
 
 
 class Mirror:
-    """Local copies, in `folder`, of the shards `names` of an address.
+    """Local copies of the shards in an object store.
 
-    count: the images of their index. key: what changes if the shards change.
+    Args:
+        root: Address of the object store.
+        names: Names of the shards below it.
+        folder: Folder of the copies.
+        count: Number of images of the index.
+        key: A string that changes whenever the shards change.
+
+    Raises:
+        UserError: The folder cannot be written.
     """
 
     def __init__(self, root: str, names: Sequence[str], folder: Path, count: int, *, key: str) -> None:
@@ -62,7 +70,15 @@ class Mirror:
         self._present = np.memmap(path, np.uint8, "r+", shape=(count,))
 
     def fetch(self, indices: Sequence[int], index: Index) -> None:
-        """Copy some images of the index, as far as they are not there. UserError if that fails."""
+        """Copy images that have not been copied yet.
+
+        Args:
+            indices: Images, as indices into the index.
+            index: Offsets of the images.
+
+        Raises:
+            UserError: A request or a write failed, or a checksum differs.
+        """
         missing = [one for one in indices if not self._present[index.row(one)]]
         for start in range(0, len(missing), _TOGETHER):
             part = missing[start : start + _TOGETHER]
@@ -76,10 +92,10 @@ class Mirror:
                 self._present[index.row(one)] = 1
 
     def _asked(self, numbers: list[int], starts: list[int], ends: list[int]) -> list[bytes]:
-        """The bytes from `starts` to `ends` of shards, asked for at once where the store can."""
+        """Return the bytes from `starts` to `ends` of some shards, in one request where the store supports that."""
         for attempt in range(_TRIES):
             try:
-                system, top = opened(self.root)  # fsspec keeps one for each process
+                system, top = opened(self.root)  # fsspec caches one for each process
                 paths = [f"{top.rstrip('/')}/{self.names[number]}" for number in numbers]
                 found = system.cat_ranges(paths, starts, ends, on_error="raise")
                 if all(len(data) == end - start for data, start, end in zip(found, starts, ends, strict=True)):
@@ -105,7 +121,19 @@ class Mirror:
 
 
 def download(root: str, name: str, folder: Path) -> Path | None:
-    """A whole file of an address, unless its newest version is there; None without. UserError if that fails."""
+    """Copy a complete file from an address unless its newest version has been copied already.
+
+    Args:
+        root: Address of the object store.
+        name: Name of the file below it.
+        folder: Folder of the copy.
+
+    Returns:
+        The path of the copy; None if the file does not exist.
+
+    Raises:
+        UserError: The file cannot be fetched.
+    """
     try:
         system, top = opened(root)
         remote = f"{top.rstrip('/')}/{name}"
@@ -130,12 +158,12 @@ class Shards(Encoded):
     """The images of an index of shards.
 
     Args:
-        shards: The paths of the shards that the index counts.
-        index: The place of each image.
-        labels: Labels as of a source.
-        classes: The names of the classes.
-        mirror: Copies what lies in an object store to those paths.
-        pixels: What a run takes of an image.
+        shards: Paths of the shards, in the order of the index's numbers.
+        index: Shard and offset of each image.
+        labels: (n,) class indices, (n, k) bool, or None.
+        classes: Class names.
+        mirror: Copies images from an object store to these paths; None for local shards.
+        pixels: Pixel format of the images.
 
     Raises:
         UserError: A label is out of range.
@@ -160,18 +188,23 @@ class Shards(Encoded):
         return len(self.index)
 
     def file(self, index: int) -> decode.Bytes:
-        """The file of an image as it is, (bytes,) uint8. Unreadable where the shard ends before it, or is not there."""
+        """Return the bytes of an image's file, (bytes,) uint8.
+
+        Raises:
+            Unreadable: The shard does not exist or is truncated before the image.
+        """
         self.prefetch([index])
         number, offset = (self.index.number(column, index) for column in PLACE)
         return decode.read_part(self.shards[number], offset, self.index.size(index), self.name(index))
 
     def is_whole(self, index: int) -> bool:
-        """Return whether an image's bytes have the checksum of the index; True where that has none."""
+        """Return whether an image's bytes match the checksum of the index; True without checksums."""
         if CHECKSUM not in self.index.columns:
             return True
         return zlib.crc32(self.file(index).data) == self.index.number(CHECKSUM, index)
 
     def prefetch(self, indices: Sequence[int]) -> None:
+        """Copy images that are read next from the object store, if the shards have a mirror."""
         if self.mirror is not None:
             self.mirror.fetch(indices, self.index)
 
@@ -180,6 +213,7 @@ class Shards(Encoded):
         return self.index.name(index)
 
     def name(self, index: int) -> str:
+        """Return the path of the shard and the name of an image in it."""
         return f"{self.shards[self.index.number(PLACE[0], index)]}/{self.index.name(index)}"
 
     @cached_property
@@ -202,15 +236,22 @@ def find(
     cache: str | None = None,
     pixels: PixelFormat = RGB,
 ) -> Shards:
-    """The images of shards, by their names below a folder or an address, labelled by `classes` or by their own.
+    """Return the images of some shards.
 
-    cache: the folder for copies of what an address has. UserError if a shard cannot be read, or is not what the index
-    beside it says, or for a class that is not among `classes`.
+    Args:
+        root: Folder or address of the shards.
+        names: Names of the shards below it.
+        classes: Class names that the labels index; () for those of the shards.
+        cache: Folder for copies from an object store; None for the default.
+        pixels: Pixel format of the images.
+
+    Raises:
+        UserError: A shard cannot be read or differs from the index next to it, or a class is not among `classes`.
     """
     mirror = None
     if is_remote(root):
         folder = Path(cache or caches("shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
-        with locked(folder):  # of the processes of a machine one downloads
+        with locked(folder):  # one process of a machine downloads
             beside = {os.path.dirname(name) for name in names}
             index = _read(download(root, os.path.join(*beside, INDEX), folder), names) if len(beside) == 1 else None
             if index is None:
@@ -229,7 +270,11 @@ def find(
 
 
 def _read(path: Path | None, names: Sequence[str]) -> Index | None:
-    """The index in a file beside shards, if there is one and it is of all of them. UserError for a damaged one."""
+    """Return the index in a file next to shards, or None if it does not exist or lists other shards.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     if path is None or not path.exists():
         return None
     try:
@@ -241,7 +286,7 @@ def _read(path: Path | None, names: Sequence[str]) -> Index | None:
 
 
 def _local(root: str, names: Sequence[str]) -> Index:
-    """The index of shards in a folder: the one beside them, else the one that is kept, else made from their headers."""
+    """Return the index of shards in a folder: from the file next to them, from the cache, or from their headers."""
     shards = [os.path.join(root, name) for name in names]
     for folder in {os.path.dirname(shard) for shard in shards}:
         if index := _read(Path(folder, INDEX), names):
@@ -266,13 +311,17 @@ def _local(root: str, names: Sequence[str]) -> Index:
 
 
 def scan(shards: Sequence[str]) -> Iterator[Row]:
-    """The images of shards in their order: (name, bytes, class, (shard, offset)). UserError for what is no tar file."""
+    """Yield the images of shards in order, as (name, bytes, class, (shard, offset)).
+
+    Raises:
+        UserError: A shard is damaged, unreadable, or not an uncompressed tar file.
+    """
     for number, shard in enumerate(shards):
         key, image, array, label = "", None, None, None
         try:
             with open(shard, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as file:
                 for member in file:
-                    file.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                    file.members.clear()  # type: ignore[attr-defined]  # otherwise it would keep all members in memory
                     own, suffix = ending(member.name)
                     if not member.isreg() or not suffix or os.path.basename(own) == "":
                         continue
@@ -282,13 +331,13 @@ def scan(shards: Sequence[str]) -> Iterator[Row]:
                         key, image, array, label = own, None, None, None
                     if f".{suffix}".endswith(IMAGE_SUFFIXES):
                         image = image or (member.name, member.size, (number, member.offset_data))
-                    elif f".{suffix}".endswith(NPY):  # of a sample without another image
+                    elif f".{suffix}".endswith(NPY):  # used if the sample has no image in another format
                         array = array or (member.name, member.size, (number, member.offset_data))
                     elif member.size <= _LARGEST and (suffix.startswith("cls") or suffix.endswith("json")):
                         content = file.extractfile(member)
-                        assert content is not None  # of a regular file
+                        assert content is not None  # not None for a regular file
                         label = _label(content.read(), is_json=suffix.endswith("json")) or label
-                opened.seek(file.offset)  # tarfile takes a damaged header for the end, which is a block of zeros
+                opened.seek(file.offset)  # tarfile takes a damaged header for the end of the file, which must be a block of zeros
                 if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
                     raise tarfile.ReadError(f"no header at byte {file.offset}")
         except (tarfile.TarError, EOFError) as error:
@@ -300,7 +349,7 @@ def scan(shards: Sequence[str]) -> Iterator[Row]:
 
 
 def _label(content: bytes, *, is_json: bool) -> str | None:
-    """The class that a member names or numbers; None if it does not."""
+    """Return the class in the content of a .cls or .json member, or None."""
     with suppress(ValueError, RecursionError):
         text = content.decode().strip()
         if not is_json:
