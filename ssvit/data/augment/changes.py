@@ -1,13 +1,14 @@
-"""What changes a training crop: flips and turns, colours and sharpness, and RandAugment, for whole batches.
+"""Augmentations of training crops for complete batches: flips, rotations, colours, sharpness, and RandAugment.
 
-Each class is called with images (b, c, h, w), uint8 or float32 in [0, 1], and slots (b,), and gives the same shape and
-type. Changes of colours take uint8 of 1 or 3 channels, and with 1 channel leave out saturation and hue. An image's
-parameters are hashed from (seed, slot, view), and its pixels do not depend on the images beside it: sums and products
-have a fixed order. `geometry` returns the maps (b, 2, 3) of images of one size.
+Each class is called with images (b, c, h, w), uint8 or float32 in [0, 1], and slots (b,), and returns images of the
+same shape and dtype. Colour augmentations take uint8 of 1 or 3 channels and skip saturation and hue for 1 channel. The
+parameters of an image are hashed from (seed, slot, view), and its pixels do not depend on the batch: sums and products
+have a fixed order. `geometry` returns the maps (b, 2, 3) from views to images (`ssvit.data.augment.geometry`).
 
-The operations are those of torchvision. RandAugment (Cubuk et al. 2020) applies a few of 14, all of one strength.
+The operations are those of torchvision. RandAugment (Cubuk et al. 2020) applies a few of 14 operations with one
+magnitude.
 
-Letters: b images, c channels, h, w pixels, k taps of a filter, n operations one after the other.
+Letters: b images, c channels, h, w pixels, k taps of a filter, n consecutive operations.
 """
 
 import math
@@ -22,35 +23,38 @@ from torch import Tensor
 from ssvit.data.augment import changes_options, geometry
 from ssvit.randomness import uniform
 
-_RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # of a grey, as torchvision has them
-_LEVELS = 256 - 1e-3  # of a colour in [0, 1], cut off below
-_CHUNK = 1 << 19  # values that are filtered at a time: they stay in a CPU's cache
-_SHEAR, _SHIFT, _TURN = 0.3, 150 / 331, 30  # of full strength: pixels per pixel, parts of a side, degrees
+_RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # luminance weights of torchvision
+_LEVELS = 256 - 1e-3  # scale from [0, 1] to integers, which are then truncated
+_CHUNK = 1 << 19  # values filtered at a time, so that they stay in a CPU's cache
+_SHEAR, _SHIFT, _TURN = 0.3, 150 / 331, 30  # at full magnitude: ratio, fraction of a side, degrees
 
 
 class VerticalFlip(changes_options.VerticalFlip):
-    """Top and bottom change places."""
+    """Flip images from top to bottom."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         chosen = self.sample(seed, slots, view)
         return images.flip(2).where(chosen[:, None, None, None], images)
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
-        """slots (b,) -> which images are flipped (b,) bool."""
+        """Return which images are flipped, slots (b,) -> (b,) bool."""
         return uniform(seed, "vertical flip", slots, 1, view)[:, 0] < self.probability
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of the flips."""
         return geometry.flipped(self.sample(seed, slots, view), size, axis=1)
 
 
 class QuarterTurns:
-    """Square images turned by 0, 90, 180 or 270 degrees, each as likely."""
+    """Rotate square images by 0, 90, 180 or 270 degrees, with equal probabilities."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
-        """slots (b,) -> quarters of a counter-clockwise turn (b,) int64, 0 to 3."""
+        """Return the number of counter-clockwise quarter turns, slots (b,) -> (b,) int64, 0 to 3."""
         return (4 * uniform(seed, "quarter turns", slots, 1, view)[:, 0]).long()
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         quarters = self.sample(seed, slots, view)
         turned = images.clone()
         for quarter in (1, 2, 3):
@@ -59,47 +63,58 @@ class QuarterTurns:
         return turned
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of the rotations."""
         return geometry.turned(90 * self.sample(seed, slots, view), size)
 
 
 class Rotation(changes_options.Rotation):
-    """A turn by an angle from -degrees to degrees."""
+    """Rotate images by a random angle between -degrees and degrees."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
-        """slots (b,) -> degrees, counter-clockwise (b,) float64."""
+        """Return the counter-clockwise angles in degrees, slots (b,) -> (b,) float64."""
         return self.degrees * (2 * uniform(seed, "rotation", slots, 1, view)[:, 0] - 1)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         return rotate(images, self.sample(seed, slots, view))
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of the rotations."""
         return geometry.turned(self.sample(seed, slots, view), size)
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turned counter-clockwise about the middle, bilinear: (b, c, h, w), degrees (b,) -> (b, c, h, w).
+    """Rotate images counter-clockwise about their centre, with bilinear interpolation.
 
-    Where the turned image ends it is continued by its reflection, so that no black corner tells the angle.
+    Empty corners are filled by reflection, so that no black corner reveals the angle.
+
+    Args:
+        images: (b, c, h, w).
+        degrees: (b,).
+
+    Returns:
+        (b, c, h, w).
     """
     h, w = images.shape[2:]
     angle = degrees.deg2rad()[:, None, None]
     cos, sin = angle.cos().float(), angle.sin().float()
     x = torch.arange(w, dtype=torch.float32, device=images.device) - (w - 1) / 2
     y = torch.arange(h, dtype=torch.float32, device=images.device)[:, None] - (h - 1) / 2
-    # Which point is shown at (y, x), in halves of the image's sides from its middle.
+    # The source point of (y, x), in units of half the image's sides from its centre.
     shown = torch.stack(((cos * x - sin * y) * (2 / w), (sin * x + cos * y) * (2 / h)), dim=-1)
     turned = F.grid_sample(images.float(), shown, padding_mode="reflection", align_corners=False)
     return turned if images.is_floating_point() else turned.round_().to(torch.uint8)
 
 
 class ColorJitter(changes_options.ColorJitter):
-    """Brightness, contrast, saturation and hue, changed one after the other in a random order, as torchvision's.
+    """Change brightness, contrast, saturation and hue in a random order, as in torchvision.
 
-    The factors of the first three lie in [max(0, 1 - x), 1 + x], the turn of the hue in [-x, x]; x = 0 leaves it out.
+    The factors of the first three are in [max(0, 1 - x), 1 + x], the shift of the hue is in [-x, x]; x = 0 disables
+    one.
     """
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """slots (b,) -> which images are changed (b,) bool, factors (b, 4), and the order of operations (b, 4)."""
+        """Return which images are changed, (b,) bool, the factors (b, 4), and the order of the operations (b, 4)."""
         numbers = uniform(seed, "color jitter", slots, 9, view)
         strengths = slots.new_tensor([self.brightness, self.contrast, self.saturation, self.hue], dtype=torch.float32)
         middle = slots.new_tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float32)
@@ -108,6 +123,7 @@ class ColorJitter(changes_options.ColorJitter):
         return numbers[:, 0] < self.probability, factors.float(), numbers[:, 5:].argsort(dim=1)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         changed, factors, order = self.sample(seed, slots, view)
         images = images.clone()
         operations = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
@@ -123,23 +139,28 @@ class ColorJitter(changes_options.ColorJitter):
 
 
 class Grayscale(changes_options.Grayscale):
-    """All three channels become the image's brightness."""
+    """Replace all channels by the luminance of the image."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         rows = (uniform(seed, "grayscale", slots, 1, view)[:, 0] < self.probability).nonzero()[:, 0]
         return images.index_copy(0, rows, _gray(images[rows]).to(torch.uint8).expand_as(images[rows]))
 
 
 class GaussianBlur(changes_options.GaussianBlur):
-    """A Gaussian filter of random width `sigma`, cut off at twice the greatest, over reflected edges."""
+    """Blur images with a Gaussian filter of random standard deviation.
+
+    The filter is truncated at twice the maximum standard deviation; images are padded by reflection.
+    """
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
-        """slots (b,) -> which images are blurred (b,) bool, and sigma (b,) float64."""
+        """Return which images are blurred, (b,) bool, and the standard deviations (b,) float64."""
         numbers = uniform(seed, "gaussian blur", slots, 2, view)
         low, high = self.sigma
         return numbers[:, 0] < self.probability, low + (high - low) * numbers[:, 1]
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         blurred, sigma = self.sample(seed, slots, view)
         images = images.clone()
         for rows in blurred.nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
@@ -148,9 +169,10 @@ class GaussianBlur(changes_options.GaussianBlur):
 
 
 class Solarize(changes_options.Solarize):
-    """Values of `threshold` and more are inverted."""
+    """Invert values of `threshold` and more."""
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         chosen = uniform(seed, "solarize", slots, 1, view) < self.probability
         full = 1 if images.is_floating_point() else 255
         bright = images >= self.threshold * (full / 255)
@@ -158,30 +180,30 @@ class Solarize(changes_options.Solarize):
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
-    """Values times factors (b,): (b, c, h, w) uint8 -> uint8."""
+    """Multiply images by factors (b,): (b, c, h, w) uint8 -> uint8."""
     return (images * _each(factors)).clamp_(0, 255).to(torch.uint8)
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Between the image's mean brightness and the image, at factors (b,): (b, 3, h, w) uint8 -> uint8."""
-    # Whole numbers, whose sum is the same in any order.
+    """Interpolate between the mean luminance and the image by factors (b,): (b, 3, h, w) uint8 -> uint8."""
+    # The sum of integers does not depend on their order.
     mean = _gray(images).sum((2, 3), keepdim=True, dtype=torch.float64) / images[0, 0].numel()
     return _between(mean.float(), images, factors)
 
 
 def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Between the grey image and the image, at factors (b,): (b, 3, h, w) uint8 -> uint8."""
+    """Interpolate between the grey image and the image by factors (b,): (b, 3, h, w) uint8 -> uint8."""
     return _between(_gray(images), images, factors)
 
 
 def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Colours turned by `turns` (b,) of the whole circle: (b, 3, h, w) uint8 -> uint8."""
+    """Shift hues by `turns` (b,), fractions of the colour circle: (b, 3, h, w) uint8 -> uint8."""
     colors = images.float() / 255
     red, green, blue = colors.unbind(1)
     most, least = colors.amax(1), colors.amin(1)
     spread = most - least
     divisor = spread.where(spread > 0, 1)
-    # Sixths of the circle, from red by way of green and blue.
+    # Hue in sixths of the circle, from red by way of green and blue.
     hue = (red - green) / divisor + 4
     hue = torch.where(most == green, (blue - red) / divisor + 2, hue)
     hue = torch.where(most == red, (green - blue) / divisor, hue)
@@ -194,7 +216,16 @@ def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
-    """Gaussian filters of widths sigma (b,), of 2 * reach + 1 taps: (b, c, h, w) uint8, or float, -> the same."""
+    """Apply Gaussian filters of 2 * reach + 1 taps.
+
+    Args:
+        images: (b, c, h, w) uint8 or float.
+        sigma: Standard deviations in pixels, (b,).
+        reach: Radius of the filters in pixels.
+
+    Returns:
+        (b, c, h, w) of the same dtype.
+    """
     distance = torch.arange(reach + 1, device=images.device)
     weights = torch.exp(-0.5 * (distance / sigma[:, None].double()).square())
     weights = (weights / (2 * weights.sum(1, keepdim=True) - 1)).float()
@@ -209,12 +240,12 @@ def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
 
 
 def _each(factors: Tensor) -> Tensor:
-    """One number for each image: (b,) -> (b, 1, 1, 1)."""
+    """Broadcast one number per image: (b,) -> (b, 1, 1, 1)."""
     return factors[:, None, None, None]
 
 
 def _gray(images: Tensor) -> Tensor:
-    """The brightness of each pixel, a whole number: (b, 3, h, w) or (b, 1, h, w) uint8 -> (b, 1, h, w) float32."""
+    """Return the luminance of each pixel, rounded down: (b, 3, h, w) or (b, 1, h, w) uint8 -> (b, 1, h, w) float32."""
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = images.float().split(1, dim=1)
@@ -239,11 +270,11 @@ def _shift(strength: float, side: int) -> int:
 
 
 def _contrast(images: Tensor, factor: float) -> Tensor:
-    # Not torchvision's: its mean of a large image may depend on the number of threads.
+    # Not torchvision's, whose mean of a large image may depend on the number of threads.
     return adjust_contrast(images, torch.full((len(images),), factor, device=images.device))
 
 
-# Each takes images (b, 3, h, w) uint8 and a strength: from -1 to 1 of the first nine, from 0 to 1 of the others.
+# Each takes images (b, 3, h, w) uint8 and a strength: in [-1, 1] for the first nine, in [0, 1] after them.
 OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "shear_x": lambda x, s: _affine(x, shear=[_shear(s), 0.0], center=[0, 0]),
     "shear_y": lambda x, s: _affine(x, shear=[0.0, _shear(s)], center=[0, 0]),
@@ -264,10 +295,10 @@ _SIGNED = 9
 
 
 class RandAugment(changes_options.RandAugment):
-    """Random operations, one after the other. What a turned or shifted image leaves free is black."""
+    """Apply random operations one after another. Empty areas after a rotation, shear or translation are black."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
-        """slots (b,) -> places in `OPERATIONS` (b, n) int64, and strengths with their signs (b, n) float64."""
+        """Return indices into `OPERATIONS`, (b, n) int64, and signed magnitudes, (b, n) float64, for slots (b,)."""
         numbers = uniform(seed, "randaugment", slots, 2 * self.operations, view)
         which = (len(OPERATIONS) * numbers[:, : self.operations]).long()
         negative = (which < _SIGNED) & (numbers[:, self.operations :] < 0.5)
@@ -275,17 +306,18 @@ class RandAugment(changes_options.RandAugment):
         return which, (-strength).where(negative, strength)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
         which, strengths = self.sample(seed, slots, view)
         images, operations = images.clone(), tuple(OPERATIONS.values())
         for turn in range(self.operations):
-            # Images with the same operation and the same sign go through it together.
+            # Images with the same operation and sign are processed in one call.
             for place, strength in {*zip(which[:, turn].tolist(), strengths[:, turn].tolist(), strict=True)}:
                 rows = ((which[:, turn] == place) & (strengths[:, turn] == strength)).nonzero()[:, 0]
                 images[rows] = operations[place](images[rows], strength)
         return images
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) of images of one size; see `geometry`."""
+        """Return the maps (b, 2, 3) from views to images of one size."""
         which, strengths = self.sample(seed, slots, view)
         (height, width), names = size, list(OPERATIONS)
         maps = geometry.turned(torch.zeros(len(slots), device=slots.device), size)

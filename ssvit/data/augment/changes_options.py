@@ -1,4 +1,4 @@
-"""The options of what changes a training crop."""
+"""Define the options of the augmentations after a training crop."""
 
 import math
 from typing import Annotated
@@ -11,75 +11,75 @@ Angle = Annotated[float, Ge(0), Le(180)]
 
 
 class VerticalFlip(Options):
-    """Top and bottom change places."""
+    """Flip images from top to bottom."""
 
     probability: Fraction = 0.5
 
 
 class Rotation(Options):
-    """Images turned by any angle."""
+    """Rotate images by a random angle."""
 
     degrees: Angle = 180.0
-    """The greatest angle to either side."""
+    """Maximum angle to either side, in degrees."""
 
 
-SIGMA = (0.1, 2.0)  # DINO's limits of a blur's standard deviation
+SIGMA = (0.1, 2.0)  # DINO's range of the standard deviation of a blur
 Hue = Annotated[float, Ge(0), Le(0.5)]
 
 
 class ColorChange(Options):
-    """How much colours change; the defaults are DINO's."""
+    """The strength of colour jitter; the defaults are DINO's."""
 
     brightness: NotNegative = 0.4
-    """Largest change of the brightness' factor from 1."""
+    """Maximum deviation of the brightness factor from 1."""
     contrast: NotNegative = 0.4
-    """Largest change of the contrast's factor from 1."""
+    """Maximum deviation of the contrast factor from 1."""
     saturation: NotNegative = 0.2
-    """Largest change of the saturation's factor from 1."""
+    """Maximum deviation of the saturation factor from 1."""
     hue: Hue = 0.1
-    """Largest turn of the hue, as a part of the whole circle."""
+    """Maximum shift of the hue, as a fraction of the colour circle."""
 
 
 class ColorJitter(ColorChange):
-    """Brightness, contrast, saturation and hue changed at random, as torchvision's."""
+    """Change brightness, contrast, saturation and hue at random, as in torchvision."""
 
     probability: Fraction = 0.8
 
 
 class Grayscale(Options):
-    """Images lose their colours."""
+    """Convert images to grey."""
 
     probability: Fraction = 0.2
 
 
 class GaussianBlur(Options):
-    """A Gaussian filter of random width."""
+    """Blur images with a Gaussian filter of random width."""
 
     probability: Fraction = 0.5
     sigma: Limits = SIGMA
-    """Least and greatest standard deviation, in pixels."""
+    """Minimum and maximum standard deviation, in pixels."""
 
     @property
     def reach(self) -> int:
-        """Pixels on each side that the filter covers: two of the greatest standard deviations."""
+        """Radius of the filter in pixels: twice the maximum standard deviation, rounded up."""
         return math.ceil(2 * self.sigma[1])
 
 
 class Solarize(Options):
-    """Bright values are inverted."""
+    """Invert bright values."""
 
     probability: Fraction = 0.2
     threshold: Annotated[int, Ge(0), Le(255)] = 128
-    """The least value that is inverted."""
+    """Smallest value that is inverted."""
 
 
-MAGNITUDES = 30  # of RandAugment, the greatest
+MAGNITUDES = 30  # RandAugment's maximum magnitude
 MAGNITUDE = 9  # the paper's for ResNet-50 on ImageNet
 Magnitude = Annotated[int, Ge(0), Le(MAGNITUDES)]
 
 
 class RandAugment(Options):
-    """Random operations of one strength, as torchvision's; the defaults are the paper's for ResNet-50 on ImageNet."""
+    """Apply random operations of one magnitude, as in torchvision; defaults of the paper for ResNet-50 on ImageNet."""
 
     operations: Whole = 2
     magnitude: Magnitude = MAGNITUDE

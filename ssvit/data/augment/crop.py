@@ -1,9 +1,9 @@
-"""Crops, flips and resizing, and the changes of a training crop one after the other.
+"""Crops, flips and resizing, followed by the augmentations of a training crop.
 
-Images are uint8, or float32 in [0, 1] (written uint8 below), and stay of that type.
-A crop is called with a list of images of differing sizes, each (c, h, w), or with one tensor (b, c, h, w), which is
-worked on as a whole, on the device where it lies; and with slots (b,), a seed and a view, of which each image's
-randomness is hashed. It returns (b, c, *size) uint8.
+Images are uint8, or float32 in [0, 1] (written uint8 below), and keep their dtype. A crop is called with a list of
+images of different sizes, each (c, h, w), or with one tensor (b, c, h, w), which is processed as a batch on its device;
+and with slots (b,), a seed and a view, from which the randomness of each image is hashed. It returns
+(b, c, *size) uint8.
 
 Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 """
@@ -34,42 +34,58 @@ from ssvit.options import UserError
 from ssvit.randomness import uniform
 
 _TRIES = 10
-_CHUNK = 1 << 18  # values worked on at a time on a CPU: they stay in its cache
-_LARGE = 3 << 18  # pixels of an image, 1024x768, from which it pays to decode it smaller
-_TABLE = 1 << 18  # places of a table of filters, up to which keeping one is worth its memory
+_CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in its cache
+_LARGE = 3 << 18  # pixels of an image, 1024x768, from which downscaling in the decoder saves time
+_TABLE = 1 << 18  # maximum number of entries of a cached table of filters
 
 
 class Change(Protocol):
-    """What changes images of one size: (b, c, h, w) uint8 -> the same."""
+    """An augmentation of images of one size: (b, c, h, w) uint8 -> (b, c, h, w) uint8."""
 
-    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images, (b, c, h, w)."""
+        ...
 
 
 class RandomCrop(crop_options.RandomCrop):
-    """A crop for training, and the changes that its options ask for, one after the other."""
+    """A training crop followed by the augmentations that its options enable."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """The crop and the flip from left to right alone."""
+        """Crop and flip images, without further augmentations.
+
+        Args:
+            images: (b, c, h, w), or a list of (c, h, w).
+            slots: (b,) int64.
+            seed: Seed of the run.
+            view: Number of the view.
+
+        Returns:
+            (b, c, *size).
+        """
         raise NotImplementedError
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return one view of each image, (b, c, *size); arguments as for `crop`."""
         out = self.crop(images, slots, seed, view)
         for change in self.changes:
             out = change(out, slots, seed, view)
         return out
 
     def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps of the crop and the flip from left to right alone, as `geometry`."""
+        """Return the maps (b, 2, 3) of crop and flip, without further augmentations; arguments as for `geometry`."""
         raise NotImplementedError
 
     def geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return where the points of views lie in their images; see `ssvit.data.augment.geometry`.
+        """Return the maps from views to their images; see `ssvit.data.augment.geometry`.
 
         Args:
             sides: (b, 2), height and width of each image.
+            slots: (b,) int64.
+            seed: Seed of the run.
+            view: Number of the view.
 
         Returns:
-            The maps (b, 2, 3).
+            (b, 2, 3).
         """
         maps = self.crop_geometry(sides, slots, seed, view)
         for change in self.changes:
@@ -79,7 +95,7 @@ class RandomCrop(crop_options.RandomCrop):
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """Those whose option is not 0."""
+        """The augmentations after the crop whose option is not 0."""
         every: tuple[tuple[float, Change], ...] = (
             (self.vertical_flip, VerticalFlip(probability=self.vertical_flip)),
             (self.quarter_turns, QuarterTurns()),
@@ -94,16 +110,27 @@ class RandomCrop(crop_options.RandomCrop):
 
 
 class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
-    """A crop of random area and aspect ratio, resized and flipped: torchvision's RandomResizedCrop within a grey level.
+    """A resized, flipped crop of random area and aspect ratio: torchvision's RandomResizedCrop up to one grey level.
 
-    The authors' code takes TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the ratio evenly, and
-    not the area and the ratio's logarithm; where nothing fits, it takes the whole image; it does not antialias.
+    The authors' code uses TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the aspect ratio
+    uniformly, instead of the area and the logarithm of the ratio; it falls back to the entire image; and it does not
+    antialias.
     """
 
     def sample(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
-        """slots, heights, widths (b,) -> boxes (b, 4) int64: top, left, height and width of each crop; flips (b,) bool.
+        """Sample crop boxes and flips.
 
-        A box is the first of ten tries that fits into the image, else the largest centred crop of an allowed ratio.
+        A box is the first of ten attempts that fits into the image, else the largest centred crop of an allowed ratio.
+
+        Args:
+            seed: Seed of the run.
+            slots: (b,) int64.
+            heights: Heights of the images in pixels, (b,).
+            widths: Widths of the images in pixels, (b,).
+            view: Number of the view.
+
+        Returns:
+            Boxes (b, 4) int64, top, left, height and width of each crop, and flips (b,) bool.
         """
         numbers = uniform(seed, "inception crop", slots, 2 * _TRIES + 3, view)
         heights, widths = heights.double(), widths.double()
@@ -122,22 +149,31 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
 
     def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of crop and flip."""
         boxes, flips = self.sample(seed, slots, sides[:, 0], sides[:, 1], view)
         return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
 
     def reduction(self, height: int, width: int, *, slot: int, seed: int) -> int:
-        """By what an image may be decoded smaller, 1, 4 or 8: its crop keeps `size` pixels, but for rounding.
+        """Return the factor by which a JPEG decoder may downscale an image: 1, 4 or 8.
 
-        By 2, and where an image is not large, it does not pay (docs/performance.md).
+        The crop then still has at least `size` pixels, up to rounding. A factor of 2, or any factor for small images,
+        does not save time (docs/performance.md).
+
+        Args:
+            height: Height of the image in pixels.
+            width: Width of the image in pixels.
+            slot: Slot of the image.
+            seed: Seed of the run.
         """
         if height * width < _LARGE or height < 4 * self.size[0] or width < 4 * self.size[1]:
-            return 1  # without the time that sampling takes
+            return 1  # avoids the time of sampling
         sides = torch.tensor([height]), torch.tensor([width])
         boxes, _ = self.sample(seed, torch.tensor([slot]), *sides)
         _, _, h, w = boxes[0].tolist()
         return next((n for n in (8, 4) if h // n >= self.size[0] and w // n >= self.size[1]), 1)
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Crop, resize and flip images."""
         shapes = [images.shape[2:]] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
         heights, widths = torch.tensor(shapes, device=slots.device).expand(len(images), 2).unbind(1)
         boxes, flips = self.sample(seed, slots, heights, widths, view)
@@ -151,10 +187,20 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
 
 
 class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
-    """A random crop of the image widened by `padding` reflected pixels on each side, and a flip: usual for CIFAR."""
+    """A random crop of the image with reflection padding of `padding` pixels, and a flip: usual for CIFAR."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """UserError if an image is smaller than the crop and its padding need."""
+        """Crop and flip images.
+
+        Args:
+            images: (b, c, h, w), or a list of (c, h, w).
+            slots: (b,) int64.
+            seed: Seed of the run.
+            view: Number of the view.
+
+        Raises:
+            UserError: An image is too small for the crop and its padding.
+        """
         if not isinstance(images, Tensor):
             return torch.cat([self.crop(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
         b, c, h, w = images.shape
@@ -169,28 +215,30 @@ class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
         return taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
 
     def _sample(self, sides: Tensor, slots: Tensor, seed: int, view: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the top and the left of crops in their images (b,) int64, and which are flipped (b,) bool."""
+        """Return the top and left of crops, (b,) int64, and which images are flipped, (b,) bool."""
         numbers = uniform(seed, "shift crop", slots, 3, view)
         free = sides + 2 * self.padding - torch.tensor(self.size, device=slots.device)
         top, left = ((numbers[:, :2] * (free + 1)).long() - self.padding).unbind(1)
         return top, left, numbers[:, 2] < self.flip
 
     def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of crop and flip."""
         top, left, flips = self._sample(sides, slots, seed, view)
         boxes = torch.stack((top, left, *(torch.full_like(top, side) for side in self.size)), dim=1)
         return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
 
     @staticmethod
     def _places(start: Tensor, crop: int, n: int) -> Tensor:
-        """Which of n pixels each pixel of the crop shows, in one direction: (b,) -> (b, crop)."""
+        """Return the source pixel, of n with reflection, of each pixel of a crop along an axis: (b,) -> (b, crop)."""
         place = start[:, None] + torch.arange(crop, device=start.device)
         return (n - 1) - ((n - 1) - place.abs()).abs()
 
 
 class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
-    """A random crop of the image resized to a square, and a flip: as for VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
+    """A random crop, with a flip, of the image resized to a square: VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Resize images to a square, then crop and flip them."""
         square = (self.resize, self.resize)
         if isinstance(images, Tensor):
             images = resize(images, square)
@@ -203,6 +251,7 @@ class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
         return ShiftCrop(size=self.size, padding=0, flip=self.flip)
 
     def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) of resize, crop and flip."""
         whole = torch.cat((torch.zeros_like(sides), sides), dim=1)
         square = torch.full_like(sides, self.resize)
         of_square = self._shift.crop_geometry(square, slots, seed, view)
@@ -210,11 +259,12 @@ class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
 
 
 class CenterCrop(crop_options.CenterCrop):
-    """What evaluation sees of an image: no randomness."""
+    """The deterministic resize and centre crop of evaluation."""
 
     def __call__(
         self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0
     ) -> Tensor:
+        """Return the images resized and cropped, (b, c, *size); slots, seed and view have no effect."""
         if not isinstance(images, Tensor):
             return torch.cat([self(image[None]) for image in images])
         if images.shape[2:] == self.size:
@@ -226,14 +276,14 @@ class CenterCrop(crop_options.CenterCrop):
         return out
 
     def mask(self, mask: Tensor) -> Tensor:
-        """The class numbers of the pixels that the crop of an image shows, the nearest: (h, w) -> (*size) uint8."""
+        """Transform the mask of an image alike, with nearest-neighbour interpolation: (h, w) -> (*size) uint8."""
         if mask.shape == self.size:
             return mask
         resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
         return center_crop_image(resized, self.size)[0, 0]
 
     def geometry(self, sides: Tensor, slots: Tensor | None = None, seed: int = 0, view: int = 0) -> Tensor:
-        """Return where the points of views lie in their images: sides (b, 2) -> (b, 2, 3)."""
+        """Return the maps from views to their images: sides (b, 2) -> (b, 2, 3)."""
         boxes = []
         for h, w in sides.tolist():
             fitted = self.size if (h, w) == self.size else self._fitted(h, w)
@@ -243,7 +293,7 @@ class CenterCrop(crop_options.CenterCrop):
         return geometry.cropped(torch.tensor(boxes, dtype=torch.float64, device=sides.device), self.size)
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
-        """The size to resize to; to cover, sides in proportion, the longer one rounded down as torchvision does."""
+        """Return the size to resize to before the crop; to cover, the longer side is rounded down as in torchvision."""
         if self.fit == "squash":
             return self.size
         if self.resize is not None:
@@ -256,7 +306,7 @@ class CenterCrop(crop_options.CenterCrop):
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear with antialiasing: (b, c, h, w) uint8 -> (b, c, *size) uint8."""
+    """Resize images with antialiased bilinear interpolation: (b, c, h, w) uint8 -> (b, c, *size) uint8."""
     if images.shape[2:] == size:
         return images
     if images.device.type == "cpu" or images.is_floating_point():
@@ -265,10 +315,18 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]) -> Tensor:
-    """Each image's box resized to `size`, and flipped or not, the whole batch at once.
+    """Crop, resize and flip all images of a batch in one pass.
 
-    images (b, c, h, w) uint8, boxes (b, 4): top, left, height, width, flips (b,) bool -> (b, c, *size) uint8. Rows
-    are gathered and weighted by their few taps; columns, which lie apart in memory, go through a matrix product.
+    Rows are gathered and weighted by their few taps; columns, which are not contiguous in memory, use a matrix product.
+
+    Args:
+        images: (b, c, h, w) uint8.
+        boxes: (b, 4), top, left, height and width in pixels.
+        flips: (b,) bool.
+        size: Height and width of the result.
+
+    Returns:
+        (b, c, *size) uint8.
     """
     b, c, h, w = images.shape
     top, left, box_h, box_w = boxes.unbind(1)
@@ -283,16 +341,25 @@ def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]
         matrix = x.new_zeros(len(at), size[1], w).scatter_(2, to, matrix)
         x = torch.bmm(x.view(-1, c * size[0], w), matrix.mT)
         x = x.view_as(target)
-        # CPUs convert to and from int16 many at once.
+        # CPUs vectorise conversions to and from int16.
         target.copy_(x if out.is_floating_point() else x.round_().to(torch.int16))
     return out
 
 
 def _taps(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
-    """Pixels and weights of a triangle filter that resizes [start, start + length) of n pixels to `out`.
+    """Return pixels and weights of a triangle filter that resizes [start, start + length) of n pixels to `out`.
 
-    start, length, reverse (b,) -> places (b, out, k) int64, all different, and weights (b, out, k) float32. The filter
-    is as wide as an output pixel, but never narrower than two input pixels, and cut off at the ends of the box.
+    The filter has the width of an output pixel, at least two input pixels, and is truncated at the ends of the box.
+
+    Args:
+        start: First pixel of the box, (b,).
+        length: Length of the box in pixels, (b,).
+        reverse: Whether to flip the output, (b,) bool.
+        n: Number of input pixels.
+        out: Number of output pixels.
+
+    Returns:
+        Positions (b, out, k) int64, distinct per output pixel, and weights (b, out, k) float32.
     """
     if n * n * out > _TABLE:
         return _filter(start, length, reverse, n, out)
@@ -303,7 +370,7 @@ def _taps(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> t
 
 @lru_cache(maxsize=8)
 def _table(n: int, out: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The filters of every box in n pixels: (2 * n * n, out, k), by direction, start and length."""
+    """Return the filters of all boxes in n pixels, (2 * n * n, out, k), ordered by direction, start and length."""
     ends = torch.arange(n, device=device)
     reverse = torch.tensor([False, True], device=device)
     reverse, start, length = torch.cartesian_prod(reverse.long(), ends, ends + 1).unbind(1)
@@ -327,11 +394,11 @@ def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) ->
 
 
 def _rows(rows: Tensor, c: int, h: int) -> Tensor:
-    """Rows of each image (b, r, k) to rows of the batch's (b * c * h, w) matrix, for every channel: (b, c, r, k)."""
+    """Map rows per image, (b, r, k), to rows of the (b * c * h, w) matrix of the batch, (b, c, r, k)."""
     start = torch.arange(len(rows) * c, device=rows.device).view(-1, c, 1, 1) * h
     return rows[:, None] + start
 
 
 def _chunk(images: Tensor) -> int:
-    """How many images to work on at a time: all, or what fits into a CPU's cache."""
+    """Return the number of images per chunk: all on a GPU, or as many as fit into a CPU's cache."""
     return max(1, len(images) if images.device.type != "cpu" else _CHUNK // images[0].numel())

@@ -1,4 +1,4 @@
-"""The options of crops, and of what changes a crop for training afterwards."""
+"""Define the options of crops and of the augmentations after a training crop."""
 
 import math
 from typing import Literal, Self, get_args
@@ -19,14 +19,14 @@ FITS = get_args(Fit)
 
 
 class Crop(Augmentation):
-    """What every crop has."""
+    """The base class of crops."""
 
     def check(self, run: Run) -> None:
-        """Check that the encoder's patches divide such an image."""
+        """Check that the encoder's patch size divides the size of the crop."""
         self.check_patches(run, "size")
 
     def check_patches(self, run: Run, name: str) -> None:
-        """Check that the encoder's patches divide an image whose size is the option `name`."""
+        """Check that the encoder's patch size divides an image whose size is the option `name`."""
         if isinstance(run.encoder, ViT):
             size, patch_size = getattr(self, name), run.encoder.patch_size
             try:
@@ -36,35 +36,35 @@ class Crop(Augmentation):
 
     @property
     def bytes_per_image(self) -> int:
-        """Of an image of three channels afterwards."""
+        """Bytes of a crop with three channels."""
         return 3 * math.prod(self.size)
 
 
 class RandomCrop(ColorChange, Crop):
-    """What every crop for training has, and what changes it afterwards, in this order; 0 leaves a change out."""
+    """A training crop and the augmentations after it, applied in this order; 0 disables one."""
 
     flip: Fraction = 0.5
-    """Probability of a flip from left to right."""
+    """Probability of a horizontal flip."""
     vertical_flip: Fraction = 0.0
-    """Probability of a flip from top to bottom."""
+    """Probability of a vertical flip."""
     quarter_turns: bool = False
-    """Whether images are turned by 0, 90, 180 or 270 degrees, each as likely."""
+    """Whether to rotate images by 0, 90, 180 or 270 degrees, with equal probabilities."""
     rotation: Angle = 0.0
-    """Greatest angle in degrees of a turn to either side; 180 for any angle. What it leaves free is reflected."""
+    """Maximum angle of a rotation to either side, in degrees; 180 for any angle. Corners are filled by reflection."""
     randaugment: Whole = 0
-    """Number of RandAugment's operations (Cubuk et al. 2020); usual are 2."""
+    """Number of RandAugment operations (Cubuk et al. 2020), usually 2."""
     magnitude: Magnitude = MAGNITUDE
-    """Strength of RandAugment's operations, 0 to 30."""
+    """Magnitude of the RandAugment operations, 0 to 30."""
     jitter: Fraction = 0.0
-    """Probability of changed colours; how much they change: brightness, contrast, saturation and hue."""
+    """Probability of colour jitter; its strength: brightness, contrast, saturation and hue."""
     grayscale: Fraction = 0.0
-    """Probability of an image without colours."""
+    """Probability of conversion to grey."""
     blur: Fraction = 0.0
-    """Probability of a blur."""
+    """Probability of a Gaussian blur."""
     sigma: Limits = SIGMA
-    """Least and greatest standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
+    """Minimum and maximum standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
     solarize: Fraction = 0.0
-    """Probability of inverted bright values."""
+    """Probability of solarisation, which inverts bright values."""
 
     @model_validator(mode="after")
     def _check_changes(self) -> Self:
@@ -81,7 +81,7 @@ class RandomCrop(ColorChange, Crop):
         return (self.size,)
 
     def check(self, run: Run) -> None:
-        """Check also that the images have the colours, and the type, that the changes are defined for."""
+        """Check also that the augmentations are defined for the channels and the dtype of the images."""
         super().check(run)
         channels = run.encoder.channels if isinstance(run.encoder, Normalized) else 3
         of_floats = isinstance(run.source, PixelFormat) and run.source.range is not None
@@ -97,29 +97,29 @@ class RandomCrop(ColorChange, Crop):
 
 @choice("augment", "inception_crop")
 class InceptionCrop(RandomCrop):
-    """A crop of random area and shape (Szegedy et al. 2015), resized."""
+    """A crop of random area and aspect ratio (Szegedy et al. 2015), resized."""
 
     scale: ShareLimits = (0.2, 1.0)
-    """Least and greatest fraction of the image's area; usual for ImageNet is [0.08, 1], and [0.05, 1] in the authors'
+    """Minimum and maximum fraction of the image's area; usual for ImageNet is [0.08, 1], and [0.05, 1] in the authors'
     code (vit_jax: input_pipeline.py)."""
     ratio: Limits = (0.75, 1.3333)
-    """Least and greatest width / height."""
+    """Minimum and maximum aspect ratio, width / height."""
 
 
 @choice("augment", "shift_crop")
 class ShiftCrop(RandomCrop):
-    """A crop at a random place of the widened image."""
+    """A crop at a random position of the padded image."""
 
     padding: Whole = 4
-    """Reflected pixels that each side of the image is widened by."""
+    """Pixels of reflection padding on each side of the image."""
 
 
 @choice("augment", "resize_crop")
 class ResizeCrop(RandomCrop):
-    """A crop at a random place of the image resized to a square."""
+    """A crop at a random position of the image resized to a square."""
 
     resize: Count = 448
-    """Pixels of the square's side; 448 in VTAB's runs at 384 px."""
+    """Side of the square in pixels; 448 in VTAB's runs at 384 px."""
 
     @model_validator(mode="after")
     def _check_resize(self) -> Self:
@@ -129,13 +129,13 @@ class ResizeCrop(RandomCrop):
 
 
 class CenterCrop(Crop):
-    """What evaluation sees of an image. One that has the size already stays as it is."""
+    """The deterministic resize and centre crop of evaluation. An image that already has the size is unchanged."""
 
     resize: Count | None = None
-    """Pixels of the shorter side before the crop. None, or where those are too few: as many as just cover `size`."""
+    """Pixels of the shorter side before the crop. None, or if those are too few: the smallest that covers `size`."""
     fit: Fit = "cover"
-    """cover: the shorter side is resized, then the middle cut out; squash: the whole image is resized to `size`, out of
-    proportion (vit_jax: input_pipeline.py)."""
+    """cover: resize the shorter side, then crop the centre; squash: resize the entire image to `size` regardless of its
+    aspect ratio (vit_jax: input_pipeline.py)."""
 
     @model_validator(mode="after")
     def _check_fit(self) -> Self:

@@ -1,6 +1,7 @@
-"""Several views of one image, in groups by name.
+"""Make several views of each image, in groups by name.
 
-Each view hashes its randomness from (seed, slot, view): the same in any batch, of a list of images or one tensor.
+The randomness of a view is hashed from (seed, slot, view): it is the same in any batch, for a list of images as for one
+tensor.
 
 Letters: b images, v views, c channels, h, w pixels.
 """
@@ -18,32 +19,53 @@ from ssvit.data.augment.crop import InceptionCrop
 
 
 class Augmentation(Protocol):
-    """What makes one view of each image.
+    """Make one view of each image.
 
-    Called with (b, c, h, w) uint8, or a list of (c, h, w), with slots (b,), a seed and the number of the view; returns
-    (b, c, h', w') uint8. For views with masks or boxes it also has a method `geometry`, which takes the sides (b, 2) of
-    images in their place, and returns maps (b, 2, 3); see `ssvit.data.augment.geometry`.
+    For views with masks or boxes, an augmentation also needs a method `geometry` like that of
+    `ssvit.data.augment.crop.RandomCrop`, which takes the sides (b, 2) of the images and returns maps (b, 2, 3); see
+    `ssvit.data.augment.geometry`.
     """
 
     @property
     def bytes_per_image(self) -> int:
-        """Of an image afterwards."""
+        """Bytes of an augmented image."""
         ...
 
-    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor: ...
+    def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return one view of each image.
+
+        Args:
+            images: (b, c, h, w) uint8, or a list of (c, h, w).
+            slots: (b,) int64.
+            seed: Seed of the run.
+            view: Number of the view.
+
+        Returns:
+            (b, c, h', w') uint8.
+        """
+        ...
 
 
 class Views:
-    """Groups of views by name, each made by an augmentation of its own; those of a group have one size."""
+    """Groups of views by name, each view made by an augmentation; the views of a group have one size."""
 
     def __init__(self, groups: Mapping[str, Sequence[Augmentation]]) -> None:
         self.groups = {name: tuple(views) for name, views in groups.items()}
         self.bytes_per_image = sum(view.bytes_per_image for views in self.groups.values() for view in views)
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> dict[str, Tensor]:
-        """(b, c, h, w) or a list of (c, h, w), uint8, with slots (b,) -> for each group (b, v, c, h', w') uint8."""
+        """Return the views of each group.
+
+        Args:
+            images: (b, c, h, w) uint8, or a list of (c, h, w).
+            slots: (b,) int64.
+            seed: Seed of the run.
+
+        Returns:
+            For each group, (b, v, c, h', w') uint8.
+        """
         if isinstance(images, Tensor) and not images.is_cuda:
-            images = list(images)  # as files come: crops of a batch as a whole may differ by a grey level
+            images = list(images)  # like images from files: resizing a batch at once may differ by a grey level
         number = itertools.count()
         return {
             name: torch.stack([view(images, slots, seed, next(number)) for view in views], dim=1)
@@ -51,7 +73,16 @@ class Views:
         }
 
     def geometry(self, sides: Tensor, slots: Tensor, seed: int) -> dict[str, Tensor]:
-        """Return where the points of views lie in their images: sides (b, 2) -> for each group (b, v, 2, 3)."""
+        """Return the maps from views to their images.
+
+        Args:
+            sides: (b, 2), height and width of each image.
+            slots: (b,) int64.
+            seed: Seed of the run.
+
+        Returns:
+            For each group, (b, v, 2, 3).
+        """
         number = itertools.count()
         return {
             name: torch.stack([view.geometry(sides, slots, seed, next(number)) for view in views], dim=1)  # type: ignore[attr-defined]
@@ -60,7 +91,7 @@ class Views:
 
 
 class MultiCrop(Views):
-    """DINO's views (Caron et al. 2021, main_dino.py), but bilinear where DINO's are bicubic.
+    """DINO's multi-crop (Caron et al. 2021, main_dino.py), with bilinear instead of bicubic interpolation.
 
     The options are those of `views_options.MultiCrop`.
     """

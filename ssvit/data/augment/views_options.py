@@ -1,4 +1,4 @@
-"""The options of several views of an image."""
+"""Define the options of several views of an image."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -15,41 +15,43 @@ ByView = Annotated[Sequence[Fraction], Len(3, 3), Expect("three probabilities: f
 
 @choice("augment", "multi_crop")
 class MultiCrop(InceptionCrop):
-    """DINO's views of an image (Caron et al. 2021): two large crops, "global", and several small ones, "local".
+    """DINO's multi-crop (Caron et al. 2021): two large crops, "global", and several small ones, "local".
 
-    The options of `InceptionCrop` hold for all views, but for size and scale, which are the global ones'; blur and
-    solarize have a probability for the first global view, the second, and each local one.
+    The options of `InceptionCrop` apply to all views, except size and scale, which apply to the global views; blur and
+    solarize have one probability each for the first global view, the second, and every local view.
     """
 
     views: ClassVar[tuple[str, ...]] = ("global", "local")
 
     scale: ShareLimits = (0.4, 1.0)
-    """Least and greatest part of the image's area that a global view shows."""
+    """Minimum and maximum fraction of the image's area in a global view."""
     local_size: Pair = Field(96, validate_default=True)
     """Pixels of a local view's side, or [height, width]."""
     local_scale: ShareLimits = (0.05, 0.4)
-    """Least and greatest part of the image's area that a local view shows."""
+    """Minimum and maximum fraction of the image's area in a local view."""
     local_views: Whole = 8
-    """Local views of an image; 0 for none."""
+    """Number of local views per image; 0 for none."""
     jitter: Fraction = 0.8
-    """Probability of changed colours."""
+    """Probability of colour jitter."""
     grayscale: Fraction = 0.2
-    """Probability of a view without colours."""
+    """Probability of conversion to grey."""
     blur: ByView = (1.0, 0.1, 0.5)  # type: ignore[assignment]
-    """Probabilities of a blur: of the first global view, the second, each local one."""
+    """Probability of a blur for the first global view, the second, and each local view."""
     solarize: ByView = (0.0, 0.2, 0.0)  # type: ignore[assignment]
-    """Probabilities of inverted bright values: of the first global view, the second, each local one."""
+    """Probability of solarisation for the first global view, the second, and each local view."""
 
     @property
     def number_of_local_views(self) -> int:
+        """Number of local views per image."""
         return self.local_views
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of global and of local views."""
         return self.size, self.local_size
 
     def check(self, run: Run) -> None:
-        """Check also that the encoder's patches divide local views."""
+        """Check also that the encoder's patch size divides local views."""
         super().check(run)
         if self.local_views:
             self.check_patches(run, "local_size")

@@ -1,6 +1,6 @@
-"""The builders of data sets: they find the images to train on, to choose by and to report on.
+"""Build data sets: read the training, validation and test images that options select.
 
-The options of `torchvision_set` are those of `datasets_options.TorchvisionSet`, and so on.
+The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so on.
 """
 
 import json
@@ -30,13 +30,13 @@ def of_splits(
 ) -> Data:
     """Read the splits of a data set.
 
-    Next to validation images, test=auto skips test images that have no labels of the training set's classes.
+    Next to validation images, test=auto skips test images that lack labels of the training classes.
 
     Args:
-        options: The options.
-        splits: The resolved splits.
-        names: The name of each split, for messages.
-        read: Reads the items of a split, labelled by the classes of the training set, for that itself ().
+        options: Options of the data set.
+        splits: Resolved splits.
+        names: Name of each split, for messages.
+        read: Reads the items of a split with labels that index the training classes; () for the training split itself.
 
     Raises:
         UserError: The images cannot be read, or validation or test images have a class that training lacks.
@@ -57,7 +57,7 @@ def of_splits(
 
 
 def folder(options: datasets_options.Folder) -> Data:
-    """Image files in a folder, or in several."""
+    """Build a data set of the image files in one folder or several."""
 
     def read(paths: Items, classes: Sequence[str]) -> Source:
         return joined([_files(path, classes, options) for path in paths])
@@ -67,19 +67,19 @@ def folder(options: datasets_options.Folder) -> Data:
 
 
 def shards(options: datasets_options.Shards) -> Data:
-    """Uncompressed tar files in the layout of WebDataset."""
+    """Build a data set of uncompressed tar files in the layout of WebDataset."""
     read = partial(find, options.root, cache=options.cache, pixels=options.pixels)
     return of_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
 
 
 def csv(options: datasets_options.Csv) -> Data:
-    """Image files that a table names. UserError also if a file is not there."""
+    """Build a data set of the image files that a table lists; UserError if a file does not exist."""
     names = [", ".join(names) or os.path.basename(options.table) for names in options.splits]
     return of_splits(options, options.splits, [f"{name}:" for name in names], partial(_of_table, options))
 
 
 def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[str]) -> Files:
-    """Return the images of some splits of a table, labelled by `classes`, or else by the names in the table."""
+    """Return the images of some splits of a table, with labels into `classes`, by default those of the table."""
     status = os.stat(options.table)
     stamp = [status.st_size, status.st_mtime_ns]
 
@@ -109,7 +109,7 @@ def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[st
 
 
 def imagenet(options: datasets_options.Imagenet) -> Data:
-    """ImageNet in its usual layout."""
+    """Build ImageNet in its usual layout."""
     root = options.root
     layout = datasets_options.Folder(root=root, train="train", validation="val", test=None, verify=options.verify)
     data = folder(layout)
@@ -121,7 +121,7 @@ def imagenet(options: datasets_options.Imagenet) -> Data:
 
 
 def vtab(options: datasets_options.Vtab) -> Data:
-    """A task of VTAB-1k; its classes are called by their numbers. UserError for a damaged list."""
+    """Build a task of VTAB-1k, with class numbers as names; UserError for a damaged list."""
     lists = [vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
     classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
     train, validation, test = (one and Files(*one, classes, named=False, verify=options.verify) for one in lists)
@@ -131,7 +131,7 @@ def vtab(options: datasets_options.Vtab) -> Data:
 
 
 def voc(options: datasets_options.Voc) -> Data:
-    """Pascal VOC's images with masks; border pixels are 255. UserError for a file that is not there."""
+    """Build Pascal VOC with segmentation masks, 255 at borders; UserError if a file does not exist."""
 
     def read(part: str) -> Files:
         file = os.path.join(options.root, part)
@@ -152,7 +152,7 @@ def voc(options: datasets_options.Voc) -> Data:
 
 
 def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
-    """A public data set, tested on its test images. UserError for absent or damaged files."""
+    """Build a public data set with its test images; UserError for missing or damaged files."""
     name, root, download = options.name, options.root, options.download
     parts = (options.split,) if options.split else _TORCHVISION[name][1]
     try:
@@ -169,7 +169,7 @@ def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
 
 
 def _files(root: str, classes: Sequence[str], options: datasets_options.Folder) -> Files:
-    """Return the images of a folder, labelled by `classes`, or else by the names that it holds."""
+    """Return the images of a folder, with labels into `classes` or, by default, into the names of its subfolders."""
     paths, masks = listing(root, fresh=options.verify == "content"), None
     if options.masks:
         names = (os.path.splitext(os.path.relpath(path, options.roots[0]))[0] for path in paths)
@@ -179,7 +179,7 @@ def _files(root: str, classes: Sequence[str], options: datasets_options.Folder) 
     return Files(paths, labels, own, masks=masks, verify=options.verify, pixels=options.pixels)
 
 
-# The class in torchvision.datasets, and the parts that make up the training set.
+# The class in torchvision.datasets, and the splits that form the training set.
 _TORCHVISION = {
     "cifar10": ("CIFAR10", ("train",)),
     "cifar100": ("CIFAR100", ("train",)),

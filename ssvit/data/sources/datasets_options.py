@@ -1,4 +1,4 @@
-"""The options of the data sets, which are checked as far as names and numbers tell."""
+"""Define the options of the data sets, validated as far as names and file sizes allow."""
 
 import io
 import os
@@ -21,13 +21,12 @@ from ssvit.options import OptionError, UserError
 
 
 class Folder(Verified, ImageFiles):
-    """A folder of images, flat or with a subfolder for each class, or a subfolder of those for each split."""
+    """A folder of images, flat or with a subfolder for each class, or a folder with one such subfolder per split."""
 
     root: Name | Sequence[Name]
-    """The folder, or several, whose classes of one name are one."""
+    """The folder, or several folders, whose classes with the same name are merged."""
     masks: Name | None = None
-    """For segmentation, a folder that holds for each image root/a/b.jpg its mask, masks/a/b.png, of which pixels of 255
-    are ignored."""
+    """For segmentation, a folder with the mask masks/a/b.png of each image root/a/b.jpg; pixels of 255 are ignored."""
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
@@ -47,38 +46,40 @@ class Folder(Verified, ImageFiles):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The folders."""
+        """The folders, as a tuple."""
         return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
 
     @cached_property
     def splits(self) -> Splits:
-        """The subfolders of all folders."""
+        """The subfolders of all folders, by split."""
         of_roots = zip(*(folder.splits(root, self.names) for root in self.roots), strict=True)
         return Splits(*(tuple(chain(*folders)) for folders in of_roots))
 
     def count(self, at_most: int) -> int:
+        """Return the number of training images, counting up to `at_most`."""
         return min(at_most, sum(folder.count(path, at_most=at_most) for path in self.splits.train))
 
     def sample(self, most: int) -> Sample:
+        """Return up to about `most` training images, evenly spaced."""
         return _sample([path for root in self.splits.train for path in folder.pictures(root)], most)
 
 
 class Csv(Verified, ImageFiles):
-    """Image files that a table names: see `ssvit.data.sources.table`."""
+    """Image files that a table lists; see `ssvit.data.sources.table`."""
 
     table: Name
     """The CSV file, or a TSV file (.tsv), whose first line names the columns."""
     root: Name | None = None
-    """The folder that paths begin at; None: that of the table."""
+    """The folder that the paths are relative to; None: that of the table."""
     path: Name = "path"
     """The name of the column of paths."""
     label: Name | Sequence[Name] | None = AUTO
-    """The name of the column of labels; auto: label where there is one; None: none. A list: of columns of 0 and 1, one
-    for each class, of which an image may have several or none."""
+    """The name of the column of labels; auto: label, if it exists; None: none. A list: columns of 0 and 1, one for each
+    class, of which an image may have several or none."""
     separator: Name | None = None
-    """What stands between the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
+    """The separator of the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
     split: Name | None = AUTO
-    """The name of the column of splits; auto: split where there is one; None: none."""
+    """The name of the column of splits; auto: split, if it exists; None: none."""
 
     @model_validator(mode="after")
     def _check_table(self) -> Self:
@@ -96,50 +97,54 @@ class Csv(Verified, ImageFiles):
 
     @property
     def top(self) -> str:
-        """The folder that paths begin at."""
+        """The folder that the paths are relative to."""
         return os.path.dirname(self.table) or os.curdir if self.root is None else self.root
 
     @cached_property
     def columns(self) -> tables.Columns:
-        """The names of the columns."""
+        """The resolved names of the columns."""
         label = tuple(self.label) if isinstance(self.label, list | tuple) else self.label
         given = tables.Columns(self.path, label, self.split, self.separator)  # type: ignore[arg-type]  # no other sequence
         return tables.columns(self.table, given)
 
     @cached_property
     def splits(self) -> Splits:
-        """The values of the column of splits."""
+        """The values of the column of splits, by split."""
         return tables.splits(self.table, self.columns, self.names)
 
     def rows(self, splits: Sequence[str] | None = None) -> Iterator[tables.Row]:
-        """Return the rows of some splits, by default all."""
+        """Return the rows of some splits; None for all rows."""
         return (row for row in tables.rows(self.table, self.columns) if splits is None or row.split in splits)
 
     @property
     def labelled(self) -> bool:
+        """Whether the table has a column of labels."""
         return self.columns.label is not None
 
     @property
     def multi_label(self) -> bool:
+        """Whether an image may have several classes."""
         return self.columns.is_multi_label and self.labelled
 
     def count(self, at_most: int) -> int:
+        """Return the number of training images, counting up to `at_most`."""
         return sum(1 for _ in islice(self.rows(self.splits.train), at_most))
 
     def sample(self, most: int) -> Sample:
+        """Return up to about `most` training images, evenly spaced."""
         return _sample([os.path.join(self.top, row.path) for row in self.rows(self.splits.train)], most)
 
 
 class Shards(ImageFiles):
     """Uncompressed tar files in the layout of WebDataset, in a folder or an object store.
 
-    A split is a subfolder, or a pattern such as imagenet-train-*; auto also finds its name within those of the shards.
+    A split is a subfolder or a pattern such as imagenet-train-*; auto also matches a known name within shard names.
     """
 
     root: Name
     """The folder, or an address such as s3://BUCKET/FOLDER, which needs a package of fsspec (s3fs, gcsfs, …)."""
     cache: Name | None = None
-    """The folder for copies of what an address has; None: ~/.cache/ssvit."""
+    """The folder for copies from an object store; None: ~/.cache/ssvit."""
 
     @model_validator(mode="after")
     def _check_shards(self) -> Self:
@@ -152,11 +157,11 @@ class Shards(ImageFiles):
 
     @cached_property
     def splits(self) -> Splits:
-        """The shards, by their paths below the root."""
+        """The paths of the shards below the root, by split."""
         return shard_folder.splits(self.root, self.names)
 
     def sample(self, most: int) -> Sample | None:
-        """Return images of the first shard. Their number in all is estimated from the sizes of the shards."""
+        """Return images of the first shard; the number of all images is estimated from the sizes of the shards."""
         if shard_folder.is_remote(self.root):
             return None
         first, *_ = paths = [os.path.join(self.root, name) for name in self.splits.train]
@@ -193,11 +198,11 @@ class Photographs(Verified, DataSet):
     image_channels: ClassVar[int] = 3
 
     root: Name
-    """The folder that holds it."""
+    """The folder of the data set."""
 
     @property
     def required(self) -> Sequence[str]:
-        """The files and folders below the root by which the layout is known."""
+        """The files and folders below the root that identify the layout."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -209,7 +214,7 @@ class Photographs(Verified, DataSet):
 
 
 class Imagenet(Photographs):
-    """ImageNet in its usual layout: train/ and val/, in each a folder for every class, named by its wnid."""
+    """ImageNet in its usual layout: train/ and val/, each with a folder per class, named by wnid."""
 
     labelled: ClassVar[bool] = True
     validated: ClassVar[bool] = True
@@ -217,31 +222,33 @@ class Imagenet(Photographs):
 
 
 class Vtab(Photographs):
-    """A task of VTAB-1k (Zhai et al. 2019) as lists of image files: see `ssvit.data.sources.vtab`."""
+    """A task of VTAB-1k (Zhai et al. 2019) as lists of image files; see `ssvit.data.sources.vtab`."""
 
     labelled: ClassVar[bool] = True
 
     task: Annotated[str, OneOf(vtab.NAMES)]
-    """The task's folder, as cifar or dsprites_loc."""
+    """The folder of the task, such as cifar or dsprites_loc."""
     all_images: bool = False
-    """Whether all 1,000 images are trained on, as for the reported figure, with none left for choices."""
+    """Whether to train on all 1,000 images, as for the reported figure, without validation images."""
 
     @property
     def lists(self) -> tuple[str, str | None, str]:
-        """The lists of the images to train on, to choose by, and of the reported figure."""
+        """The lists of training, validation and test images; None for no validation images."""
         return (vtab.ALL, None, vtab.TEST) if self.all_images else (vtab.TRAIN, vtab.VALIDATION, vtab.TEST)
 
     @property
     def required(self) -> Sequence[str]:
+        """The lists that the folder must contain."""
         return [os.path.join(self.task, name) for name in self.lists if name]
 
     @property
     def validated(self) -> bool:
+        """Whether there are validation images."""
         return not self.all_images
 
 
 class Voc(Photographs):
-    """Pascal VOC's images with a mask for segmentation: a folder such as VOCdevkit/VOC2012."""
+    """Pascal VOC's images with segmentation masks: a folder such as VOCdevkit/VOC2012."""
 
     labelled: ClassVar[bool] = False
     validated: ClassVar[bool] = True
@@ -249,7 +256,7 @@ class Voc(Photographs):
 
 
 class TorchvisionSet(DataSet):
-    """A public data set as torchvision reads it."""
+    """A public data set read by torchvision."""
 
     image_channels: ClassVar[int] = 3
     validated: ClassVar[bool] = False
@@ -257,11 +264,11 @@ class TorchvisionSet(DataSet):
     name: Literal["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"]
     """The name of the data set."""
     root: Name
-    """The folder that holds it."""
+    """The folder of the data set."""
     download: bool = False
-    """Whether to fetch it into that folder."""
+    """Whether to download the data set into that folder."""
     split: Name | None = None
-    """unlabeled: STL-10's unlabelled images; None: all labelled ones that are not the set's test images."""
+    """unlabeled: STL-10's unlabelled images; None: all labelled images other than the test images."""
 
     @model_validator(mode="after")
     def _check_set(self) -> Self:
@@ -274,4 +281,5 @@ class TorchvisionSet(DataSet):
 
     @property
     def labelled(self) -> bool:
+        """Whether the training images have labels."""
         return self.split is None

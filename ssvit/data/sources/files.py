@@ -25,7 +25,7 @@ from ssvit.data.sources.files_options import Verify
 from ssvit.data.sources.index import KEPT_FROM, Index, Row, kept
 from ssvit.options import UserError, one_of, printable
 
-_COARSE = 2 * 10**9  # nanoseconds: a more recent folder may change again within the resolution of the file system's clock
+_COARSE = 2 * 10**9  # nanoseconds: later changes may fall within the resolution of the file system's clock
 
 
 class Listing(Sequence[str]):
@@ -58,8 +58,8 @@ class Listing(Sequence[str]):
 def listing(root: str, *, fresh: bool = False) -> Listing:
     """List the images of a folder, sorted by class and path.
 
-    The index of a large folder is cached until the modification time of one of its folders changes. Overwriting a file
-    does not change that of its folder.
+    The index of a large folder is cached until the modification time of a folder in it changes. Overwriting a file does
+    not change the time of its folder.
 
     Args:
         root: The folder.
@@ -95,7 +95,7 @@ def _index(root: str) -> Index:
 
 
 def _is_unchanged(root: str, index: Index) -> bool:
-    """Return whether the modification time of each folder is that of the index."""
+    """Return whether no folder has been modified since the index was built."""
     if "changed" not in index.columns:
         return False
     names = index.columns["folders"].numpy().tobytes().decode(errors="surrogateescape").split("\0")
@@ -194,7 +194,7 @@ class Files(Encoded):
 
     @cached_property
     def _common(self) -> str:
-        return _top([min(self.paths), max(self.paths)])  # the common prefix of minimum and maximum is that of all paths
+        return _top([min(self.paths), max(self.paths)])  # equals the common folder of all sorted paths
 
     def mask(self, index: int) -> Tensor | None:
         """Return the mask of an image, (h, w) uint8, or None without masks."""

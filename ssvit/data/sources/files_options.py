@@ -28,8 +28,8 @@ class Verified(Options):
     """A data set whose fingerprint covers sizes or contents."""
 
     verify: Verify = "size"
-    """What the fingerprint of the data set covers: names, labels and sizes of the images (size), or also their bytes, which
-    each start reads (content)."""
+    """What identifies the data set: names, labels and sizes of the images (size), or also their bytes, which each start
+    reads (content)."""
 
 
 class ImageFiles(HeldOut, PixelFormat):
@@ -38,12 +38,13 @@ class ImageFiles(HeldOut, PixelFormat):
     around: ClassVar[type[Options] | None] = ChannelImages
 
     train: Name | None = AUTO
-    """The training split; auto: train, if it exists. null: all images in no other split; of a folder, the entire folder."""
+    """The training split; auto: train, if it exists. null: all images in no other split; of a folder, the complete
+    folder."""
     validation: Name | None = AUTO
-    """The split for choices and curves; auto: val, validation or valid. null: none."""
+    """The validation split, for choices and curves; auto: val, validation or valid. null: none."""
     test: Name | None = AUTO
-    """The split for the reported figure; auto: test. null: none. If there is only one of validation and test, it serves
-    for both."""
+    """The test split, for the reported figure; auto: test. null: none. If only one of validation and test exists, it is
+    used for both."""
 
     @property
     def names(self) -> Mapping[str, str | None]:

@@ -33,8 +33,8 @@ class HuggingFace(Verified, ImageFiles):
     image: Name = AUTO
     """The name of the column of images; auto: the only one."""
     label: Name | None = AUTO
-    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must be
-    named; its images have several classes, or none."""
+    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
+    be named; an image then has several classes, or none."""
     download: bool = False
     """Whether to fetch a data set that is not in the cache from the Hugging Face Hub."""
 

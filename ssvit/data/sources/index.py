@@ -28,9 +28,9 @@ from ssvit.data.sources.base import class_numbers, renumbered
 from ssvit.options import UserError
 
 SCHEMA = 1
-KEPT_FROM = 20_000  # number of images from which the index of a folder is cached
+KEPT_FROM = 20_000  # images from which the index of a folder is cached
 _CHUNK = 1 << 16  # rows gathered at a time
-Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, size in bytes, class or classes, further numbers
+Row = tuple[str, int, str | tuple[str, ...] | None, tuple[int, ...]]  # name, bytes, class or classes, further numbers
 
 
 class Index:

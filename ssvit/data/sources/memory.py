@@ -1,4 +1,7 @@
-"""Images of one size, held in memory as one tensor. Letters: n images, c channels, h, w pixels."""
+"""Images of one size, held in memory as one tensor.
+
+Letters: n images, c channels, h, w pixels.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,9 +14,17 @@ from ssvit.data.sources.base import Labels, Source, checked_labels
 
 
 class Memory(Source):
-    """images (n, c, h, w), uint8 or float32 in [0, 1], labels (n,), masks (n, h, w) uint8.
+    """Images in memory.
 
-    UserError for an out-of-range label.
+    Args:
+        images: (n, c, h, w) uint8, or float32 in [0, 1].
+        labels: (n,) class indices, (n, k) bool, or None.
+        classes: Class names.
+        masks: (n, h, w) uint8, or None.
+
+    Raises:
+        UserError: A label is out of range.
+        ValueError: The images have another shape or dtype.
     """
 
     in_memory: Tensor
@@ -33,9 +44,11 @@ class Memory(Source):
         return len(self.in_memory)
 
     def read(self, index: int) -> Tensor:
+        """Return one image, (c, h, w)."""
         return self.in_memory[index]
 
     def mask(self, index: int) -> Tensor | None:
+        """Return the mask of an image, (h, w) uint8, or None without masks."""
         return None if self.masks is None else self.masks[index]
 
     @cached_property
@@ -46,6 +59,6 @@ class Memory(Source):
         return digest.hexdigest()
 
     def take(self, indices: Tensor) -> "Memory":
-        """The set of the images at `indices`, in that order."""
+        """Return the source of the images at `indices`, in that order."""
         labels, masks = (None if of is None else of[indices] for of in (self.labels, self.masks))
         return Memory(self.in_memory[indices], labels, self.classes, masks=masks)

@@ -88,7 +88,7 @@ class _Packer:
             raise UserError(f"{self.folder}: none of the {len(self.source):,} images that it is to hold can be read")
 
     def run(self, show: Callable[[int], None]) -> str:
-        """Write the remaining shards of the split and return a summary line; `show` receives the number of images done."""
+        """Write the remaining shards of the split and return a summary line; `show` receives the number of images."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.overwrite:
             for pattern in (f"*{SUFFIX}", f".*{SUFFIX}.part", f".*{_PART}", INDEX):

@@ -18,7 +18,7 @@ class Pack(Options):
     data: Part = None
     """The images: a data set, or the path of a folder."""
     size: Count | None = None
-    """Shorter side in pixels to which larger images are resized and stored as JPEG; null: all files are copied unchanged."""
+    """Shorter side in pixels to which larger images are resized, stored as JPEG; null: files are copied unchanged."""
     quality: Annotated[int, Ge(1), Le(100)] = 95
     """JPEG quality of resized images."""
     shard_size: Positive = 512

@@ -1,4 +1,4 @@
-"""A table for data=csv of labelled images and of others with the classes that a model predicts (pseudo-labels).
+"""Write a table for data=csv of labelled images and of unlabelled images with predicted classes (pseudo-labels).
 
 Standard library only.
 """
@@ -20,7 +20,7 @@ _TRAIN = KNOWN["train"][0]
 
 
 class PseudoLabel(NamedTuple):
-    """The most probable class of an image, and its probability."""
+    """The most probable class of an image and its probability."""
 
     path: str
     label: str
@@ -28,7 +28,13 @@ class PseudoLabel(NamedTuple):
 
 
 def chosen(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int | None) -> list[PseudoLabel]:
-    """Those of at least this probability, and of each class at most so many, the most probable ones; in their order."""
+    """Select pseudo-labels by probability, keeping their order.
+
+    Args:
+        labels: The pseudo-labels.
+        confidence: Minimum probability.
+        per_class: Maximum number per class, the most probable ones; None for no limit.
+    """
     sure = [one for one in labels if one.probability >= confidence]
     by_class = defaultdict(list)
     for place, one in enumerate(sure):
@@ -38,9 +44,17 @@ def chosen(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int |
 
 
 def written(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
-    """The table: the rows of `labelled`, another table, with their splits, and then pseudo-labels to train on.
+    """Return the table (CSV, UTF-8): the rows of a labelled table with their splits, then pseudo-labels for training.
 
-    Paths are absolute, so the table may lie anywhere. OptionError or UserError if `labelled` is no table of labels.
+    Paths are absolute, so the table may be moved.
+
+    Args:
+        labels: The pseudo-labels.
+        labelled: Path of a table of labelled images, or None.
+
+    Raises:
+        OptionError: `labelled` is not a table with labels.
+        UserError: A row is invalid, or a file name is not UTF-8.
     """
     text = io.StringIO(newline="")
     rows = csv.writer(text)
@@ -60,7 +74,11 @@ def written(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
 
 
 def check(labelled: str) -> table.Columns:
-    """The columns of a table of labelled images. OptionError unless it has paths and labels."""
+    """Return the columns of a table of labelled images.
+
+    Raises:
+        OptionError: The table lacks paths or labels.
+    """
     try:
         columns = table.columns(labelled, table.Columns("path", AUTO, AUTO))
     except OptionError as error:

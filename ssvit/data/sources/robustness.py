@@ -1,4 +1,4 @@
-"""The layouts of robustness sets, told from names alone. Standard library only.
+"""Recognise the layouts of robustness benchmarks from file names alone (standard library only).
 
 - classes: root/class/image, as ImageNet-A, -R, -Sketch and ObjectNet (Hendrycks et al. 2021, Wang et al. 2019,
   Barbu et al. 2019);
@@ -22,7 +22,7 @@ _CUES = re.compile(r"([a-z_]+)\d+-([a-z_]+)\d+\.\w+")
 _WNID = re.compile(r"n\d{8}")
 _DOGS = set(range(152, 269)) - {192, 204, 227, 242, 251, 258, 260, 264}
 _BIRDS = [8, *range(10, 17), 18, 19, 20, 22, 23, 24, *range(80, 84), *range(87, 97), 98, 99, 100]
-# The 16 classes of cue-conflict images as numbers of ImageNet's (Geirhos et al. 2019; their code: human_categories.py).
+# The ImageNet class indices of the 16 cue-conflict classes (Geirhos et al. 2019; their code: human_categories.py).
 _ENTRY_LEVEL: dict[str, Sequence[int]] = {
     "airplane": [404],
     "bear": [294, 295, 296, 297],
@@ -44,7 +44,7 @@ _ENTRY_LEVEL: dict[str, Sequence[int]] = {
 
 
 class Part(NamedTuple):
-    """Images with the folder of each, which names the class: all of a set, or those of a corruption and severity."""
+    """Images as (path, folder name): all images of a set, or those of one corruption and severity."""
 
     images: list[tuple[str, str]]
     corruption: str = ""
@@ -52,7 +52,15 @@ class Part(NamedTuple):
 
 
 def layout(name: str, root: object) -> str:
-    """CLASSES, CORRUPTIONS or CUE_CONFLICT; name: the option that gives the root. OptionError if it is none."""
+    """Return the layout of a folder: CLASSES, CORRUPTIONS or CUE_CONFLICT.
+
+    Args:
+        name: Option that sets the root, for the message.
+        root: The folder.
+
+    Raises:
+        OptionError: The folder has none of these layouts.
+    """
     folder.check(root, name)
     top = os.fspath(root)  # type: ignore[call-overload]  # checked
     inner = [_folders(os.path.join(top, one)) for one in _folders(top)]
@@ -69,7 +77,11 @@ def layout(name: str, root: object) -> str:
 
 
 def parts(root: str, kind: str) -> list[Part]:
-    """The images of a set of classes, or those of each corruption and severity. UserError for an empty folder."""
+    """Return the images of a set with the layout CLASSES, or those of each corruption and severity.
+
+    Raises:
+        UserError: A folder is empty.
+    """
     if kind == CLASSES:
         return [Part(_labelled(root))]
     return [
@@ -80,15 +92,22 @@ def parts(root: str, kind: str) -> list[Part]:
 
 
 def cues(path: str) -> tuple[str, str] | None:
-    """The classes of shape and texture that a file is named by."""
+    """Return the classes of shape and texture in the name of a cue-conflict image, or None for any other file."""
     found = _CUES.fullmatch(os.path.basename(path))
     return (found[1], found[2]) if found else None
 
 
 def read_mapping(name: str, path: object) -> dict[str, list[str]]:
-    """The classes that each folder's images may be called, of a JSON object or of rows `folder,class,class…` (CSV).
+    """Read the classes that count as correct for each folder, from a JSON object or CSV rows `folder,class,class…`.
 
-    In JSON they are a list, or a text with semicolons between them, as in ObjectNet's. OptionError if it is neither.
+    In JSON they are a list, or a string separated by semicolons as in ObjectNet's mapping.
+
+    Args:
+        name: Option that sets the path, for the message.
+        path: The file.
+
+    Raises:
+        OptionError: The file is unreadable or has another format.
     """
     right = "must be a JSON object of folders and their classes, or a CSV file of rows folder,class,class…"
     try:
@@ -111,14 +130,17 @@ def read_mapping(name: str, path: object) -> dict[str, list[str]]:
 
 
 def entry_level(classes: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """The classes that are each class of cue-conflict images: by Geirhos et al. for ImageNet's wnids, else by name."""
+    """Return the model classes that belong to each class of cue-conflict images.
+
+    For ImageNet's wnids the mapping is that of Geirhos et al.; other classes are matched by name.
+    """
     if are_imagenets(classes):
         return {name: [classes[number] for number in numbers] for name, numbers in _ENTRY_LEVEL.items()}
     return {name: [name] for name in classes}
 
 
 def are_imagenets(classes: Sequence[str]) -> bool:
-    """Whether classes are ImageNet's 1,000, named by wnid and in that order."""
+    """Return whether classes are the 1,000 of ImageNet, named by wnid and sorted."""
     return len(classes) == 1000 and list(classes) == sorted(one for one in classes if _WNID.fullmatch(one))
 
 

@@ -57,7 +57,7 @@ def names(root: str) -> list[str]:
         system, top = opened(root)
         try:
             found = system.find(top, maxdepth=2)
-        except Exception as error:  # each store has errors of its own
+        except Exception as error:  # each store raises different exceptions
             raise OptionError("root", root, f"cannot be read: {' '.join(str(error).split())}") from None
         paths = [path.removeprefix(top).lstrip("/") for path in found if path.endswith(SUFFIX)]
     elif not os.path.isdir(root):
@@ -72,7 +72,7 @@ def names(root: str) -> list[str]:
 def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
     """Resolve the shards for training, validation and test, by their paths below the root.
 
-    A name is that of a subfolder, or a pattern (imagenet-val-*). A known name also matches shards whose names contain
+    A split is named by a subfolder or a pattern (imagenet-val-*). A known name also matches shards whose names contain
     it as a word. Without a match for the training split, all remaining shards are for training.
     """
     every = names(root)
@@ -89,7 +89,7 @@ def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
 
 
 def ending(path: str) -> tuple[str, str]:
-    """Return the key and the suffix of a member, "a/1" and "jpg" of a/1.jpg, split at the first dot as in WebDataset."""
+    """Return the key and suffix of a member, "a/1" and "jpg" of a/1.jpg, split at the first dot as in WebDataset."""
     folder, _, name = path.rpartition("/")
     stem, _, suffix = name.partition(".")
     return (f"{folder}/{stem}" if folder else stem), suffix.lower()

@@ -103,7 +103,7 @@ class Mirror:
                 reason = "a shard is shorter than its index says"
             except UserError:
                 raise
-            except Exception as error:  # each store has errors of its own
+            except Exception as error:  # each store raises different exceptions
                 reason = " ".join(str(error).split()) or type(error).__name__
             if attempt + 1 < _TRIES:
                 time.sleep(2**attempt)
@@ -149,7 +149,7 @@ def download(root: str, name: str, folder: Path) -> Path | None:
             version.write_text(key)
     except UserError:
         raise
-    except Exception as error:  # each store has errors of its own
+    except Exception as error:  # each store raises different exceptions
         raise UserError(f"{root}/{name}: cannot be fetched: {' '.join(str(error).split())}") from None
     return path
 
@@ -218,11 +218,11 @@ class Shards(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 of the names and sizes of the images, wherever they stand in the shards."""
+        """sha256 of the names and sizes of the images, independent of their shards and offsets."""
         return self.index.fingerprint()
 
     def take(self, indices: Tensor) -> Self:
-        """Return the set of the images at `indices`, in that order."""
+        """Return the source of the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
         index = self.index.take(indices)
         return type(self)(self.shards, index, labels, self.classes, mirror=self.mirror, pixels=self.pixels)
@@ -241,7 +241,7 @@ def find(
     Args:
         root: Folder or address of the shards.
         names: Names of the shards below it.
-        classes: Class names that the labels index; () for those of the shards.
+        classes: Class names that the labels index; () takes the classes of the shards.
         cache: Folder for copies from an object store; None for the default.
         pixels: Pixel format of the images.
 
@@ -337,7 +337,7 @@ def scan(shards: Sequence[str]) -> Iterator[Row]:
                         content = file.extractfile(member)
                         assert content is not None  # not None for a regular file
                         label = _label(content.read(), is_json=suffix.endswith("json")) or label
-                opened.seek(file.offset)  # tarfile takes a damaged header for the end of the file, which must be a block of zeros
+                opened.seek(file.offset)  # tarfile stops at a damaged header; the end is a block of zeros
                 if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
                     raise tarfile.ReadError(f"no header at byte {file.offset}")
         except (tarfile.TarError, EOFError) as error:

@@ -1,12 +1,12 @@
-"""The embedded data set: scenes of overlapping leaves behind one labelled shape, functions of (seed, index) alone.
+"""The embedded data set: dead-leaves scenes with one labelled shape, pure functions of (seed, index).
 
-The dead-leaves model gives the scale-free statistics of natural images: opaque leaves with radii distributed as
-r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette of each scene make hidden
+The dead-leaves model reproduces the scale-free statistics of natural images: opaque leaves with radii distributed as
+r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette per scene make masked
 patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it.
-Version 1 has small shapes at any angle; version 2 has large ones, nearly upright, as objects stand in photographs.
+Version 1 has small shapes at any angle; version 2 has large, nearly upright ones, similar to objects in photographs.
 
-Every number comes from sums, products, minima, square roots and tables, which torch rounds alike wherever they stand
-in a batch, unlike its powers and angles: an image has the same bits in any batch and for any number of threads.
+All values are computed by sums, products, minima, square roots and tables. Unlike for powers and angles, torch rounds
+these independently of the position in a batch: an image has the same bits in any batch and for any number of threads.
 
 Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * w).
 """
@@ -25,9 +25,9 @@ from ssvit.options import one_of, pair, whole
 from ssvit.randomness import uniform
 
 _LEAVES = 16
-_RADII = (0.15, 0.7)  # least and most
+_RADII = (0.15, 0.7)  # minimum and maximum
 _OCTAVES = ((3, 1.0), (6, 0.6), (12, 0.35))  # cells of the noise along each side, and its weight
-_CHUNK = 1 << 17  # pixels drawn at a time: enough to pay for the calls, few enough for the cache
+_CHUNK = 1 << 17  # pixels per chunk: large enough to amortise calls, small enough for the cache
 _TURN = 1 << 12  # entries of the table of cosines
 _COSINE = torch.tensor([math.cos(2 * math.pi * i / _TURN) for i in range(_TURN)])
 
@@ -92,11 +92,11 @@ CLASSES = tuple(SHAPES)
 
 @dataclass(frozen=True)
 class _Pose:
-    """How the labelled shape lies in its image."""
+    """Distribution of size, angle and position of the labelled shape."""
 
-    radius: tuple[float, float]  # at least, and the range above that, of the shorter side
-    turn: tuple[float, float]  # the first angle and the range above that, in turns
-    shift: float  # how far it may lie from where it is seen whole, of the shorter side
+    radius: tuple[float, float]  # minimum and range, as fractions of the shorter side
+    turn: tuple[float, float]  # minimum angle and range, in turns
+    shift: float  # widens the range of its position beyond full visibility, in shorter sides
 
 
 _POSES = {
@@ -106,7 +106,7 @@ _POSES = {
 
 
 def synthetic(options: synthetic_options.Synthetic) -> Data:
-    """Render the embedded set, as at each start: nothing is downloaded. The options are those of `Synthetic`."""
+    """Render the embedded data set; every start renders it again, without files or downloads."""
     seed, size, version = options.seed, options.size, options.version
     counts = options.images, options.held_out_images
     train, test = (
@@ -121,19 +121,37 @@ def synthetic(options: synthetic_options.Synthetic) -> Data:
 
 
 def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> tuple[Tensor, Tensor]:
-    """Images and their classes: image i is a pure function of (seed, i, size, version), its label of (seed, i).
+    """Render images and their classes.
 
-    indices (b,) int64, size a side or (height, width) in pixels -> images (b, 3, h, w) uint8, labels (b,) int64 into
-    `CLASSES`. Each aligned run of ten indices holds every class once. Sizes of one aspect show one scene. OptionError
-    for a wrong size, seed or version.
+    Image i is a pure function of (seed, i, size, version), its label of (seed, i). Each aligned run of ten indices
+    contains every class once. Sizes of one aspect ratio show the same scene.
+
+    Args:
+        indices: (b,) int64.
+        seed: Seed of all scenes.
+        size: Side or (height, width) in pixels.
+        version: 1 for small shapes at any angle, 2 for large, nearly upright ones.
+
+    Returns:
+        Images (b, 3, h, w) uint8 and labels (b,) int64 into `CLASSES`.
+
+    Raises:
+        OptionError: Invalid size, seed or version.
     """
     return _in_chunks(lambda *chunk: _canvas(*chunk).clamp_(0, 1).mul_(255).add_(0.5), 3, indices, seed, size, version)
 
 
 def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> Tensor:
-    """Where the labelled shapes lie in the images that `render` makes of the same arguments.
+    """Render the segmentation masks of the images that `render` makes from the same arguments.
 
-    indices (b,) int64 -> (b, h, w) uint8: 1 + label for a pixel whose centre lies in the shape, 0 for the background.
+    Args:
+        indices: (b,) int64.
+        seed: Seed of all scenes.
+        size: Side or (height, width) in pixels.
+        version: 1 or 2, as for `render`.
+
+    Returns:
+        (b, h, w) uint8: 1 + label for a pixel whose centre is inside the shape, 0 for the background.
     """
     return _in_chunks(_draw_mask, 1, indices, seed, size, version)[0][:, 0]
 
@@ -141,7 +159,7 @@ def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: i
 def _in_chunks(
     draw: Callable[..., Tensor], channels: int, indices: Tensor, seed: int, size: int | tuple[int, int], version: int
 ) -> tuple[Tensor, Tensor]:
-    """Images (b, channels, h, w) uint8, drawn a chunk at a time, and their labels (b,)."""
+    """Return images (b, channels, h, w) uint8, rendered in chunks, and their labels (b,)."""
     height, width = pair("size", size)
     whole("seed", seed, 0)
     one_of("version", version, _POSES)
@@ -155,14 +173,14 @@ def _in_chunks(
 
 
 def _label(indices: Tensor, seed: int) -> Tensor:
-    """The class of each image, from a random order of all classes for every aligned run: (b,) -> (b,) int64."""
+    """Return the class of each image, (b,) -> (b,) int64, from a random order of all classes per aligned run."""
     count = len(CLASSES)
     order = uniform(seed, "synthetic label", indices.div(count, rounding_mode="floor"), count).argsort(dim=1)
     return order.gather(1, indices.remainder(count)[:, None])[:, 0]
 
 
 class _Grid:
-    """Pixel centres x, y (p,) with the origin in the middle of the image; density: pixels in a unit of length."""
+    """Pixel centres x, y (p,) relative to the image's centre; `density` is the number of pixels per unit length."""
 
     def __init__(self, height: int, width: int, device: torch.device) -> None:
         self.rows, self.columns, self.density = height, width, math.sqrt(height * width)
@@ -173,14 +191,14 @@ class _Grid:
 
 
 def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
-    """One chunk of images before they are rounded: (b, 3, p)."""
+    """Render one chunk of images before rounding: (b, 3, p)."""
     turn, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
     light = _direction(turn * 0.4 + 0.55)
-    # Four tints that the leaves of a scene share: (b, 4, 3) of brightness, warmth and greenness.
+    # The four tints of a scene's leaves: (b, 4, 3) of brightness, warmth and greenness.
     palette = (tints.view(-1, 4, 3) - 0.5) * torch.tensor([0.5, 0.6, 0.45], device=tints.device)
     grain, clouds = _noise(lattices, grid).unbind(1)
     x, y = grid.x + grain * 0.04, grid.y + clouds * 0.04
-    # Bands of one direction and period.
+    # Stripes of one direction and period.
     cos, sin = _direction(bands[:, :1])
     period = 0.1 + bands[:, 1:2] * 0.15
     stripes = _wave(x * (cos / period) + y * (sin / period) + bands[:, 2:])
@@ -191,15 +209,15 @@ def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose
 
 
 def _draw_mask(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
-    """One chunk of masks: (b,) indices and labels -> (b, p)."""
+    """Render one chunk of masks: (b,) indices and labels -> (b, p)."""
     depth = _place(labels, _numbers(indices, seed)[3], grid, pose)[0]
     return (depth > 0) * (labels[:, None] + 1)
 
 
 def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
-    """Uniform in [0, 1), (b, count) each: for light, tints, bands, shape, leaves, and each octave of noise."""
+    """Sample uniform numbers in [0, 1) for light, tints, bands, shape, leaves and each octave: (b, count) each."""
     counts = [1, 12, 3, 11, 10 * _LEAVES, *(2 * (cells + 1) ** 2 for cells, _ in _OCTAVES)]
-    # Each number of 53 bits makes two of the 24 that a float32 holds.
+    # Each 53-bit number is split into two numbers of 24 bits, the precision of float32.
     wide = uniform(seed, "synthetic", indices, (sum(counts) + 1) // 2) * 2.0**24
     high = wide.floor()
     low = ((wide - high) * 2.0**24).floor()
@@ -207,24 +225,24 @@ def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
 
 
 def _direction(turn: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of an angle in turns, from a table."""
+    """Return cosine and sine of an angle in turns, from a table."""
     place = (turn * _TURN).long()
     table = _COSINE.to(turn.device)
     return table[place.remainder(_TURN)], table[(place - _TURN // 4).remainder(_TURN)]
 
 
 def _wave(t: Tensor) -> Tensor:
-    """Nearly sin(2 pi t), from two parabolas."""
+    """Approximate sin(2 pi t) by two parabolas."""
     t = t - t.round()
     return (1 - t.abs() * 2) * t * 8
 
 
 def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
-    """Two fields of smooth noise around 0 from lattices, one an octave: (b, 2 (cells + 1)^2) uniform -> (b, 2, p)."""
+    """Interpolate two zero-mean noise fields from one lattice per octave: (b, 2 (cells + 1)^2) uniform -> (b, 2, p)."""
     noise = None
     for (cells, weight), lattice in zip(_OCTAVES, lattices, strict=True):
         values = ((lattice - 0.5) * (2 * weight)).view(-1, 2, cells + 1, cells + 1)
-        # Columns before rows: the lattice is small while single numbers are picked, and whole rows are picked fast.
+        # Columns before rows: picking single numbers is slow, so it is done on the small lattice; picking rows is fast.
         for axis, pixels in ((3, grid.columns), (2, grid.rows)):
             place = (torch.arange(pixels, device=lattice.device) + 0.5) * (cells / pixels)
             cell = place.floor().long()
@@ -238,14 +256,14 @@ def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
 
 
 def _color(bright: Tensor, warm: Tensor, green: Tensor) -> Tensor:
-    """Colours from brightness and two opponent axes: three (...,) -> (..., 3)."""
+    """Convert brightness and two opponent-colour axes to RGB: three (...,) -> (..., 3)."""
     return torch.stack(
         [bright + warm * 0.6, bright + warm * 0.15 + green * 0.5, bright - warm * 0.75 - green * 0.2], -1
     )
 
 
 def _background(grid: _Grid, clouds: Tensor, palette: Tensor) -> Tensor:
-    """A sky that darkens downwards, with clouds: (b, 3, p)."""
+    """Render a sky with clouds that darkens downwards: (b, 3, p)."""
     bright, warm, green = palette[:, 0].unbind(1)
     top = _color(bright * 0.4 + 0.75, warm, green)[:, :, None]
     low = _color(bright * 0.4 + 0.35, warm, green)[:, :, None]
@@ -255,11 +273,12 @@ def _background(grid: _Grid, clouds: Tensor, palette: Tensor) -> Tensor:
 def _leaves(
     numbers: Tensor, palette: Tensor, light: tuple[Tensor, Tensor], grid: _Grid
 ) -> Iterable[tuple[Tensor, ...]]:
-    """The leaves of each scene from the farthest to the nearest, of (b, 10 k) uniform numbers.
+    """Yield the parameters of each scene's leaves from farthest to nearest, from (b, 10 k) uniform numbers.
 
-    Each has, (b, 1): ux, uy, u0, vx, vy, v0 of its own coordinates u = ux * x + uy * y + u0 and v alike, in which its
-    edge lies where the norm is 1; the gain of brightness along u and v; the contrast of its texture; slope and offset
-    over the squared norm of its edge, then of the shadow that it casts around itself. Last its colour (b, 3, 1).
+    The parameters, (b, 1) each, are ux, uy, u0, vx, vy, v0 of the leaf's coordinates u = ux * x + uy * y + u0 and v
+    likewise, in which the edge has norm 1; the gradient of brightness along u and v; the contrast of the texture; slope
+    and offset, as functions of the squared norm, of the edge and of the shadow around the leaf. The last one is the
+    colour, (b, 3, 1).
     """
     size, aspect, x, y, turn, bright, warm, green, texture, tint = numbers.view(-1, 10, _LEAVES).permute(1, 2, 0)
     least, most = (r**-2 for r in _RADII)
@@ -286,8 +305,8 @@ def _leaves(
 def _paint_leaves(
     canvas: Tensor, x: Tensor, y: Tensor, textures: tuple[Tensor, ...], leaves: Iterable[tuple[Tensor, ...]]
 ) -> None:
-    """Paint ellipses, and boxes for every fourth, over one another: canvas (b, 3, p), x, y and textures (b, p)."""
-    # Written into the same few buffers leaf after leaf: fresh ones would cost more in page faults than the arithmetic.
+    """Paint ellipses, and a box for every fourth leaf, over one another: canvas (b, 3, p), x, y and textures (b, p)."""
+    # All leaves use the same few buffers: page faults of new ones would take longer than the arithmetic.
     one, roundness, ambient = torch.tensor([1.0, 0.15, 1.05], device=x.device)
     u, v, shade, spare = torch.empty(4, *x.shape, device=x.device)
     layer = torch.empty_like(canvas)
@@ -308,10 +327,11 @@ def _paint_leaves(
 
 
 def _place(labels: Tensor, numbers: Tensor, grid: _Grid, pose: _Pose) -> tuple[Tensor, ...]:
-    """The shapes of some labels (b,) at the size and pose that the first of (b, 11) uniform numbers give.
+    """Compute the signed distance and coordinates of shapes (b,) with size and pose from (b, 11) uniform numbers.
 
-    Returns their depth (b, p), above 0 inside and 0 at the edge; dx, dy (b, p) from their middle; u (b, p) along their
-    first axis, in radii; and their radius (b, 1).
+    Returns:
+        Depth (b, p), positive inside and 0 at the edge; dx, dy (b, p) from the centre of the shape; u (b, p) along its
+        first axis, in radii; and the radius (b, 1).
     """
     size, x, y, turn, aspect = numbers[:, :5, None].unbind(1)
     side = min(grid.extent)
@@ -332,7 +352,7 @@ def _place(labels: Tensor, numbers: Tensor, grid: _Grid, pose: _Pose) -> tuple[T
 def _paint_shape(
     canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid, pose: _Pose
 ) -> None:
-    """Paint the labelled shape over everything else: canvas (b, 3, p), (b, 11) uniform numbers."""
+    """Paint the labelled shape over the scene: canvas (b, 3, p), from (b, 11) uniform numbers."""
     period, phase, contrast, hue, bright, chroma = numbers[:, 5:, None].unbind(1)
     depth, dx, dy, u, radius = _place(labels, numbers, grid, pose)
     lx, ly = light

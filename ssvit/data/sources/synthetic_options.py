@@ -1,4 +1,4 @@
-"""The options of the embedded data set."""
+"""Define the options of the embedded data set."""
 
 from typing import ClassVar, Literal
 
@@ -7,22 +7,23 @@ from ssvit.data.sources.base_options import DataSet
 
 
 class Synthetic(DataSet):
-    """The embedded set."""
+    """The embedded data set of synthetic scenes."""
 
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True
     validated: ClassVar[bool] = False
 
     size: Pair = (32, 32)
-    """Pixels of an image's side, or [height, width]; kept as the pair."""
+    """Pixels of an image's side, or [height, width]; stored as a pair."""
     images: Count = 8192
-    """Images to train on."""
+    """Number of training images."""
     held_out_images: Count = 2048
-    """Images to measure on."""
+    """Number of test images."""
     seed: Whole = 0
     """Seed of all scenes."""
     version: Literal[1, 2] = 2
-    """1: small shapes at any angle; 2: large ones, nearly upright."""
+    """1: small shapes at any angle; 2: large, nearly upright shapes."""
 
     def count(self, at_most: int) -> int:
+        """Return the number of training images, counting up to `at_most`."""
         return min(self.images, at_most)

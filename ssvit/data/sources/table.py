@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve
 from ssvit.options import OptionError, UserError, printable
 
-_MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # including the forms that pandas writes
+_MARKS = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}  # as written by pandas too
 
 
 class Columns(NamedTuple):
@@ -45,6 +45,9 @@ def columns(table: str, given: Columns) -> Columns:
     Args:
         table: Path of the table.
         given: Names of the columns; auto selects `label` and `split` if they exist, None selects none.
+
+    Returns:
+        The names of the existing columns, without auto.
 
     Raises:
         OptionError: The table is not a readable file, or lacks a column.
@@ -125,7 +128,7 @@ def splits(table: str, of: Columns, names: Mapping[str, str | None]) -> Splits:
     Raises:
         UserError: The split of a row is neither a known name nor the value of an option.
     """
-    names = {part: None if name is None else str(name) for part, name in names.items()}  # YAML parses a split called 0 as a number
+    names = {part: None if name is None else str(name) for part, name in names.items()}  # YAML reads 0 as a number
     lines: dict[str, int] = {}  # line of the first row of each split
     for row in rows(table, of):
         lines.setdefault(row.split, row.line)
@@ -148,7 +151,7 @@ def splits(table: str, of: Columns, names: Mapping[str, str | None]) -> Splits:
 
 
 def _lines(table: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the stripped cells of each line that is not empty; raise UserError for invalid files."""
+    """Yield line number and stripped cells of each line that is not empty; raise UserError for invalid files."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
             delimiter = "\t" if table.lower().endswith(".tsv") else ","

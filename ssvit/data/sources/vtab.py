@@ -1,7 +1,7 @@
-"""The 19 tasks of VTAB-1k and the lists of their images. Standard library only.
+"""Define the 19 tasks of VTAB-1k and read their lists of images (standard library only).
 
-A task is a folder with the lists train800.txt, val200.txt, train800val200.txt and test.txt, as the public copies of
-VTAB-1k have them. A line is the path of an image, relative to that folder, and the number of its class.
+A task is a folder with the lists train800.txt, val200.txt, train800val200.txt and test.txt, as in the public copies of
+VTAB-1k. A line is the path of an image, relative to that folder, and the number of its class.
 """
 
 import os
@@ -20,7 +20,11 @@ NAMES = tuple(name for group in GROUPS.values() for name in group)
 
 
 def read(path: str) -> tuple[list[str], list[int]]:
-    """The paths and the class numbers of a list. UserError for a line that is not `path label`, or a file not there."""
+    """Read the paths and class numbers of a list.
+
+    Raises:
+        UserError: The list is unreadable, a line is not `path label`, or an image does not exist.
+    """
     top, paths, labels = os.path.dirname(path), [], []
     try:
         with open(path, encoding="utf-8") as file:
