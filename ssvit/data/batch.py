@@ -80,12 +80,12 @@ class Batch(NamedTuple):
 
     @property
     def images(self) -> Tensor:
-        """The single view, (b, c, h, w), for code that is not compiled; see `only_view`."""
+        """Return the single view, (b, c, h, w), for code that is not compiled; see `only_view`."""
         return self.only_view()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, in the order views, labels, targets, slots."""
+        """Return all tensors, in the order views, labels, targets, slots."""
         labels = () if self.labels is None else (self.labels,)
         return (*self.views.values(), *labels, *(self.targets or {}).values(), self.slots)
 

@@ -62,7 +62,7 @@ class PixelFormat(Options):
 
     @property
     def bytes_per_pixel(self) -> int:
-        """Bytes per pixel of a decoded image."""
+        """Return the bytes per pixel of a decoded image."""
         return self.channels * (1 if self.range is None else 4)
 
 

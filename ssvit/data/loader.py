@@ -36,7 +36,7 @@ _BLOCK, _MOST = 1 << 24, 4096  # bytes and images of a set in memory that are au
 
 
 class Loading(TypedDict, total=False):
-    """Options of reading files in an evaluation; see `Loader`."""
+    """Options of reading files in an evaluation, as for `Loader`."""
 
     workers: int
     timeout: float
@@ -45,7 +45,7 @@ class Loading(TypedDict, total=False):
 
 @dataclass(kw_only=True, eq=False)
 class Loader:
-    """Training batches of a source.
+    """Training batches of a source, a function of seed, step and options.
 
     Raises:
         OptionError: The batch size cannot be split evenly, or shared memory is too small for the workers.

@@ -102,7 +102,7 @@ class _Joining:
 
     @property
     def batch(self) -> Batch | None:
-        """The readable images of the micro-batch; None if there are none."""
+        """Return the readable images of the micro-batch; None if there are none."""
         return self.whole.map(lambda tensor: tensor[: self.filled]) if self.whole and self.filled else None
 
 

@@ -250,7 +250,7 @@ class Answer:
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The queries with their neighbours, nearest first; an approximate index may return fewer than k."""
+        """Return the queries with their neighbours, nearest first; an approximate index may return fewer than k."""
         names, classes = self.store.names, self.store.classes
         distances = relative_distances(self.neighbours, self.queries, self.vectors)
         columns = [column.tolist() for column in (self.neighbours.indices, self.neighbours.similarities, distances)]

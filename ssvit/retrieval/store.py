@@ -139,12 +139,12 @@ class Store:
 
     @property
     def names(self) -> list[str]:
-        """The names of the images."""
+        """Return the names of the images."""
         return list(self.places)
 
     @cached_property
     def features(self) -> Tensor:
-        """Features of all images, (n, d) float32."""
+        """Return the features of all images, (n, d) float32."""
         return torch.cat(self._parts)
 
     def absent(self, names: Sequence[str]) -> list[str]:

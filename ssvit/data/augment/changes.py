@@ -5,8 +5,7 @@ same shape and dtype. Colour augmentations take uint8 of 1 or 3 channels and ski
 parameters of an image are hashed from (seed, slot, view), and its pixels do not depend on the batch: sums and products
 have a fixed order. `geometry` returns the maps (b, 2, 3) from views to images (`ssvit.data.augment.geometry`).
 
-The operations are those of torchvision. RandAugment (Cubuk et al. 2020) applies a few of 14 operations with one
-magnitude.
+The operations follow torchvision. RandAugment (Cubuk et al. 2020) applies a few of 14 operations with one magnitude.
 
 Letters: b images, c channels, h, w pixels, k taps of a filter, n consecutive operations.
 """

@@ -61,7 +61,7 @@ class GaussianBlur(Options):
 
     @property
     def reach(self) -> int:
-        """Radius of the filter in pixels: twice the maximum standard deviation, rounded up."""
+        """Return the radius of the filter in pixels: twice the maximum standard deviation, rounded up."""
         return math.ceil(2 * self.sigma[1])
 
 

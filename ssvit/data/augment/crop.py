@@ -95,7 +95,7 @@ class RandomCrop(crop_options.RandomCrop):
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """The augmentations after the crop whose option is not 0."""
+        """Return the augmentations after the crop whose option is not 0."""
         every: tuple[tuple[float, Change], ...] = (
             (self.vertical_flip, VerticalFlip(probability=self.vertical_flip)),
             (self.quarter_turns, QuarterTurns()),
@@ -276,7 +276,7 @@ class CenterCrop(crop_options.CenterCrop):
         return out
 
     def mask(self, mask: Tensor) -> Tensor:
-        """Transform the mask of an image alike, with nearest-neighbour interpolation: (h, w) -> (*size) uint8."""
+        """Resize and crop the mask of an image, with nearest-neighbour interpolation: (h, w) -> (*size) uint8."""
         if mask.shape == self.size:
             return mask
         resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
@@ -378,7 +378,7 @@ def _table(n: int, out: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
-    """What `_taps` returns, worked out."""
+    """Compute the filters of `_taps` without a table."""
     k = min(math.ceil(2 * max(n / out, 1)), n)
     start, length = start[:, None].float(), length[:, None].float()
     place = torch.arange(out, dtype=torch.float32, device=start.device)

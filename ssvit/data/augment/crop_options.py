@@ -36,7 +36,7 @@ class Crop(Augmentation):
 
     @property
     def bytes_per_image(self) -> int:
-        """Bytes of a crop with three channels."""
+        """Return the bytes of a crop with three channels."""
         return 3 * math.prod(self.size)
 
 
@@ -77,7 +77,7 @@ class RandomCrop(ColorChange, Crop):
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Height and width of each kind of view."""
+        """Return height and width of each kind of view."""
         return (self.size,)
 
     def check(self, run: Run) -> None:

@@ -21,14 +21,13 @@ from ssvit.data.augment.crop import InceptionCrop
 class Augmentation(Protocol):
     """Make one view of each image.
 
-    For views with masks or boxes, an augmentation also needs a method `geometry` like that of
-    `ssvit.data.augment.crop.RandomCrop`, which takes the sides (b, 2) of the images and returns maps (b, 2, 3); see
-    `ssvit.data.augment.geometry`.
+    For views with masks or boxes, an augmentation also needs the method `geometry` of
+    `ssvit.data.augment.crop.RandomCrop`, which takes the sides (b, 2) of the images and returns maps (b, 2, 3).
     """
 
     @property
     def bytes_per_image(self) -> int:
-        """Bytes of an augmented image."""
+        """Return the bytes of an augmented image."""
         ...
 
     def __call__(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -93,7 +92,8 @@ class Views:
 class MultiCrop(Views):
     """DINO's multi-crop (Caron et al. 2021, main_dino.py), with bilinear instead of bicubic interpolation.
 
-    The options are those of `views_options.MultiCrop`.
+    Args:
+        options: The options.
     """
 
     def __init__(self, options: views_options.MultiCrop) -> None:

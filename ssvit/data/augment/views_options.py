@@ -42,12 +42,12 @@ class MultiCrop(InceptionCrop):
 
     @property
     def number_of_local_views(self) -> int:
-        """Number of local views per image."""
+        """Return the number of local views per image."""
         return self.local_views
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Height and width of global and of local views."""
+        """Return height and width of global and of local views."""
         return self.size, self.local_size
 
     def check(self, run: Run) -> None:

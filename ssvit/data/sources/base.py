@@ -92,7 +92,7 @@ class Source(Protocol):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the shape and pixels of every image, in order; override it where reading is slow."""
+        """Return the sha256 of the shape and pixels of every image, in order; override it where reading is slow."""
         digest = hashlib.sha256()
         for index in range(len(self)):
             try:
@@ -170,7 +170,7 @@ class Part(_Derived):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the fingerprint of the underlying source and of the indices."""
+        """Return the sha256 of the fingerprint of the underlying source and of the indices."""
         return hashlib.sha256(f"{self.whole.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
 
 
@@ -202,7 +202,7 @@ class Joined(_Derived):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the fingerprints of the concatenated sources."""
+        """Return the sha256 of the fingerprints of the concatenated sources."""
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
 
 
@@ -231,12 +231,12 @@ class Data:
 
     @property
     def watched(self) -> Source:
-        """The images of the metrics during training: validation images, or else test images."""
+        """Return the images of the metrics during training: validation images, or else test images."""
         return self.reported[1] if self.validation is None else self.validation
 
     @property
     def reported(self) -> tuple[str, Source]:
-        """The split of the reported figure: its name, test or validation, and its images."""
+        """Return the split of the reported figure: its name, test or validation, and its images."""
         name, source = ("validation", self.validation) if self.test is None else ("test", self.test)
         assert source is not None
         return name, source

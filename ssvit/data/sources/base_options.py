@@ -1,4 +1,4 @@
-"""Define the options common to all data sets, and those of a subset."""
+"""Define the options common to all data sets, and the options of a subset."""
 
 from collections.abc import Callable, Sequence
 from typing import IO, Annotated, ClassVar, NamedTuple, Self
@@ -28,9 +28,9 @@ class Images(Options):
     image_size: Size = 224
     """Pixels of an image's side, or [height, width]."""
     mean: float | Sequence[float] = (0.485, 0.456, 0.406)
-    """Mean of the channels, in [0, 1]: one number, or one for each; the default is that of ImageNet."""
+    """Mean of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
     std: float | Sequence[float] = (0.229, 0.224, 0.225)
-    """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is that of ImageNet."""
+    """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
     source: Part = None
     """The data set."""
     augment: Part = None
@@ -53,7 +53,7 @@ class Augmentation(Options):
 
     @property
     def number_of_local_views(self) -> int:
-        """Number of local views of an image."""
+        """Return the number of local views of an image."""
         return 0
 
 
@@ -89,22 +89,22 @@ class DataSet(Options):
 
     @property
     def image_channels(self) -> int | None:
-        """Number of channels of the images."""
+        """Return the number of channels of the images."""
         return None
 
     @property
     def labelled(self) -> bool | None:
-        """Whether the training images have labels."""
+        """Return whether the training images have labels."""
         return None
 
     @property
     def multi_label(self) -> bool | None:
-        """Whether an image may have several classes."""
+        """Return whether an image may have several classes."""
         return None
 
     @property
     def validated(self) -> bool | None:
-        """Whether there are validation images."""
+        """Return whether there are validation images."""
         return None
 
     def count(self, at_most: int) -> int | None:

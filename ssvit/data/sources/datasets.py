@@ -79,7 +79,7 @@ def csv(options: datasets_options.Csv) -> Data:
 
 
 def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[str]) -> Files:
-    """Return the images of some splits of a table, with labels into `classes`, by default those of the table."""
+    """Return the images of some splits of a table, with labels into `classes` or, for (), the table's classes."""
     status = os.stat(options.table)
     stamp = [status.st_size, status.st_mtime_ns]
 

@@ -46,12 +46,12 @@ class Folder(Verified, ImageFiles):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The folders, as a tuple."""
+        """Return the folders, as a tuple."""
         return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
 
     @cached_property
     def splits(self) -> Splits:
-        """The subfolders of all folders, by split."""
+        """Return the subfolders of all folders, by split."""
         of_roots = zip(*(folder.splits(root, self.names) for root in self.roots), strict=True)
         return Splits(*(tuple(chain(*folders)) for folders in of_roots))
 
@@ -70,12 +70,12 @@ class Csv(Verified, ImageFiles):
     table: Name
     """The CSV file, or a TSV file (.tsv), whose first line names the columns."""
     root: Name | None = None
-    """The folder that the paths are relative to; None: that of the table."""
+    """The folder of relative paths; None: the folder of the table."""
     path: Name = "path"
     """The name of the column of paths."""
     label: Name | Sequence[Name] | None = AUTO
-    """The name of the column of labels; auto: label, if it exists; None: none. A list: columns of 0 and 1, one for each
-    class, of which an image may have several or none."""
+    """The name of the column of labels; auto: label, if it exists; None: none. A list: columns of 0 and 1, one per
+    class, for several classes or none per image."""
     separator: Name | None = None
     """The separator of the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
     split: Name | None = AUTO
@@ -97,19 +97,19 @@ class Csv(Verified, ImageFiles):
 
     @property
     def top(self) -> str:
-        """The folder that the paths are relative to."""
+        """Return the folder that the paths are relative to."""
         return os.path.dirname(self.table) or os.curdir if self.root is None else self.root
 
     @cached_property
     def columns(self) -> tables.Columns:
-        """The resolved names of the columns."""
+        """Return the resolved names of the columns."""
         label = tuple(self.label) if isinstance(self.label, list | tuple) else self.label
         given = tables.Columns(self.path, label, self.split, self.separator)  # type: ignore[arg-type]  # no other sequence
         return tables.columns(self.table, given)
 
     @cached_property
     def splits(self) -> Splits:
-        """The values of the column of splits, by split."""
+        """Return the values of the column of splits, by split."""
         return tables.splits(self.table, self.columns, self.names)
 
     def rows(self, splits: Sequence[str] | None = None) -> Iterator[tables.Row]:
@@ -118,12 +118,12 @@ class Csv(Verified, ImageFiles):
 
     @property
     def labelled(self) -> bool:
-        """Whether the table has a column of labels."""
+        """Return whether the table has a column of labels."""
         return self.columns.label is not None
 
     @property
     def multi_label(self) -> bool:
-        """Whether an image may have several classes."""
+        """Return whether an image may have several classes."""
         return self.columns.is_multi_label and self.labelled
 
     def count(self, at_most: int) -> int:
@@ -157,7 +157,7 @@ class Shards(ImageFiles):
 
     @cached_property
     def splits(self) -> Splits:
-        """The paths of the shards below the root, by split."""
+        """Return the paths of the shards below the root, by split."""
         return shard_folder.splits(self.root, self.names)
 
     def sample(self, most: int) -> Sample | None:
@@ -202,7 +202,7 @@ class Photographs(Verified, DataSet):
 
     @property
     def required(self) -> Sequence[str]:
-        """The files and folders below the root that identify the layout."""
+        """Return the files and folders below the root that identify the layout."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -233,17 +233,17 @@ class Vtab(Photographs):
 
     @property
     def lists(self) -> tuple[str, str | None, str]:
-        """The lists of training, validation and test images; None for no validation images."""
+        """Return the lists of training, validation and test images; None for no validation images."""
         return (vtab.ALL, None, vtab.TEST) if self.all_images else (vtab.TRAIN, vtab.VALIDATION, vtab.TEST)
 
     @property
     def required(self) -> Sequence[str]:
-        """The lists that the folder must contain."""
+        """Return the lists that the folder must contain."""
         return [os.path.join(self.task, name) for name in self.lists if name]
 
     @property
     def validated(self) -> bool:
-        """Whether there are validation images."""
+        """Return whether there are validation images."""
         return not self.all_images
 
 
@@ -281,5 +281,5 @@ class TorchvisionSet(DataSet):
 
     @property
     def labelled(self) -> bool:
-        """Whether the training images have labels."""
+        """Return whether the training images have labels."""
         return self.split is None

@@ -202,7 +202,11 @@ class Files(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the names below the common folder and of sizes or contents; UserError if a file is unreadable."""
+        """Return the sha256 of the names below the common folder and of sizes or contents.
+
+        Raises:
+            UserError: A file is unreadable and contents are covered.
+        """
         if self.named or self.labels is None:
             return self._of_files()
         digest = hashlib.sha256(json.dumps([self._of_files(), self.classes]).encode())

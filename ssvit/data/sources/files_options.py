@@ -48,22 +48,22 @@ class ImageFiles(HeldOut, PixelFormat):
 
     @property
     def names(self) -> Mapping[str, str | None]:
-        """The names of the splits, as they were typed."""
+        """Return the names of the splits, as they were typed."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @property
     def splits(self) -> Splits:
-        """The items of the data set by purpose."""
+        """Return the items of the data set by purpose."""
         raise NotImplementedError
 
     @property
     def validated(self) -> bool | None:
-        """Whether there are validation images."""
+        """Return whether there are validation images."""
         return bool(self.splits.validation)
 
     @property
     def image_channels(self) -> int:
-        """Number of channels of the images."""
+        """Return the number of channels of the images."""
         return self.channels
 
     def refuse_channels(self, channels: int) -> None:
@@ -72,5 +72,5 @@ class ImageFiles(HeldOut, PixelFormat):
 
     @property
     def pixels(self) -> PixelFormat:
-        """The pixel format of the images."""
+        """Return the pixel format of the images."""
         return PixelFormat(channels=self.channels, range=self.range)

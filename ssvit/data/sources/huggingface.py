@@ -79,7 +79,7 @@ class HubImages(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the labels and of the sizes or contents of the images."""
+        """Return the sha256 of the labels and of the sizes or contents of the images."""
         labels = None if self.labels is None else self.labels.tolist()
         digest = hashlib.sha256(json.dumps([len(self), self.classes, labels]).encode())
         for index, size in enumerate(self._sizes()):
@@ -146,12 +146,12 @@ def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
 def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str) -> tuple[Labels, tuple[str, ...]]:
     """Return the labels of a data set and its class names; None and () if a row has no label.
 
-    Labels are (n,), or (n, k) bool for a column of lists; an empty list means an image without a class.
+    The shape is (n,), or (n, k) bool for a column of lists; an empty list means an image without a class.
 
     Args:
         dataset: The data set.
         label: Name of the column of labels, or None.
-        classes: Class names that the labels index; () for those of the data set.
+        classes: Class names that the labels index; () takes the classes of the data set.
         called: Name of the data set in messages.
 
     Raises:

@@ -54,7 +54,7 @@ class HuggingFace(Verified, ImageFiles):
 
     @cached_property
     def described(self) -> dict[str, Features] | None:
-        """The splits of a folder and their columns; None if save_to_disk did not write it."""
+        """Return the splits of a folder and their columns; None if save_to_disk did not write it."""
         root = self.root
         try:
             if os.path.isfile(os.path.join(root, "state.json")):
@@ -111,7 +111,7 @@ class HuggingFace(Verified, ImageFiles):
 
     @cached_property
     def label_feature(self) -> Any:
-        """The feature of the training split's column of labels; None without labels; "" without a description."""
+        """Return the feature of the training split's labels; None without labels; "" without a description."""
         if self.described is None:
             return ""
         features = self.described[self.splits_of(self.described).train[0]]
@@ -120,17 +120,17 @@ class HuggingFace(Verified, ImageFiles):
 
     @property
     def labelled(self) -> bool | None:
-        """False without a column of labels, else None, since rows may lack a label."""
+        """Return False without a column of labels, else None, since rows may lack a label."""
         return None if self.label_feature is not None else False  # a row of the column may lack a label
 
     @property
     def multi_label(self) -> bool | None:
-        """Whether an image may have several classes; None without a description."""
+        """Return whether an image may have several classes; None without a description."""
         return None if self.label_feature == "" else element(self.label_feature) is not None
 
     @property
     def validated(self) -> bool | None:
-        """Whether there are validation images; None without a description."""
+        """Return whether there are validation images; None without a description."""
         return None if self.described is None else bool(self.splits_of(self.described).validation)
 
 

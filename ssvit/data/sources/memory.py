@@ -53,7 +53,7 @@ class Memory(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the shape and the pixels."""
+        """Return the sha256 of the shape and the pixels."""
         digest = hashlib.sha256(str(tuple(self.in_memory.shape)).encode())
         digest.update(self.in_memory.numpy().data)
         return digest.hexdigest()

@@ -44,7 +44,7 @@ _ENTRY_LEVEL: dict[str, Sequence[int]] = {
 
 
 class Part(NamedTuple):
-    """Images as (path, folder name): all images of a set, or those of one corruption and severity."""
+    """Images as (path, folder name), of a complete set or of one corruption and severity."""
 
     images: list[tuple[str, str]]
     corruption: str = ""
@@ -77,7 +77,7 @@ def layout(name: str, root: object) -> str:
 
 
 def parts(root: str, kind: str) -> list[Part]:
-    """Return the images of a set with the layout CLASSES, or those of each corruption and severity.
+    """Return the images of a set with the layout CLASSES, or one part per corruption and severity.
 
     Raises:
         UserError: A folder is empty.

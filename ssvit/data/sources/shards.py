@@ -218,7 +218,7 @@ class Shards(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the names and sizes of the images, independent of their shards and offsets."""
+        """Return the sha256 of the names and sizes of the images, independent of their shards and offsets."""
         return self.index.fingerprint()
 
     def take(self, indices: Tensor) -> Self:

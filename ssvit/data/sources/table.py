@@ -26,7 +26,7 @@ class Columns(NamedTuple):
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several classes, or none."""
+        """Return whether an image may have several classes, or none."""
         return self.separator is not None or isinstance(self.label, tuple)
 
 
