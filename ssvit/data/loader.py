@@ -143,9 +143,8 @@ def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[f
     Args:
         batches: Iterator of batches, each made when it is requested.
         device: The GPU.
-        waited: Called with the seconds that the device idled until a batch was ready. The host's clock would
-            overestimate
-            them: the host may wait for data while the device still has queued steps.
+        waited: Called with the seconds that the device idled until a batch was ready. The host's clock would give more,
+            since the host may wait for data while the device still has queued steps.
     """
     main, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     own.wait_stream(main)
