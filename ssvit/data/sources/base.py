@@ -38,12 +38,13 @@ class Unreadable(UserError):
 
 
 class Source(Protocol):
-    """Images in a fixed order; a subclass implements `__len__` and `read`, and may override the other methods.
+    """Images in a fixed order; a subclass implements `__len__` and `read`, and may override all other methods.
 
     Attributes:
         labels: (n,) int64, indices into `classes`; (n, k) bool for multi-label classification; or None.
         classes: Class names.
-        in_memory: All images as one tensor (n, c, h, w) uint8, or None if they are read one by one.
+        in_memory: All images as one tensor (n, c, h, w), uint8 or float32 in [0, 1], or None if they are read one by
+            one.
         bytes_per_pixel: Bytes per pixel of an image that `read` returns.
     """
 

@@ -96,9 +96,9 @@ def pictures(path: str) -> list[str]:
 def splits(root: str, names: Mapping[str, str | None]) -> Splits:
     """Resolve the subfolders for training, validation and test.
 
-    A split is a subfolder that holds images. Without a training split the entire folder is for training, as with
-    train=null if auto matches no other split. A folder called train is an ordinary class if it is next to other classes
-    and there are neither validation nor test images.
+    A split is a subfolder that holds images. With train=null, auto selects no subfolder, since a class may have a known
+    name. Without any split the entire folder is for training. A folder called train is an ordinary class if it is next
+    to other classes and there are neither validation nor test images.
     """
     if names["train"] is None:  # a class may have a known name
         names = {part: None if name == AUTO else name for part, name in names.items()}
