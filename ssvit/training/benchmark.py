@@ -155,8 +155,9 @@ def few(loader: Loader, images: int = 2) -> Batch:
 
 
 def products(precision: str, device: str) -> dict[str, Callable[[], float]]:
-    """Return contenders that show the machine's peak, in GFLOP: products of matrices by torch and, for float32 on a
-    CPU, by oneDNN.
+    """Return contenders that measure the machine's peak rate with products of matrices, in GFLOP.
+
+    The products are computed by torch and, for float32 on a CPU, also by oneDNN.
     """
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     side = _SIDE[device]

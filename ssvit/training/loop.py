@@ -1,7 +1,7 @@
-"""The training loop, the same for pre-training and fine-tuning.
+"""Train a model; pre-training and fine-tuning share this loop.
 
-Batches, schedules and every random choice are functions of the step. A checkpoint of the weights, the optimiser's state
-and the step is therefore enough: a run that is killed anywhere and started again ends with the same bits.
+Batches, schedules and all random choices are functions of the step. Weights, optimiser state and step are therefore the
+whole state of a run: a run that is killed at any point and started again computes bit-identical weights.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from ssvit.training.state import State
 
 
 class Stopped(UserError):
-    """The run was asked to stop by a signal; everything is saved. `status` is the shell's for that signal."""
+    """A signal stopped the run, and its state is saved. `status` is the shell's exit status for the signal."""
 
     def __init__(self, signum: int, step: int) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class Stopped(UserError):
 
 
 class Stop:
-    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between steps; a second one acts at once."""
+    """Turn the first SIGTERM or Ctrl-C into a request to stop, checked between steps; a second one stops at once."""
 
     def __init__(self) -> None:
         self.signum = 0
@@ -58,19 +58,20 @@ class Stop:
         self.signum = signum
         if os.getpid() == self._process and is_main_process():
             line = "stops after this step and saves; the same again stops at once\n"
-            with contextlib.suppress(OSError):  # of a notebook, whose output is no file
-                # print is not reentrant; on a terminal the line goes below the live bar.
+            with contextlib.suppress(OSError):  # stdout of a notebook has no descriptor
+                # `print` is not reentrant; on a terminal the message is printed below the progress bar.
                 os.write(sys.stdout.fileno(), f"{chr(10) * sys.stdout.isatty()}{line}".encode())
         signal.signal(signum, signal.SIG_DFL if signum == signal.SIGTERM else signal.default_int_handler)
-        if self._interruptible and os.getpid() == self._process:  # not in a worker that is just being started
-            self._interruptible = False  # so that it is raised once
+        if self._interruptible and os.getpid() == self._process:  # not in a forked worker
+            self._interruptible = False  # `Interrupted` must be raised only once
             raise Interrupted
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let a request to any process raise Interrupted in all of them; the block must change nothing that is saved.
+        """Raise Interrupted in all processes if any of them receives a request to stop.
 
-        Within the block, processes exchange results by `evaluation.processes.gather` alone.
+        The block must not change state that is saved. Within it, processes exchange results only through
+        `evaluation.processes.gather`.
         """
         if settle(stops=bool(self.signum)):
             raise Interrupted
@@ -87,7 +88,7 @@ class Stop:
             raise Interrupted
 
     def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches; a request raises Interrupted instead of waiting for one that may never come."""
+        """Yield the batches; raise Interrupted on a request to stop, also while waiting for a batch."""
         while True:
             with self.interruptible():
                 batch = next(batches, None)
@@ -117,24 +118,38 @@ def train(
     estimated: bool = False,
     loggers: Sequence[Logger] = (),
 ) -> bool:
-    """Train `objective` in a run folder until recipe.steps updates are complete, going on from what is there.
+    """Train an objective in a run folder until `recipe.steps` updates are complete, from its newest checkpoint if any.
 
-    run_identity: what the run is bound to, stored in each checkpoint; a checkpoint of another one is refused.
-    estimated: say first what the steps will take. loggers: where metrics go besides metrics.jsonl; the main process
-    alone uses them. Returns False if the run was finished already. Raises Stopped after SIGTERM or Ctrl-C, UserError
-    where it cannot go on, PeerGone where another process cannot.
+    Args:
+        fabric: The processes and devices.
+        objective: The objective with its initial weights.
+        loader: The training batches.
+        recipe: The hyperparameters.
+        folder: The run folder.
+        evaluators: Evaluators and probes by name.
+        run_identity: Entries of each checkpoint's manifest that a continuation must match.
+        estimated: Whether to print an estimate of time and memory first.
+        loggers: Destinations of metrics in addition to metrics.jsonl, used by the main process only.
+
+    Returns:
+        Whether the run was trained; False if it had already finished.
+
+    Raises:
+        Stopped: The process received SIGTERM or Ctrl-C; the state is saved.
+        UserError: The run cannot continue, for example with another identity or out of memory.
+        PeerGone: Another process of the run has ended or does not respond.
     """
     say = print_lines if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
     first = state.restore(folder, run_identity, say)
     history = [row for row in rows(folder) if row["step"] <= first] if first and fabric.is_global_zero else []
     chosen = best.find(history, recipe)
-    # The evaluation of a step that is saved already was interrupted: rows of training alone have a loss.
+    # A checkpoint without a row of evaluation (a row without a loss) means that the evaluation was interrupted.
     evaluated = any(row["step"] == first and "train/loss" not in row for row in history)
     due = bool(first and fabric.is_global_zero and _due(evaluators, recipe, first))
     finished, pending = map(bool, runtime.agree(fabric, [best.ends(chosen, recipe), due and not evaluated]))
     finished = (finished or first == recipe.steps) and not pending
-    if fabric.is_global_zero:  # what a process that died had not done
+    if fabric.is_global_zero:  # finish the work of an interrupted run
         if finished:
             storage.merge(Checkpoint.open(folder))
         if chosen and not (finished and chosen.is_noise):
@@ -163,17 +178,17 @@ def train(
         if estimated:
             log.say(estimate(state, loader, evaluators, first=first).line)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
-        if fabric.world_size == 1:  # several processes stop after the same step
+        if fabric.world_size == 1:  # multiple processes agree on the last step instead
             batches = stop.heeded(batches)
         for complete in range(first + (first > 0 and not pending), recipe.steps + 1):
             step, stopping = complete - 1, False
-            is_trained = complete > first  # else the first step is only evaluated
+            is_trained = complete > first  # otherwise the restored step only has to be evaluated
             if is_trained:
                 try:
                     readings.add(step, update(state, batches, step, stop))
                 except Interrupted:
                     readings.read(every=True)
-                    state.take_back()  # micro-batches that came before the request
+                    state.take_back()  # discards micro-batches of the incomplete update
                     if step > first and not recipe.due(step, recipe.save_every):
                         state.save(folder, step, run_identity)
                     raise Stopped(stop.signum, step) from None
@@ -209,7 +224,17 @@ def train(
 
 
 def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None = None) -> Numbers:
-    """One update, counted from 0, of which the host waits for nothing."""
+    """Run one optimiser update without synchronising host and device.
+
+    Args:
+        state: The training state.
+        batches: Iterator over micro-batches.
+        step: The step, counted from 0.
+        stop: Requests to stop, which are averaged over the processes with the metrics.
+
+    Returns:
+        The metrics of the update, on the device.
+    """
     fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
     if recipe.sam:
         micro_batches = [next(batches) for _ in range(recipe.accumulate)]
@@ -220,7 +245,7 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
         logged, outputs = accumulate(state, batches, step, scheduled)
     norm = runtime.clip(fabric, state.model, state.optimizer, recipe.clip)
     own = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
-    # Every process decides by the same numbers: a loss that is not finite in one is so in the mean.
+    # All processes decide from the same numbers: the mean is not finite if the loss of any process is not.
     numbers = Numbers(tuple(logged), runtime.mean(fabric, torch.stack(own)))
     state.apply(outputs, scheduled, numbers.applied)
     return numbers
@@ -229,16 +254,23 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
 def accumulate(
     state: State, batches: Iterator[Batch], step: int, scheduled: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The gradients of one update, micro-batch by micro-batch.
+    """Accumulate the gradients of one update over its micro-batches.
 
-    Returns the means of what the objective gives: its numbers, to be logged, and its tensors, for `after_step`.
+    Args:
+        state: The training state.
+        batches: Iterator over micro-batches.
+        step: The step, counted from 0.
+        scheduled: Values of the objective's schedules at this step.
+
+    Returns:
+        The means over micro-batches of the objective's scalars, to be logged, and of its tensors, for `after_step`.
     """
     fabric, recipe = state.fabric, state.recipe
     logged: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
         batch = next(batches).to(fabric.device)._replace(seed=recipe.seed)
-        # Dropout samples from torch's own generator: tied to the step, like the rest.
+        # Dropout samples from torch's global generator, which is seeded by the step for reproducibility.
         torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
         noise = fabric.to_device(state.sample(batch.slots, seed=recipe.seed))
         with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):
@@ -251,13 +283,14 @@ def accumulate(
 
 
 def _due(evaluators: Mapping[str, Evaluator], recipe: Recipe, step: int) -> dict[str, Evaluator]:
+    """Return the evaluators that are due after `step` updates."""
     return {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
 
 
 def _evaluate(
     state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int, stop: Stop
 ) -> tuple[bool, bool]:
-    """Call the evaluators that are due; where the run ends, print the lines of all and write their tables.
+    """Run the evaluators that are due, or all at the end of the run, where their lines and tables are also output.
 
     Returns whether this step is the best so far, and whether the run ends with it. Raises Interrupted on a request to
     stop; then nothing is recorded.

@@ -1,12 +1,12 @@
-"""Muon: momentum whose update of a weight matrix is replaced by the nearest orthogonal matrix (Jordan et al. 2024).
+"""Muon: orthogonalised momentum for weight matrices (Jordan et al. 2024).
 
 The singular values of the momentum of a Transformer's weights differ by orders of magnitude, so that a few directions
-dominate plain momentum and Adam's update alike. Muon moves a matrix by the same distance in all directions. Its update
-is scaled to the root mean square of a typical AdamW update (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that
-learning rate and weight decay keep their meaning.
+dominate the updates of plain momentum and of Adam. Muon moves a matrix by the same distance in all directions. Its
+update is scaled to the root mean square of a typical AdamW update (Liu et al. 2025, arXiv 2502.16982, section 2.2), so
+that learning rate and weight decay keep their meaning.
 
-torch.optim.Muon orthogonalises one matrix after the other and treats a packed projection as one matrix. Here all
-matrices of one shape are orthogonalised in one batch, and the parts of a packed projection separately.
+torch.optim.Muon orthogonalises matrices one by one and treats a packed projection as one matrix. This implementation
+orthogonalises all matrices of one shape in one batch, and the parts of a packed projection separately.
 
 Letters: n matrices of r rows and c columns.
 """
@@ -24,9 +24,9 @@ from ssvit.objectives.teacher import local
 
 Coefficients = Sequence[tuple[float, float, float]]
 # Each iteration computes a x + b x^3 + c x^5. Four of them map the singular values from 0.003 to 1 times the Frobenius
-# norm to 0.78 to 1.22; the five equal ones of Jordan et al. map them to 0.68 to 1.20. Each polynomial minimises the
-# largest distance from 1 (Amsel et al. 2025, arXiv 2505.16932), on an interval 2 % longer than that of the values that
-# it receives, so that rounding to bfloat16 does not leave it.
+# norm to 0.78 to 1.22; five equal iterations of Jordan et al. map them to 0.68 to 1.20. Each polynomial minimises the
+# maximum distance from 1 (Amsel et al. 2025, arXiv 2505.16932) on the interval of its inputs, extended by 2 % so that
+# rounding to bfloat16 does not leave it.
 COEFFICIENTS: Coefficients = (
     (8.2218, -23.3469, 16.6338),
     (3.9728, -2.8450, 0.5170),
@@ -34,7 +34,7 @@ COEFFICIENTS: Coefficients = (
     (2.5046, -1.7909, 0.4071),
 )
 RMS = 0.2  # root mean square of the update of a matrix, for a learning rate of 1
-_EPSILON = 1e-7  # smallest norm that a matrix is divided by
+_EPSILON = 1e-7  # lower bound of the norm that divides a matrix
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype, coefficients: Coefficients = COEFFICIENTS) -> Tensor:
@@ -44,10 +44,10 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype, coefficients: Coefficien
         matrices: (n, r, c).
         dtype: Data type of the products. bfloat16 suffices, since the singular values of the result are only
             approximately 1 in any precision.
-        coefficients: Those of each iteration.
+        coefficients: (a, b, c) of each iteration.
 
     Returns:
-        (n, r, c), of the data type of `matrices`.
+        (n, r, c), in the data type of `matrices`.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -59,30 +59,30 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype, coefficients: Coefficien
 
 
 def block_matrices(model: nn.Module) -> dict[Tensor, int]:
-    """Return the weights that Muon updates, with the number of matrices that are packed in each.
+    """Return the weights that Muon updates, each with the number of matrices packed in it.
 
-    These are the weights of the linear layers in all Transformer blocks, encoder and decoder alike. Patch projection,
-    heads, norms, biases, tokens, position embeddings and low-rank updates are left to AdamW.
+    These are the weights of the linear layers in all Transformer blocks of encoder and decoder. AdamW updates the patch
+    projection, heads, norms, biases, tokens, position embeddings and low-rank updates.
     """
     blocks = (module for module in model.modules() if isinstance(module, Block))
     return {weight: count for block in blocks for weight, count in block.matrices()}
 
 
 class Muon(torch.optim.AdamW):
-    """Muon for weight matrices, fused AdamW for all other parameters.
+    """Update weight matrices with Muon and all other parameters with fused AdamW.
 
-    As for torch's fused optimisers, a step changes nothing where the attribute `found_inf`, a tensor of shape (), is 1.
-    Sharded weights are supported: a process keeps the momentum of its own part, and gathers one matrix at a time.
+    As with torch's fused optimisers, a step has no effect if the attribute `found_inf`, a () tensor, is 1. With sharded
+    weights, a process keeps the momentum of its shards, and gathers one matrix at a time.
 
     Args:
         groups: Parameter groups, as for AdamW.
-        matrices: Number of matrices packed along the first dimension of each weight that Muon updates, as
-            `block_matrices` returns it.
+        matrices: Number of matrices packed along the first dimension of each weight that Muon updates, as returned by
+            `block_matrices`.
         lr: Learning rate of groups that have none.
         betas: Decay rates of AdamW's running means.
-        momentum: Decay rate of Muon's running mean of gradients. Nesterov's update is used.
+        momentum: Decay rate of Muon's running mean of gradients, with Nesterov's update.
         dtype: Data type of the orthogonalisation; None for that of the weights.
-        coefficients: Those of the orthogonalisation's iterations.
+        coefficients: Coefficients of the iterations of the orthogonalisation.
     """
 
     def __init__(
@@ -106,15 +106,18 @@ class Muon(torch.optim.AdamW):
         super().__init__(split, lr=lr, betas=betas, fused=True)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a saved state. AdamW's own method expects a count of steps, which the matrices do not have."""
+        """Restore a saved state. AdamW's method expects a step count, which the state of matrices lacks."""
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # without a loss
         """Update all parameters that have a gradient.
 
+        Args:
+            closure: Must be None.
+
         Raises:
-            ValueError: For a closure, which this optimiser does not support.
+            ValueError: `closure` is not None.
         """
         if closure is not None:
             raise ValueError("Muon takes no closure")
@@ -135,17 +138,17 @@ class Muon(torch.optim.AdamW):
             self._update(updates, None if found_inf is None else found_inf == 0)
 
     def _momentum_of(self, weight: Tensor) -> Tensor:
-        """The running mean of a weight's gradients, which starts at 0."""
+        """Return the running mean of a weight's gradients, which is initialised with 0."""
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight)
         return state["momentum_buffer"]
 
     def _update(self, updates: Sequence["_Update"], applied: Tensor | None) -> None:
-        """Update weights whose matrices have one shape, unless `applied`, (), is false."""
+        """Update weights whose matrices have the same shape, unless `applied`, () bool, is false."""
         means = [local(update.mean) for update in updates]
         gradients = [local(update.gradient) for update in updates]
-        if applied is not None:  # a gradient may hold NaNs, which no factor removes
+        if applied is not None:  # a gradient may contain NaNs, and 0 * NaN is NaN
             gradients = [torch.where(applied, new, mean) for new, mean in zip(gradients, means, strict=True)]
         torch._foreach_lerp_(means, gradients, 1 - self._momentum)
         nesterov = torch._foreach_lerp(gradients, means, self._momentum)
@@ -157,7 +160,7 @@ class Muon(torch.optim.AdamW):
 
 
 class _Update:
-    """The update of one weight, (count * r, c), whose matrices are handled with the shorter side first."""
+    """Prepare the update of one weight of shape (count * r, c), with matrices transposed so that r <= c."""
 
     def __init__(self, weight: Tensor, group: Mapping[str, Any], mean: Tensor) -> None:
         assert weight.grad is not None
@@ -168,7 +171,7 @@ class _Update:
         self.shape = min(rows, columns), max(rows, columns)
 
     def matrices(self, part: Tensor) -> Tensor:
-        """Gather a tensor of which each process has a part, and unpack its matrices: (count, *shape)."""
+        """Gather a sharded tensor and unpack its matrices into (count, *shape)."""
         if isinstance(self.weight, DTensor):
             mesh, placements, size = self.weight.device_mesh, self.weight.placements, self.weight.shape
             stride = self.weight.stride()
@@ -177,9 +180,9 @@ class _Update:
         return unpacked.mT if self._tall else unpacked
 
     def moved(self, matrices: Tensor) -> Tensor:
-        """Return this process's part of the weight after a step in the direction of -matrices (count, *shape)."""
+        """Return this process's shard of the weight after a step in the direction of -matrices (count, *shape)."""
         whole = (matrices.mT if self._tall else matrices).flatten(0, 1)
-        if isinstance(self.weight, DTensor):  # each process takes its part of what all have computed
+        if isinstance(self.weight, DTensor):  # all processes have computed the full matrix; each takes its shard
             own = distribute_tensor(whole, self.weight.device_mesh, self.weight.placements, src_data_rank=None)
             whole = own.to_local()
         step = self._lr * RMS * math.sqrt(self.shape[1])

@@ -1,6 +1,6 @@
-"""preset=auto: model, image size and schedule for a folder of photographs, from their number and size.
+"""Choose model, image size and schedule for a folder of photographs from their number and size (preset=auto).
 
-They follow what was measured on CPUs with small images (docs/methods.md, docs/optimizers.md), and are the same on GPUs.
+The choices follow measurements on CPUs with small images (docs/methods.md, docs/optimizers.md); GPUs use the same.
 """
 
 import json
@@ -22,13 +22,13 @@ from ssvit.options import OptionError, UserError
 from ssvit.training.options import Pretrain
 
 AUTO = "auto"
-_DEFAULT = "masked_patch"  # of the command
-OBJECTIVE = "mae"  # the first by most measures of docs/methods.md
-_SAMPLED = 64  # images that are read
-_GPU_DRIVER = "/proc/driver/nvidia/version"  # present with an NVIDIA GPU; torch would take seconds to load
+_DEFAULT = "masked_patch"  # default objective of `ssvit pretrain`
+OBJECTIVE = "mae"  # ranks first by most metrics of docs/methods.md
+_SAMPLED = 64  # number of images to read
+_GPU_DRIVER = "/proc/driver/nvidia/version"  # exists with an NVIDIA GPU; importing torch would take seconds
 _NEEDED = "needs a folder of images or of shards, or a table: data=PATH; null for other images"
 _PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
-_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # which a checkpoint brings
+_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # determined by a checkpoint
 
 
 def choose(
@@ -40,12 +40,12 @@ def choose(
         images: Number of training images.
         side: Median of their shorter sides in pixels.
         cores: CPU cores of this machine.
-        processes: Processes that train.
-        given: The numbers of the command line, by the names of their options. Others are adapted to them.
+        processes: Number of training processes.
+        given: Numeric options of the command line by name, which the chosen options are adapted to.
     """
     given = given or {}
     size = given.get("data.image_size", 32 if side < 48 else 64)
-    share = max(1, min(64, images // 4) // processes)  # of each process
+    share = max(1, min(64, images // 4) // processes)  # images per process
     batch_size = given.get("recipe.batch_size", share * processes)
     seen = min(max(100 * images, 256_000), 1_280_000)
     # A multiple of 100, so that logging, evaluation and checkpoints divide it.
@@ -68,23 +68,26 @@ def choose(
 
 
 def expand_images(line: CommandLine) -> None:
-    """Replace data=PATH by the options that it stands for, with preset=auto for images of the user's own."""
+    """Replace data=PATH by the options for that path, with preset=auto for a user's images."""
     arguments.expand(line, own_images=("preset=auto",))
 
 
 def expand(line: CommandLine) -> None:
-    """Add the options that preset=auto chooses."""
+    """Add the options that preset=auto chooses to the command line."""
     line.added += options(line)
 
 
 def options(line: CommandLine) -> Sequence[str]:
-    """The options that preset=auto adds to those that are typed, which win; none without it.
+    """Return the options that preset=auto adds to the typed ones, which take precedence; none without preset=auto.
 
-    A run that began with it keeps what was chosen then. OptionError if the images are not in a folder.
+    A continued run keeps the options that were chosen when it started.
+
+    Raises:
+        OptionError: The images are not in a folder, or the preset has another name.
     """
     typed = line.typed
     wanted = typed.get("preset", "null")
-    if wanted in ("null", "") or "experiment" in typed:  # which is a preset of its own
+    if wanted in ("null", "") or "experiment" in typed:  # an experiment sets all of these options
         return ()
     if wanted != AUTO:
         raise OptionError("preset", wanted, "must be auto or null")
@@ -119,12 +122,12 @@ def options(line: CommandLine) -> Sequence[str]:
 
 
 def _names_method(typed: Mapping[str, str]) -> bool:
-    """Whether an option is of a method, as target=pixels: the objective is then the user's, or the default."""
+    """Return whether an option selects a method, such as target=pixels, so that the preset chooses no objective."""
     return any(name.partition(".")[0] in ("objective", "target") for name in typed)
 
 
 def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
-    """What was chosen when the run of this name began; None if there is none."""
+    """Return the options chosen when the run of this name started; None if there is no such run."""
     if typed.get("overwrite") == "true":
         return None
     objective = typed.get("objective", _DEFAULT if _names_method(typed) else OBJECTIVE)
@@ -139,12 +142,12 @@ def _as_it_began(typed: dict[str, str]) -> Mapping[str, object] | None:
 
 
 class _Summary(NamedTuple):
-    """The properties of a data set by which options are chosen.
+    """Properties of a data set from which options are chosen.
 
     Attributes:
         images: Number of training images.
-        side: Median of the shorter sides of some of them.
-        grey: The options of `_PIXELS` that they need if all of these are grey.
+        side: Median of the shorter sides of a sample, in pixels.
+        grey: Options of `_PIXELS` for grey images; empty if an image of the sample has colours.
     """
 
     images: int
@@ -153,9 +156,11 @@ class _Summary(NamedTuple):
 
 
 def _summary(line: CommandLine) -> _Summary:
-    """Read some training images: the headers of all, and the pixels until one has colours.
+    """Read a sample of training images: the headers of all, and the pixels until one image has colours.
 
-    OptionError if the data set cannot be sampled, UserError if no image can be read.
+    Raises:
+        OptionError: The data set cannot be sampled.
+        UserError: No image can be read.
     """
     from ssvit.data.sources import rasters
 
@@ -170,7 +175,7 @@ def _summary(line: CommandLine) -> _Summary:
     sides: list[int] = []
     values: list[tuple[rasters.Moments, bool] | None] = []
     for opened in sample.files:
-        with suppress(Exception), opened() as file:  # the loader replaces and counts what cannot be read
+        with suppress(Exception), opened() as file:  # the loader replaces unreadable images
             sides.append(min(rasters.size(file)))
             file.seek(0)
             values.append(None if None in values else rasters.grey(file))

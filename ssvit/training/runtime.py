@@ -1,4 +1,4 @@
-"""On which devices and in which precision a run computes: Lightning Fabric, set up from the options."""
+"""Set up devices, precision and processes of a run with Lightning Fabric."""
 
 import atexit
 import gc
@@ -35,7 +35,7 @@ from ssvit.randomness import key
 from ssvit.training import sharding
 from ssvit.training.recipe import Recipe
 
-TIMEOUT = 600.0  # seconds that a process waits for another
+TIMEOUT = 600.0  # seconds that a process waits for another process
 
 _CONNECTION_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|time(d )?out|timing out|remote process|aborted", re.IGNORECASE
@@ -45,7 +45,7 @@ Precision = Literal["bf16-mixed", "32-true", "64-true"]
 
 
 def precision(recipe: Recipe, device: torch.device) -> Precision:
-    """Fabric's precision. auto: bf16-mixed where the device itself multiplies matrices in bfloat16, else 32-true."""
+    """Return Fabric's precision. auto: bf16-mixed if the device multiplies bfloat16 matrices natively, else 32-true."""
     if recipe.precision != "auto":
         return recipe.precision
     if device.type == "cpu":
@@ -56,25 +56,31 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
 
 
 def backend(recipe: Recipe, device: torch.device) -> str:
-    """What computes the layers. auto: compile on CUDA, kernels on a CPU."""
+    """Return the implementation of the layers. auto: compile on CUDA, kernels on a CPU."""
     if recipe.backend != "auto":
         return recipe.backend
     return "compile" if device.type == "cuda" else "kernels"
 
 
 def lacks_kernels(recipe: Recipe, device: torch.device) -> bool:
-    """Whether a run would be faster if `ssvit.kernels.operators` could be built here."""
+    """Return whether a run would be faster with `ssvit.kernels.operators`, which could not be built on this machine."""
     kernels_on_cpu = device.type == "cpu" and backend(recipe, device) == "kernels"
     return kernels_on_cpu and precision(recipe, device) == "bf16-mixed" and operators.library() is None
 
 
 def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric:
-    """Fabric, launched. options: its own (accelerator, devices, num_nodes, strategy).
+    """Launch the processes of a run and return its Fabric.
 
-    UserError where Fabric refuses, or if another process does not come within `timeout` seconds.
+    Args:
+        recipe: The hyperparameters, with the precision.
+        timeout: Seconds to wait for other processes.
+        options: Arguments of Fabric: accelerator, devices, num_nodes, strategy.
+
+    Raises:
+        UserError: Fabric rejects the options, or another process does not start within `timeout` seconds.
     """
     if options.get("accelerator", "auto") == "auto":
-        # Not Apple's: it has no float64, which random numbers and labels are made in.
+        # Apple's MPS is excluded: it lacks float64, which random numbers and labels require.
         options["accelerator"] = "cuda" if torch.cuda.is_available() else "cpu"
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the run reports its devices itself
     try:
@@ -82,7 +88,7 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
         device = Fabric(accelerator=options["accelerator"], devices=1).device
         options["strategy"] = strategy(options, recipe, device)
         numbers: dict[str, Any] = {"precision": precision(recipe, device)}
-        if recipe.precision == "64-true":  # which Fabric denies to a sharded model
+        if recipe.precision == "64-true":  # Fabric rejects precision="64-true" for a sharded model
             numbers = {"plugins": [DoublePrecision()]}
         fabric = Fabric(**numbers, **options)
         private.set_timeout(fabric.strategy, timedelta(seconds=timeout))
@@ -98,10 +104,15 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
 
 
 def in_all_processes(recipe: Recipe, options: devices.Fabric, function: Callable[[Fabric], T]) -> T | None:
-    """Call a function in all processes, of which the main one then continues alone.
+    """Call a function in all processes; afterwards only the main process continues.
+
+    Args:
+        recipe: The hyperparameters, with the precision.
+        options: Options of devices and processes.
+        function: The function, called with the Fabric.
 
     Returns:
-        The result in the main process; None in the others, also where all of them have failed alike.
+        The result in the main process; None in all other processes, also after a UserError.
     """
     threads = torch.get_num_threads()
     fabric = start(recipe, **options.values())
@@ -120,7 +131,13 @@ def in_all_processes(recipe: Recipe, options: devices.Fabric, function: Callable
 
 
 def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -> str | Strategy:
-    """Fabric's strategy for its options; ddp and fsdp with what suits a run here."""
+    """Return Fabric's strategy for its options; ddp and fsdp are configured for this project.
+
+    Args:
+        options: Arguments of Fabric.
+        recipe: The hyperparameters, with the precision.
+        device: The device of this process.
+    """
     given = options.get("strategy", "auto")
     if given == "fsdp":
         return sharding.strategy(half=precision(recipe, device) == "bf16-mixed")
@@ -128,21 +145,21 @@ def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -
         return given
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DDPStrategy(gradient_as_bucket_view=True, **buffers)  # all processes change buffers alike
+    return DDPStrategy(gradient_as_bucket_view=True, **buffers)  # buffers are updated identically in all processes
 
 
 def spread(fabric: Fabric, model: torch.nn.Module, recipe: Recipe) -> Any:
-    """The model as the strategy spreads it over the processes."""
+    """Wrap the model with the strategy (DDP or FSDP) and return it."""
     if isinstance(fabric.strategy, DDPStrategy):
-        # Each step uses the same weights. A graph that is taken for static fails where gradients are accumulated
-        # (torch's issue 143580), and torch.compile changes it.
+        # Each step uses the same weights. DDP's static graph fails when gradients are accumulated
+        # (torch issue 143580), and torch.compile changes the graph.
         static = recipe.accumulate == 1 and backend(recipe, fabric.device) != "compile"
         private.set_static_graph(fabric.strategy, static)
     return fabric.setup_module(model)
 
 
 def _as_launched(options: dict[str, object]) -> dict[str, Any]:
-    """Under torchrun, automatic devices are as many as torchrun has started; Fabric takes one on a CPU."""
+    """Replace devices=auto by torchrun's number of processes; Fabric would use one process on a CPU."""
     if "TORCHELASTIC_RUN_ID" in os.environ and options.get("devices", "auto") == "auto":
         here, all_nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
         return {**options, "devices": here, "num_nodes": all_nodes // here}
@@ -151,9 +168,9 @@ def _as_launched(options: dict[str, object]) -> dict[str, Any]:
 
 @contextmanager
 def _own_store(timeout: float) -> Iterator[None]:
-    """While the block runs, processes that torchrun has started meet in a store of their own.
+    """Let processes started by torchrun rendezvous in a new store within the block.
 
-    torchrun's store outlives a restart and keeps the addresses of dead processes: gloo then fails, NCCL waits.
+    torchrun's store survives a restart and keeps the addresses of dead processes: gloo then fails, and NCCL waits.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         yield
@@ -166,13 +183,13 @@ def _own_store(timeout: float) -> Iterator[None]:
         own = TCPStore(host, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
     own_port = _common(PrefixStore("ssvit", agent), rank, world, str(own.port) if own else "", timeout)
     os.environ.update(MASTER_PORT=own_port, TORCHELASTIC_USE_AGENT_STORE="False")
-    yield  # `own` lives until torch has its server
+    yield  # `own` must not be collected before torch has started its server
 
 
 def _common(store: Store, rank: int, world: int, value: str, timeout: float) -> str:
-    """The main process's value in all of them, by a store that also holds what earlier processes left there.
+    """Return the main process's value in all processes, exchanged through a store that may contain stale keys.
 
-    Each process asks under a random name, and the main one answers until the process has confirmed.
+    Each process sends a request under a random name, and the main process answers until the process has confirmed.
     """
     own = secrets.token_hex(8)
     if rank:
@@ -197,15 +214,15 @@ def _common(store: Store, rank: int, world: int, value: str, timeout: float) -> 
 
 
 class PeerGone(UserError):
-    """Another process of the run has ended or does not answer."""
+    """Another process of the run has ended or does not respond."""
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Raise PeerGone in place of the backend's error if another process ends or does not answer during the block.
+    """Replace the backend's error by PeerGone if another process ends or does not respond during the block.
 
-    gloo raises as soon as a connection is closed, NCCL after `fabric.timeout`. torchrun and Fabric end the processes
-    that wait for something else.
+    gloo raises an error as soon as a connection is closed, NCCL after `fabric.timeout`. torchrun and Fabric end
+    processes that wait in other calls.
     """
     try:
         yield
@@ -217,42 +234,52 @@ def together() -> Iterator[None]:
 
 
 def part() -> None:
-    """Leave the process group: each process goes on alone."""
+    """Destroy the process group; each process continues independently."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _end() -> None:
-    """End gloo's threads while there is an interpreter: one that frees a tensor later aborts (torch's issue 190489).
+    """End gloo's threads before the interpreter exits: one that frees a tensor later aborts (torch issue 190489).
 
-    A sharded model keeps them running, and a reference cycle keeps the model.
+    A sharded model keeps the threads running, and a reference cycle keeps the model alive.
     """
     part()
     gc.collect()
 
 
 def agree(fabric: Fabric, values: list[float]) -> list[float]:
-    """The mean of each value over all processes: the same list in every one, NaN where any process has NaN."""
+    """Return the mean of each value over all processes, identical in all of them; NaN if it is NaN in any process."""
     return mean(fabric, torch.tensor(values, dtype=torch.float64, device=fabric.device)).tolist()
 
 
 def mean(fabric: Fabric, value: torch.Tensor) -> torch.Tensor:
-    """The mean of a tensor over all processes, the same in every one, which may be written over it."""
+    """Return the mean of a tensor over all processes, identical in all of them; the tensor may be overwritten."""
     if fabric.world_size == 1:
         return value
-    torch.distributed.all_reduce(value)  # Fabric's waits for a barrier first
+    torch.distributed.all_reduce(value)  # Fabric's all_reduce waits for a barrier first
     return value.div_(fabric.world_size)
 
 
 def share(fabric: Fabric, tensors: Iterable[torch.Tensor]) -> None:
-    """Give every process the main process's values."""
+    """Broadcast the main process's tensors to all processes, in place."""
     if fabric.world_size > 1:
         for tensor in tensors:
             torch.distributed.broadcast(tensor, 0)
 
 
 def clip(fabric: Fabric, model: Any, optimizer: Any, largest: float) -> torch.Tensor:
-    """Clip the gradients to a global norm, 0 for no limit; returns the norm before, (), the same in every process."""
+    """Clip the gradients to a maximum global norm.
+
+    Args:
+        fabric: The processes.
+        model: The model, as returned by `spread`.
+        optimizer: Its optimiser.
+        largest: Maximum norm; 0 for no clipping.
+
+    Returns:
+        () norm before clipping, identical in all processes.
+    """
     norm = fabric.clip_gradients(model, optimizer, max_norm=largest or math.inf, error_if_nonfinite=False)
     assert norm is not None
     return sharding.whole(norm)

@@ -1,4 +1,4 @@
-"""A training run built from its configuration, for the tools that train. Loading this module loads torch."""
+"""Build training runs from their configuration, for the commands that train. Loading this module imports torch."""
 
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -34,35 +34,41 @@ from ssvit.training.state import State
 
 
 class Session:
-    """The runs of one command and stage, which share the processes and the images."""
+    """Run the training stages of one command, which share the processes and the images.
+
+    Args:
+        config: Configuration with the recipe, the devices and the data source.
+        folder: Folder of all runs of the command.
+        stage: Stage in the identity of each run: pretrain or finetune.
+    """
 
     def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
         self.folder, self.stage = folder, stage
         self.fabric = runtime.start(config.options.recipe, **config.options.fabric.values())
         with runtime.together():
             self._data: Data = config.build("data.source")
-        self._estimated = False  # the runs of a comparison differ little
+        self._estimated = False  # only the first run of a comparison prints an estimate: the runs differ little
         if self._data.told and is_main_process():
             print_lines(self._data.told)
 
     @property
     def labelled(self) -> bool:
-        """Whether the training images have classes."""
+        """Return whether the training images have labels."""
         return self._data.train.labels is not None
 
     @runtime.together()
     def run(self, name: str, config: Config) -> list[dict[str, Any]]:
-        """Train what a configuration describes in a subfolder; returns the rows of metrics."""
+        """Train the run that a configuration describes, in a subfolder, and return its rows of metrics."""
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
                 folder.open(Configuration.of_run(config), overwrite=config.options.overwrite)
-            self.fabric.barrier()  # no process looks for checkpoints in a folder that is being cleared
+            self.fabric.barrier()  # no process may look for checkpoints while rank 0 clears the folder
             self.train(config, folder.path)
         return rows(folder.path)
 
     @runtime.together()
     def preview(self, config: Config) -> None:
-        """Print the sizes, time and memory of the run that a configuration describes. Nothing is trained or written."""
+        """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
         recipe, data, objective, loader = self.build(config)
         found = estimate(State(self.fabric, objective, recipe), loader, _all_evaluators(config, data))
         count = {
@@ -84,7 +90,7 @@ class Session:
 
     @runtime.together()
     def train(self, config: Config, folder: Path) -> None:
-        """Build what a configuration describes and train it in an open folder, going on from what is there."""
+        """Build the run that a configuration describes, and train it in an open folder from its newest checkpoint."""
         recipe, data, objective, loader = self.build(config, folder)
         evaluators = _all_evaluators(config, data)
         images = config.options.data
@@ -112,15 +118,24 @@ class Session:
         self._estimated = True
 
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
-        """The loggers of a run, which has the name of its folder, with that of the comparison if it is part of one."""
+        """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
         name = str(folder.relative_to(self.folder.parent))
         given = {"folder": folder, "name": name, "hyperparameters": _hyperparameters(config)}
         return [config.build(f"logger.{name}", **given) for name in config.options.logger]
 
     def build(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
-        """Build the recipe of a configuration, the images, the objective with its first weights, and the batches.
+        """Build the recipe, the data, the objective with its initial weights, and the data loader of a configuration.
 
-        folder: of a run that may go on; if fewer processes do, they accumulate more micro-batches of the same size.
+        Args:
+            config: The configuration.
+            folder: Run folder whose checkpoint limits the size of micro-batches; None for no limit. A run that
+                continues on fewer processes accumulates more micro-batches.
+
+        Returns:
+            The recipe, the data, the objective and the loader.
+
+        Raises:
+            UserError: The objective requires labels, and the data set has none.
         """
         options: Training = config.options
         images, recipe = options.data, options.recipe
@@ -133,7 +148,7 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
-        # What is read from a checkpoint is needed at once.
+        # Building on the meta device is impossible if weights are loaded from a file during construction.
         built = [options.encoder, options.target, *(part for _, part in parts(options.objective))]
         reads = any(getattr(part, name, None) is not None for part in built for name in ("checkpoint", "path"))
         with nullcontext() if reads else sharding.building(self.fabric):
@@ -159,7 +174,7 @@ class Session:
 
 
 def _micro_batch(folder: Path) -> int | None:
-    """The images that each process of the run took at once, None if there is no checkpoint that says so."""
+    """Return the number of images in a micro-batch of the newest checkpoint; None if it is not recorded."""
     with suppress(CheckpointError, FileNotFoundError):
         if found := manifest.complete(folder):
             return manifest.read(found[-1]).get("micro_batch")
@@ -167,7 +182,10 @@ def _micro_batch(folder: Path) -> int | None:
 
 
 def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
-    """The evaluators and probes of a configuration; last those at automatic steps, which are steps of the probes."""
+    """Return the evaluators and probes by name, with their intervals.
+
+    Evaluators with an automatic interval come last, and their interval is a multiple of the probes' intervals.
+    """
     eval_transform = config.build("data.view")
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
     display = Display.of(config.options.data)
@@ -189,10 +207,10 @@ def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
 
 
 def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
-    """The evaluators of a configuration.
+    """Build the evaluators of a configuration.
 
-    `test` is measured on the validation images while training and on the test images at the end; where one of them is
-    missing, on the other for both, under its name.
+    The evaluator `test` becomes two: "validation" during training and "test" at the end. If one of the two splits is
+    missing, the evaluator of the available split runs during training and at the end.
     """
     made: dict[str, Evaluator] = {}
     for name in config.options.evaluators:
@@ -209,7 +227,7 @@ def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> di
 
 
 def _hyperparameters(config: Config) -> dict[str, Any]:
-    """The files that were chosen and the values in them, by name; without what may change in a run."""
+    """Return the chosen files and their values by name, for loggers, without options that may change during a run."""
     chosen = config.choices
     options: dict[str, Any] = {name: chosen[name] for name in ("objective", "data", "recipe") if chosen.get(name)}
     for group in ("encoder", "objective", "target", "data", "subset", "recipe"):
@@ -221,7 +239,7 @@ def _hyperparameters(config: Config) -> dict[str, Any]:
 
 
 def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
-    """The probes of a pre-training run, as far as its images suffice for them."""
+    """Build the probes of a pre-training run, and print a line for each probe that has too few images."""
     options = config.options
     if not isinstance(options, Pretrain) or not options.probe:
         return {}

@@ -1,6 +1,6 @@
-"""What a run changes as it goes: weights, optimiser state and averaged weights, set up, saved and restored as one.
+"""Hold the training state (weights, optimiser state, averaged weights), and save and restore it.
 
-A checkpoint is whole, whatever strategy spread the state over the processes that wrote it or read it.
+A merged checkpoint contains full tensors, independent of the strategy and of the number of processes that wrote it.
 """
 
 import contextlib
@@ -44,13 +44,18 @@ from ssvit.training.statistics import RunningStatistics
 if TYPE_CHECKING:
     from ssvit.checkpoints import parts
 
-Moments = dict[str, dict[str, Tensor]]  # of the optimiser, by parameter and name
+Moments = dict[str, dict[str, Tensor]]  # optimiser state: {parameter: {name: tensor}}
 
 
 class Average:
-    """average = momentum * average + (1 - momentum) * weights after each step (Polyak); it starts as the weights are.
+    """Maintain a moving average of the weights (Polyak averaging), initialised with the weights.
 
-    Of a sharded model, each process averages its own part.
+    After each step, average = momentum * average + (1 - momentum) * weights. With a sharded model, each process
+    averages its shards.
+
+    Args:
+        model: The model; parameters that require a gradient are averaged.
+        momentum: Decay rate of the average, in [0, 1).
     """
 
     def __init__(self, model: nn.Module, momentum: float) -> None:
@@ -62,16 +67,20 @@ class Average:
 
     @torch.no_grad()
     def follow(self, applied: Tensor) -> None:
-        """Update the average after a step; applied: () bool, nothing changes where it is false."""
+        """Update the average after a step.
+
+        Args:
+            applied: () bool; the average is unchanged if it is false.
+        """
         approach(self._average, [weight.detach() for weight in self._weights], (1 - self.momentum) * applied.double())
 
     def by_name(self) -> dict[str, Tensor]:
-        """The averaged weights."""
+        """Return the averaged weights by the names of their parameters."""
         return dict(zip(self._names, self._average, strict=True))
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """While the block runs, the model has the averaged weights; then its own again, bit for bit."""
+        """Exchange the weights for the averaged ones within the block, and restore them bit for bit afterwards."""
         self._exchange()
         try:
             yield
@@ -87,30 +96,35 @@ class Average:
 
 
 class State:
-    """An objective with its optimiser (and its moving average, if the recipe has one) on the devices of a Fabric.
+    """Combine an objective with its optimiser and, if the recipe requests it, a moving average of the weights.
 
-    `model` computes the loss: the objective, compiled and sharded as the recipe and the strategy say.
+    `model` computes the loss: it is the objective, compiled and sharded according to the recipe and the strategy.
+
+    Args:
+        fabric: Lightning Fabric with its processes and devices.
+        objective: The objective with its initial weights.
+        recipe: The hyperparameters.
     """
 
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
         self.fabric, self.recipe = fabric, recipe
-        self.objective = objective.train()  # an encoder comes from its checkpoint in eval mode
+        self.objective = objective.train()  # an encoder loaded from a checkpoint is in eval mode
         backend = runtime.backend(recipe, fabric.device)
         accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
         self._twin = sharding.Twin(objective, fabric.device) if sharding.is_sharded(fabric) else None
         compiled: nn.Module = objective
         self.sample = objective.sample
         if backend == "compile":
-            compiled = torch.compile(objective)  # type: ignore[assignment]  # it gives a module for a module
+            compiled = torch.compile(objective)  # type: ignore[assignment]  # torch.compile returns a module for a module
             self.sample = torch.compile(objective.sample)
             for part in (self._twin.objective if self._twin else objective).modules():
                 if isinstance(part, Block):
-                    part.compile()  # for evaluators, which call parts of the objective; within it nothing changes
+                    part.compile()  # for evaluators, which call parts of the objective
         shares = self._twin is not None and fabric.world_size > 1
         mine = objective.named_parameters() if shares and fabric.is_global_zero else ()
         first = {name: weight.detach() for name, weight in mine}
         self.model = runtime.spread(fabric, compiled, recipe)
-        # Sharding makes new parameters, so the optimiser comes after it.
+        # Sharding replaces the parameters, so the optimiser is created after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         trained: list[dict[str, object]] = [dict(group) for group in groups]
         optimizer: torch.optim.Optimizer
@@ -129,10 +143,10 @@ class State:
         else:
             optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
-        if shares:  # the main process alone need have had the weights, see `sharding.building`
+        if shares:  # only rank 0 has initial weights in memory, see `sharding.building`
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
             set_model_state_dict(self.objective, {**first}, options=options)
-        # A second group, by which the thread that writes a checkpoint exchanges data during the training.
+        # The checkpoint thread needs a process group that differs from that of the training thread.
         self._saves: ProcessGroup | None = None
         if sharding.is_sharded(fabric):
             self._saves = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
@@ -143,10 +157,10 @@ class State:
         self._values: Mapping[str, float] = {}  # of the objective's schedules at the present step
 
     def prepare(self, loader: Loader) -> str:
-        """Let the objective fit its buffers in the main process, and give them to all; returns its line."""
+        """Let the objective fit its buffers on rank 0, broadcast them, and return its message, "" if none."""
         if type(self.objective).prepare is Objective.prepare:
             return ""
-        # The whole batches, whatever number of processes shares them.
+        # Global batches, so that the result does not depend on the number of processes.
         batches = replace(loader, rank=0, world=1, accumulate=1).batches(0, sys.maxsize)
         with self.evaluating() as objective, contextlib.closing(batches):
             line = objective.prepare(batches) if self.fabric.is_global_zero else ""
@@ -154,29 +168,34 @@ class State:
         return line
 
     def schedule(self, step: int) -> dict[str, Tensor]:
-        """Set the optimiser's learning rate and weight decay for a step, and what it leaves as it is.
+        """Set the optimiser's learning rate and weight decay for a step, and select the weights that are frozen at it.
 
-        Returns `scheduled` as tensors, since each new number would compile anew.
+        Args:
+            step: The step, counted from 0.
+
+        Returns:
+            The values of `scheduled` as () float64 tensors: torch.compile would recompile for each new Python number.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = group["share"] * self.recipe.learning_rate(step)
             if group["decays"]:
                 group["weight_decay"] = self._weight_decay(Progress(step, self.recipe.steps))
-        # Filled on the device: for a copy of a number the host would wait.
+        # `torch.full` creates the value on the device: copying a number from the host would synchronise.
         as_tensor = partial(torch.full, (), dtype=torch.float64, device=self.fabric.device)
         self._values = self.scheduled(step)
         return {name: as_tensor(fill_value=value) for name, value in self._values.items()}
 
     def scheduled(self, step: int) -> dict[str, float]:
-        """The values of the objective's schedules at a step."""
+        """Return the values of the objective's schedules at a step, by name."""
         progress = Progress(step, self.recipe.steps)
         return {name: float(schedule(progress)) for name, schedule in self.objective.schedules.items()}
 
     @contextlib.contextmanager
     def ascended(self) -> Iterator[None]:
-        """While the block runs, the weights stand `recipe.sam` up the gradient, which is forgotten; then as before.
+        """Perturb the weights along the gradient (SAM), clear the gradient, and restore the weights after the block.
 
-        SAM: the gradient there is that of the worst loss near the weights (Foret et al. 2021, arXiv 2010.01412).
+        The perturbation has norm `recipe.sam`. The gradient at the perturbed weights approximates that of the largest
+        loss within this radius (Foret et al. 2021, arXiv 2010.01412).
         """
         norm = runtime.clip(self.fabric, self.model, self.optimizer, 0)
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
@@ -190,10 +209,12 @@ class State:
 
     @torch.no_grad()
     def apply(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
-        """Change weights, averages and what is no weight by the gradients, which are then forgotten.
+        """Update weights, averages, running statistics and the objective's buffers, and clear the gradients.
 
-        applied: () bool, on the device; where it is false, nothing changes. outputs: of this process, the mean over its
-        micro-batches.
+        Args:
+            outputs: Tensors that the objective returned in this process, averaged over the micro-batches.
+            scheduled: Values of the objective's schedules at this step.
+            applied: () bool, on the device; the state is unchanged if it is false.
         """
         self.optimize(applied)
         if self.average is not None:
@@ -204,23 +225,23 @@ class State:
 
     @torch.no_grad()
     def optimize(self, applied: Tensor) -> None:
-        """Change the weights by their gradients; where `applied`, () bool, is false, nothing changes."""
+        """Update the weights from their gradients; the weights are unchanged if `applied`, () bool, is false."""
         optimizer: Any = self.optimizer.optimizer
         if self.recipe.optimizer == "sgd" and self.recipe.decay_of_momentum:
-            # torch's first momentum is what lies in memory, if that step is skipped.
+            # If the first step is skipped, torch leaves a newly created momentum buffer uninitialised.
             for group in optimizer.param_groups:
                 for weight in group["params"]:
                     if weight.grad is not None and "momentum_buffer" not in optimizer.state[weight]:
                         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         self._freeze(optimizer)
-        optimizer.found_inf = (~applied).float()  # fused optimizers change nothing where it is 1
+        optimizer.found_inf = (~applied).float()  # fused optimisers skip the step if it is 1
         self.optimizer.step()
 
     def _freeze(self, optimizer: Any) -> None:
-        """Forget the gradients of what the objective freezes at this step; the optimiser then leaves it as it is."""
+        """Clear the gradients of weights that the objective freezes at this step, so that the optimiser skips them."""
         frozen = [weight for weight in self.objective.frozen(self._values) if weight.grad is not None]
         if self.recipe.optimizer != "sgd" and any(weight not in optimizer.state for weight in frozen):
-            # A checkpoint has the state of all weights: a step that changes nothing makes it.
+            # A checkpoint contains the optimiser state of all weights; a skipped step initialises it.
             optimizer.found_inf = torch.ones((), device=self.fabric.device)
             self.optimizer.step()
         for weight in frozen:
@@ -228,18 +249,18 @@ class State:
 
     def _after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         if type(self.objective).after_step is Objective.after_step:
-            return  # so nothing to average
+            return  # avoids averaging outputs that are not used
         means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
         self.objective.after_step(means, scheduled, applied)
 
     def take_back(self) -> None:
-        """Undo the forward passes of an update that is given up before it is complete."""
+        """Discard the forward passes of an incomplete update: restore running statistics, clear gradients."""
         self._statistics.take_back()
         self.optimizer.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Objective]:
-        """The objective as evaluations see it: whole in every process, averaged weights, eval mode, no gradients."""
+        """Yield the objective for evaluations: unsharded, with averaged weights, in eval mode and without gradients."""
         averaged = self.average.in_place() if self.average is not None else contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
             stack.enter_context(averaged)
@@ -254,15 +275,25 @@ class State:
     def save(
         self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True, ended: bool = False
     ) -> None:
-        """Write a checkpoint; every process must call it. CheckpointError in all of them if it cannot be written.
+        """Write a checkpoint. All processes must call this method.
 
-        Of a sharded model, each process writes its part while training goes on, unless told to `wait`; a failure is
-        then raised by the next call. When the run has ended, early or at its last step, the parts are merged.
+        A sharded model is saved in the background, one file for each process, unless `wait` or `ended` is true or this
+        is the last step. A failure in the background is raised by the next call.
+
+        Args:
+            folder: The run folder.
+            step: Number of complete updates.
+            run_identity: Entries of the manifest that a continuation must match.
+            wait: Whether to wait until a sharded checkpoint is written.
+            ended: Whether the run stops early at this step. The files of a run that has ended are merged.
+
+        Raises:
+            CheckpointError: The checkpoint could not be written; raised in all processes.
         """
         self._finish_saving()
         recipe = self.recipe
         micro_batch = recipe.batch_size // (recipe.accumulate * self.fabric.world_size)
-        facts = {**run_identity, "micro_batch": micro_batch}  # which fewer processes keep to, see `Session`
+        facts = {**run_identity, "micro_batch": micro_batch}  # upper bound for a continuation
         if ended:
             facts["ended"] = True
         ended = ended or step == recipe.steps
@@ -279,13 +310,13 @@ class State:
             self._in_main(lambda: storage.save(folder, step, states, facts))
 
     def _finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait until the pending checkpoint is written."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.wait()
 
     def _in_main(self, write: Callable[[], object]) -> None:
-        """Let the main process write; all wait for it, and raise CheckpointError if it does."""
+        """Call `write` on rank 0 while all processes wait; raise CheckpointError in all of them if it fails."""
         failure = ""
         if self.fabric.is_global_zero:
             try:
@@ -296,7 +327,7 @@ class State:
             raise CheckpointError(failure or "the main process could not save")
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
-        """All that changes as the run goes, by kind and name: the tensors themselves, sharded or whole."""
+        """Return the tensors of a checkpoint by kind ("model", "optimizer", "ema") and name, possibly sharded."""
         weights = cast(dict[str, Tensor], get_model_state_dict(self.objective))
         own = get_optimizer_state_dict(self.objective, self.optimizer.optimizer)
         moments = cast(Moments, own.get("state", {}))
@@ -309,10 +340,18 @@ class State:
         return states
 
     def restore(self, folder: Path, run_identity: Mapping[str, object], say: Callable[[str], None]) -> int:
-        """Go back to the newest usable checkpoint; returns its step, 0 if there is none.
+        """Restore the newest usable checkpoint, which rank 0 reads and distributes.
 
-        The main process reads it and gives each of the others its part. UserError if it was written by a run of another
-        identity.
+        Args:
+            folder: The run folder.
+            run_identity: Entries that the checkpoint's manifest must match.
+            say: Function that prints a line.
+
+        Returns:
+            The number of complete updates; 0 if there is no checkpoint.
+
+        Raises:
+            UserError: The checkpoint was written by a run with another identity or another optimiser.
         """
         found = storage.newest(folder, say) if self.fabric.is_global_zero else None
         manifest: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].facts))
@@ -332,7 +371,7 @@ class State:
             with self.average.in_place():
                 set_model_state_dict(self.objective, {**states.get("ema", {})}, options=options)
         optimizer = self.optimizer.optimizer
-        # The optimiser's hyperparameters stay those of the recipe.
+        # Hyperparameters of the optimiser come from the recipe and not from the checkpoint.
         groups = get_optimizer_state_dict(self.objective, optimizer)["param_groups"]
         moments: Moments = {}
         for name, value in states.get("optimizer", {}).items():
