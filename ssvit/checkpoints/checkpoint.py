@@ -1,7 +1,7 @@
-"""A checkpoint, described without reading its weights. No torch.
+"""Describe a checkpoint without reading its weights. No torch.
 
-A run's folder holds config.yaml and its checkpoints, step_*/, each with a manifest. `ssvit.loading.finding` finds
-the same facts in a file of another project's weights.
+A run folder contains config.yaml and checkpoints, step_*/, each with a manifest. `ssvit.loading.finding` provides the
+same description for files of foreign weights.
 """
 
 from collections.abc import Mapping
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
-SCRATCH = "scratch"  # in place of a checkpoint: random weights
+SCRATCH = "scratch"  # value of checkpoint= for random weights
 
 
 class Foreign(Protocol):
-    """An encoder in a file of another project, as `ssvit.exchange.reading.Foreign`."""
+    """Interface of an encoder in a file of foreign weights, as `ssvit.exchange.reading.Foreign`."""
 
     @property
     def name(self) -> str:
-        """The name of its repository, or of the file without its suffix."""
+        """Return the name of its repository, or of the file without suffix."""
         ...
 
     def weights(self) -> dict[str, "Tensor"]:
-        """Return its state, by ssvit's names."""
+        """Return its weights under ssvit's names."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint, or a foreign file."""
+    """A checkpoint with a verified manifest, or a file of foreign weights."""
 
-    path: Path  # its folder, or the file
-    facts: Mapping[str, Any]  # its manifest, or for a foreign file what stands for one
-    foreign: Foreign | None = None  # the encoder in a foreign file
+    path: Path  # folder of the checkpoint, or the foreign file
+    facts: Mapping[str, Any]  # the manifest, or equivalent entries of a foreign file
+    foreign: Foreign | None = None  # the encoder of a foreign file; None for a checkpoint of ssvit
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
-        """Return the checkpoint in its folder, or the newest one in that of its run.
+        """Open the checkpoint in a folder, or the newest one in the folder of its run.
 
         Raises:
             OptionError: There is no checkpoint.
-            CheckpointError: It is damaged.
+            CheckpointError: The manifest is damaged.
         """
         if (folder := folder_of(Path(path))) is None:
             raise OptionError("checkpoint", path, "must be the folder of a checkpoint (step_…) or of its run")
@@ -55,43 +55,44 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """The updates that it was trained for, 0 for a foreign file."""
+        """Return the number of updates of the training; 0 for a foreign file."""
         return self.facts["step"]
 
     @property
     def encoder(self) -> dict[str, Any]:
-        """The arguments of its encoder."""
+        """Return the arguments of the encoder."""
         return self.facts["encoder"]
 
     @property
     def backbone(self) -> str:
-        """The name of the encoder among the trained modules."""
+        """Return the name of the encoder's module within the trained model."""
         return self.facts.get("backbone", "encoder")
 
     @property
     def has_classifier(self) -> bool:
-        """Whether it names classes."""
+        """Return whether the checkpoint contains a classifier."""
         return "classifier" in self.facts
 
     @property
     def checksum(self) -> str:
-        """The sha256 by which it is known."""
+        """Return the sha256 of the manifest, which identifies the checkpoint."""
         return self.facts["seal"]
 
     @property
     def name(self) -> str:
-        """The name of its run, or of a foreign file."""
+        """Return the name of the run, or of the foreign file."""
         return self.foreign.name if self.foreign else self.path.parent.name
 
     def home(self, outputs: str | Path) -> Path:
-        """The folder for what is made of it: that of its run, or one in the folder of all runs."""
+        """Return the output folder for this checkpoint: that of its run, or one below `outputs` for a foreign file."""
         return Path(outputs, self.name) if self.foreign else self.path.parent
 
 
 def folder_of(path: Path) -> Path | None:
     """Return the folder of a checkpoint, or of the newest one in the folder of its run; None if there is none.
 
-    The folder of a comparison stands for its first pre-trained run. OSError if the folder cannot be listed.
+    For the folder of a comparison, this is a checkpoint of its first pre-trained run. Raises OSError if the folder
+    cannot be listed.
     """
     if (path / "manifest.json").is_file():
         return path

@@ -1,8 +1,8 @@
-"""A run's configuration as its folder keeps it: names of configuration files and values, never what to call.
+"""Store a run's configuration in its folder as names of configuration files and values, without code. No torch.
 
-A builder (`_target_`) is code to run, and a run's folder may come from anybody. So its config.yaml holds the names of
-the files chosen in configs/ (`choices`) and the values; a reader takes the builders from its own files of those names.
-No torch.
+A builder (`_target_`) is code to execute, and a run folder may come from an untrusted source. Its config.yaml therefore
+contains the names of the files chosen in configs/ (`choices`) and the values. A reader takes the builders from its
+installed files of those names.
 """
 
 import re
@@ -17,19 +17,19 @@ from ssvit.atomic_io import check_schema
 from ssvit.config.composed import Config
 from ssvit.options import UserError
 
-# What may differ between a run and its continuation: it changes where and how fast, not what is computed, or the
-# checkpoint itself tells it (the images' fingerprint, the precision used, the weights that a fine-tuning started from).
+# Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
+# records them (fingerprint of the images, precision, initial weights of a fine-tuning).
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "data.root",
     "data.cache", "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
     "recipe.best", "recipe.patience", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
     "probe", "probing", "command", "logger", "target.checkpoint", "preset",
 )  # fmt: skip
-# Groups whose files hold only values, which are compared, and options in `FREE`.
+# Groups whose files contain only options in `FREE` and values, which are compared directly.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
 
 SCHEMA = 1
-_LARGEST = 1 << 20  # bytes of a config.yaml; ours have some thousand
+_LARGEST = 1 << 20  # maximum bytes of a config.yaml; typical files have a few thousand
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*)*")
 _GROUP = re.compile(r"[A-Za-z]\w*(@[A-Za-z][\w.]*)?")
@@ -40,7 +40,7 @@ class ConfigurationError(UserError):
 
 
 def flatten(config: object, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested dictionaries: ("recipe.lr", 0.001), …"""
+    """Yield the leaves of nested dictionaries by dotted name, such as ("recipe.lr", 0.001)."""
     if isinstance(config, Mapping):
         for key, value in config.items():
             yield from flatten(value, f"{name}.{key}" if name else str(key))
@@ -49,17 +49,17 @@ def flatten(config: object, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_free(option: str, names: Iterable[str] = FREE) -> bool:
-    """Whether an option is one of those named, or in a group of them: by default, those that may change in a run."""
+    """Return whether an option or its group is in a list of names; by default, of those that may change in a run."""
     return any(option == name or option.startswith(f"{name}.") for name in names)
 
 
 def refers(text: str) -> bool:
-    """Whether a text refers to nothing but other options, as ${data.root}, which calls nothing."""
+    """Return whether all interpolations in a text are references to options (${data.root}), which execute nothing."""
     return "${" not in _REFERENCE.sub("", text)
 
 
 def foreign(node: object) -> str:
-    """The name of the first thing in nested options that is neither a value nor a reference to one, "" if all are."""
+    """Return the name of the first entry of nested options that is not a value or a reference; "" if there is none."""
     for name, key, value in _walk(node):
         if str(key).startswith("_") or (isinstance(value, str) and not refers(value)):
             return name
@@ -80,7 +80,7 @@ class Configuration:
 
     @classmethod
     def of_run(cls, config: Config) -> "Configuration":
-        """Return what a run's folder keeps of its configuration, with the choices that data=pretrained stands for."""
+        """Return the configuration to store for a run, in which data=pretrained is replaced by the original choices."""
         choices = dict(config.choices)
         if choices.get("data") == "pretrained":
             pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
@@ -90,16 +90,17 @@ class Configuration:
 
     @classmethod
     def of(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
-        """Return the configuration of a composed one, which is plain data that still has its builders."""
+        """Return the configuration from composed options as plain data, from which builders are removed."""
         return cls(_without_builders(config), dict(choices))
 
     @classmethod
     def read(cls, path: Path) -> "Configuration":
-        """Read a run's config.yaml. Nothing in it is run.
+        """Read a run's config.yaml without executing any of its content.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ConfigurationError: It is no configuration of a run, or holds more than names of files and values.
+            ConfigurationError: The file is not the configuration of a run, or contains more than names of files and
+                values.
         """
         values = _load(path)
         if "choices" in values:
@@ -125,13 +126,13 @@ class Configuration:
         """Return the choices of the group data, such as {"data": "cifar10"}, and its values.
 
         Raises:
-            KeyError: There are none.
+            KeyError: The configuration has no group data.
         """
         parts = {group: file for group, file in self.choices.items() if group.partition("@")[2].startswith("data.")}
         return {"data": self.choices["data"], **parts}, self.values["data"]
 
     def difference(self, old: "Configuration") -> tuple[str, Any, Any] | None:
-        """Return the first option that matters and differs from an old run's, with its value now and then, or None."""
+        """Return the first relevant option that differs from an old run's, with its new and old value, or None."""
         sides = (
             (self.choices, old.choices, FREE_CHOICES),
             (dict(flatten(self.values)), dict(flatten(old.values)), FREE),
@@ -164,7 +165,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data without aliases, by which a few lines could stand for more than any memory holds."""
+    """Load plain data and reject aliases, with which a few lines could expand beyond the available memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -173,7 +174,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _walk(node: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Everything at any depth, lists included: its dotted name, its key (None in a list), and itself."""
+    """Yield all nested entries, including those of lists, with dotted name, key (None in a list) and value."""
     if isinstance(node, Mapping):
         parts = [(f"{name}.{key}" if name else str(key), key, value) for key, value in node.items()]
     else:

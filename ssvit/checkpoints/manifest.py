@@ -1,4 +1,4 @@
-"""manifest.json: the step of a checkpoint, what was trained, a sha256 of every file, and one of itself. No torch."""
+"""Read manifest.json: step, training metadata, sha256 of each file, and a checksum of the manifest. No torch."""
 
 import os
 import re
@@ -13,11 +13,11 @@ SCHEMA = 2
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written, or cannot be trusted."""
+    """A checkpoint cannot be written, or failed verification."""
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The verified manifest of the checkpoint in a folder, else CheckpointError."""
+    """Return the verified manifest of a checkpoint folder; raise CheckpointError if it is missing or damaged."""
     try:
         manifest, _ = read_json(path / "manifest.json")
         if manifest["seal"] != seal(manifest):
@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError
         if isinstance(manifest["step"], bool) or not isinstance(manifest["step"], int) or manifest["step"] < 0:
             raise ValueError
-        for name in ("encoder", "view"):  # what becomes a part of a configuration
+        for name in ("encoder", "view"):  # entries that become part of a configuration
             if part := configuration.foreign(manifest.get(name, {})):
                 raise CheckpointError(f"{path}: {name}.{part}: may hold values only; nothing was run")
         return manifest
@@ -41,8 +41,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def steps(run: Path) -> dict[Path, tuple[int, int]]:
-    """Everything in a run's folder that has a checkpoint's name: its step by its verified manifest (else by its name),
-    and by its name. OSError if the folder cannot be listed: it must not be taken for an empty one.
+    """Return the entries of a run folder that have a checkpoint's name, each with two numbers of steps.
+
+    The first is that of the verified manifest (or of the name, if there is none), and the second that of the name.
+    Raises OSError if the folder cannot be listed, since it must not be treated as empty.
     """
     found = {}
     for name in os.listdir(run):
@@ -56,7 +58,7 @@ def steps(run: Path) -> dict[Path, tuple[int, int]]:
 
 
 def complete(run: Path) -> list[Path]:
-    """The checkpoints in a run's folder by their `steps`, the newest last. OSError if the folder cannot be listed."""
+    """Return the checkpoints in a run folder sorted by `steps`, newest last. Raises OSError if it cannot be listed."""
     found = {path: both for path, both in steps(run).items() if path.is_dir()}
-    # Of two of the same step (one is a copy) the one that is named by it comes later.
+    # If two checkpoints have the same step (one is a copy), the one whose name matches its step comes later.
     return sorted(found, key=lambda path: (found[path][0], found[path][0] == found[path][1], path.name))

@@ -1,8 +1,9 @@
-"""A checkpoint in parts: each process writes what it holds of a sharded model, while training goes on.
+"""Write sharded checkpoints in the background: each process writes its shards while training continues.
 
-torch.distributed.checkpoint says who writes what, from a copy in the host's memory. A part is a safetensors file with
-the layout of torch's HuggingFaceStorageWriter: its header says where in the whole tensors the pieces lie. The manifest
-comes last, so a process that dies before leaves no checkpoint, and the ones before it stay.
+torch.distributed.checkpoint plans the shards of each process and copies them to host memory. A part is a safetensors
+file with the layout of torch's HuggingFaceStorageWriter: its header contains the offsets of the shards in the full
+tensors. The manifest is written last, so that a process that is killed leaves earlier checkpoints unchanged and no
+incomplete one.
 """
 
 import json
@@ -26,13 +27,13 @@ from ssvit.checkpoints.manifest import CheckpointError
 
 
 class Saving:
-    """A checkpoint that is being written."""
+    """A sharded checkpoint that is being written."""
 
     def __init__(self, future: "Future[Metadata]") -> None:
         self._future = future
 
     def wait(self) -> None:
-        """Wait until it is complete. CheckpointError in all processes if one could not write its part."""
+        """Wait until it is complete; raise CheckpointError in all processes if one of them could not write its part."""
         try:
             self._future.result()
         except CheckpointException as error:
@@ -47,9 +48,19 @@ def save(
     facts: Mapping[str, object],
     group: ProcessGroup | None,
 ) -> Saving:
-    """Begin to write step_<step>/ in `folder`; all processes call it. Later changes of the states do not matter.
+    """Start writing a sharded checkpoint in the background.
 
-    states: as for `storage.save`, of tensors that may be sharded. group: the processes, by gloo, for nothing else.
+    All processes must call this function. The states are copied before it returns, so they may change afterwards.
+
+    Args:
+        folder: The run folder.
+        step: Number of complete updates.
+        states: As for `storage.save`, with tensors that may be sharded.
+        facts: Entries of the manifest.
+        group: A gloo process group that is used for nothing else.
+
+    Returns:
+        The checkpoint that is being written.
     """
     flat = {f"{state}/{name}": tensor for state, tensors in states.items() for name, tensor in tensors.items()}
     writer = _Writer(storage.Pending(folder, step, facts))

@@ -1,6 +1,6 @@
-"""The folder of a run: who may write in it, and whether a command may go on with what is there. No torch.
+"""Lock a run's folder, and check whether a command may continue the run in it. No torch.
 
-outputs/<name>/ holds config.yaml, metrics.jsonl, TensorBoard's event files, the pictures and step_*/ (checkpoints).
+outputs/<name>/ contains config.yaml, metrics.jsonl, TensorBoard's event files, figures and checkpoints (step_*/).
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.options import OptionError, UserError, flag
 
-# Files in the folder of a run that has not begun.
+# Files in the folder of a run that has not started.
 _UNBEGUN = {"lock", "config.yaml", ".config.yaml.part"}
-_LONGEST = 200  # bytes of a name: file systems take 255, and files beside it have longer ones
+_LONGEST = 200  # maximum bytes of a name: file systems allow 255, and derived file names are longer
 
 
 class RunError(UserError):
@@ -24,15 +24,15 @@ class RunError(UserError):
 
 
 def reported_run(folder: Path) -> Path:
-    """Return the folder of the run that a comparison reports first, or the folder of a single run itself."""
+    """Return the folder of the first pre-trained run of a comparison, or the folder itself for a single run."""
     runs = folder.glob("pretrained_seed*")
     return min(runs, key=lambda run: (len(run.name), run.name), default=folder)  # seed 9 before seed 10
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, each with its "step"; none where there is no file.
+    """Return the rows of a run's metrics.jsonl, each with its "step"; empty if there is no file.
 
-    A line that a killed process left incomplete is passed over. UserError if the file cannot be read.
+    Incomplete lines, written by a killed process, are skipped. Raises UserError if the file cannot be read.
     """
     found = []
     path = folder / "metrics.jsonl"
@@ -46,15 +46,22 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             row = json.loads(line)
-            row["step"] + 0  # a number, or it is no row
+            row["step"] + 0  # raises TypeError if the step is not a number
             found.append(row)
     return found
 
 
 class RunFolder:
-    """A run's folder, locked by one process from `open` to the end of the `with` block.
+    """Lock a run's folder for one process, from `open` to the end of the `with` block.
 
-    A folder that `open` created is removed if the block fails before anything else is written there.
+    A folder that `open` created is removed if the block fails before anything else is written to it.
+
+    Args:
+        outputs: Folder of all runs.
+        name: Name of the run.
+
+    Raises:
+        OptionError: One of the arguments is not a valid name.
     """
 
     def __init__(self, outputs: str, name: str | None) -> None:
@@ -76,23 +83,28 @@ class RunFolder:
             return
         if error[0] is not None and self._created and not {entry.name for entry in self.path.iterdir()} - _UNBEGUN:
             shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another run has written there
+            with contextlib.suppress(OSError):  # another run has written to the folder
                 for parent in self._created[1:]:
                     parent.rmdir()
-        self._lock.truncate(0)  # it names the process that holds the folder, and none does from now on
+        self._lock.truncate(0)  # removes the id of this process
         self._lock.close()
 
     def open(self, config: Configuration, *, overwrite: bool) -> None:
-        """Take the folder for the run that `config` describes, and keep it there as config.yaml.
+        """Lock the folder for the run that a configuration describes, and store the configuration as config.yaml.
 
-        OptionError if `overwrite` is no flag. RunError if another process has the folder, or if it holds a run that
-        was configured otherwise, or something that is no run.
+        Args:
+            config: Configuration of the run.
+            overwrite: Whether to delete an existing run.
+
+        Raises:
+            OptionError: `overwrite` is not a flag.
+            RunError: Another process uses the folder, or it contains a run with other options or files of another kind.
         """
         flag("overwrite", overwrite)
         try:
-            # Others' programs have files of the name config.yaml too.
+            # Other programs also write files named config.yaml.
             is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or self._is_configured()
-            # A run that ended before it stored its configuration leaves only these.
+            # These are the only files of a run that ended before its configuration was stored.
             unfinished = _UNBEGUN - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
                 raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
@@ -104,7 +116,7 @@ class RunFolder:
             raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
         if overwrite:
             self._clear()
-        # A command that failed before it trained leaves a configuration alone: the next one replaces it.
+        # A command that failed before training has stored only a configuration, which is replaced.
         if self._stored.exists() and self._holds("metrics.jsonl", "*step_*", "*/config.yaml"):
             self._refuse_difference(config)
         else:
@@ -146,7 +158,7 @@ class RunFolder:
         return any(any(self.path.glob(pattern)) for pattern in patterns)
 
     def _clear(self) -> None:
-        # The configuration last: as long as it is there, the folder is known as a run's.
+        # The configuration is deleted last, since it identifies the folder as that of a run.
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
             if entry.is_dir():
                 shutil.rmtree(entry)

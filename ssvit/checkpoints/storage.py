@@ -1,11 +1,11 @@
-"""Checkpoints: each is there whole or not at all, describes itself, and cannot run code.
+"""Write and read checkpoints, which are written atomically, are self-describing and contain no code.
 
-step_00000500/ holds model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json: the step, the
-encoder's arguments ("backbone" names its module, if that is not encoder), what the run is bound to, versions, and the
-sha256 of each file. It is written as a hidden folder, synchronised to disk and renamed; the newest three are kept, and
-older ones get a hidden name before they are deleted; best/ is one of them under a second name. So it is whole wherever
-a process may die. While a sharded run goes on, part_00000.safetensors, … hold what each process has of all states; see
-`parts`.
+step_00000500/ contains model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json: the step,
+the encoder's arguments ("backbone" is the name of its module, if not encoder), the identity of the run, versions, and
+the sha256 of each file. A checkpoint is written to a hidden folder, synchronised to disk and renamed, so that it is
+complete at whatever point a process is killed. The newest three are kept; older ones are renamed to a hidden name
+before they are deleted; best/ is a second name of one of them. While a sharded run continues, part_00000.safetensors, …
+contain the shards of each process; see `parts`.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
 
 KEPT = 3
-PLACES = "DCP_SHARDING_INFO"  # in the header of a part: where its pieces lie, as torch's own writer has it
-# As the format orders them, the last ones first.
+PLACES = "DCP_SHARDING_INFO"  # header entry of a part with the offsets of its shards, as written by torch
+# safetensors stores tensors in the reverse of this order.
 _NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
     torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
@@ -37,9 +37,14 @@ _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
 class Pending:
-    """A checkpoint step_<step>/ of a run's folder while it is written, in a hidden folder beside its place.
+    """A checkpoint step_<step>/ of a run that is being written, in a hidden folder of the run folder.
 
-    CheckpointError if the disk refuses; then the checkpoints before it are unchanged.
+    The methods raise CheckpointError if a file cannot be written; earlier checkpoints are then unchanged.
+
+    Args:
+        folder: The run folder.
+        step: Number of complete updates.
+        facts: Entries of the manifest.
     """
 
     def __init__(self, folder: Path, step: int, facts: Mapping[str, object]) -> None:
@@ -48,18 +53,34 @@ class Pending:
         self._part = folder / f".{self._target.name}.part"
 
     def begin(self) -> None:
-        """Make the folder, anew."""
+        """Create an empty hidden folder."""
         with self._naming():
             remove(self._part)
             self._part.mkdir()
 
     def add(self, file: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> str:
-        """Write a file; returns its sha256."""
+        """Write a file.
+
+        Args:
+            file: Name of the file.
+            tensors: The tensors by name.
+            notes: Texts for the file's header, by name.
+
+        Returns:
+            The sha256 of the file.
+        """
         with self._naming():
             return write_tensors(self._part / file, tensors, notes)
 
     def complete(self, sums: Mapping[str, str]) -> Path:
-        """Write the manifest, with the files' checksums, and move the folder to its place; set aside what is there."""
+        """Write the manifest with the files' checksums, and rename the folder to its final name.
+
+        Args:
+            sums: sha256 of each file by name.
+
+        Returns:
+            The folder of the checkpoint. An existing entry of this name is renamed.
+        """
         with self._naming():
             versions = {name: version(name) for name in ("torch", "safetensors")}
             manifest = {"schema": SCHEMA, "step": self.step, **self._facts, "versions": versions, "sha256": dict(sums)}
@@ -73,7 +94,7 @@ class Pending:
         return self._target
 
     def drop(self) -> None:
-        """Delete what has been written."""
+        """Delete the hidden folder."""
         remove(self._part)
 
     @contextlib.contextmanager
@@ -88,10 +109,19 @@ class Pending:
 
 
 def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> Path:
-    """Write step_<step>/ in `folder`: one file for each of `states`, {"model": {name: tensor}, …}, and the manifest.
+    """Write the checkpoint step_<step>/ with one file for each state. An existing entry of this name is renamed.
 
-    Anything in its place is set aside. CheckpointError if a weight is not finite or the disk refuses; then the
-    checkpoints before it are unchanged.
+    Args:
+        folder: The run folder.
+        step: Number of complete updates.
+        states: The states, {"model": {name: tensor}, …}.
+        facts: Entries of the manifest.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: A weight is not finite, or a file cannot be written. Earlier checkpoints are unchanged.
     """
     for name, state in states.items():
         check_finite(step, name, state)
@@ -105,16 +135,25 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
 
 
 def check_finite(step: int, name: str, state: Mapping[str, Tensor]) -> None:
-    """CheckpointError if a weight of a state is not finite."""
+    """Raise CheckpointError if a tensor of a state is not finite.
+
+    Args:
+        step: Step of the checkpoint, for the message.
+        name: Name of the state, for the message.
+        state: The tensors by name.
+    """
     for key, tensor in state.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise CheckpointError(f"step {step}: {key} of the {name} is not finite; nothing was saved")
 
 
 def merge(checkpoint: Checkpoint) -> Checkpoint:
-    """Make one file for each state of a checkpoint in parts; it is whole wherever the process may die.
+    """Merge the parts of a sharded checkpoint into one file for each state.
 
-    CheckpointError if it is damaged, or cannot be written.
+    If the process is killed at any point, the checkpoint remains readable.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or a file cannot be written.
     """
     if not is_in_parts(checkpoint):
         return checkpoint
@@ -133,7 +172,7 @@ def merge(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def is_in_parts(checkpoint: Checkpoint) -> bool:
-    """Whether each process of a sharded run has written its part, so that no file holds the whole weights."""
+    """Return whether a checkpoint consists of the parts that the processes of a sharded run have written."""
     return checkpoint.foreign is None and "model.safetensors" not in checkpoint.facts["sha256"]
 
 
@@ -142,8 +181,8 @@ def _files(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Mapping[str,
 
 
 def _delete_old(folder: Path) -> None:
-    """Delete all checkpoints but the newest, renamed durably first, so that no half of one is taken for one."""
-    with contextlib.suppress(OSError):  # they are deleted after the next one
+    """Delete all but the newest checkpoints, renamed durably first: a half-deleted one must not look complete."""
+    with contextlib.suppress(OSError):  # a later call deletes them
         hidden = []
         for old in complete(folder)[:-KEPT]:
             hidden.append(old.with_name(f".{old.name}.old"))
@@ -155,9 +194,10 @@ def _delete_old(folder: Path) -> None:
 
 
 def link(path: Path, target: Path) -> None:
-    """Give a checkpoint a second folder, by links to its files, in place of what is there. CheckpointError if refused.
+    """Hard-link a checkpoint to a second folder, which is replaced; files are copied if the disk has no hard links.
 
-    Where a disk has no links, its files are copied.
+    Raises:
+        CheckpointError: The folder cannot be written.
     """
     try:
         with replaced_folder(target) as part:
@@ -171,7 +211,7 @@ def link(path: Path, target: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename what is in the place of a checkpoint."""
+    """Rename an entry that occupies the name of a checkpoint."""
     aside, number = path.with_name(f"aside_{path.name}"), 1
     while os.path.lexists(aside):
         number += 1
@@ -180,10 +220,19 @@ def _set_aside(path: Path) -> None:
 
 
 def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Tensor]]:
-    """The verified states of a checkpoint, {"model": {name: tensor}, …}. CheckpointError names a damaged file.
+    """Read and verify the states of a checkpoint.
 
-    without: a state that is not read. Each file is read once, so that what was verified is what is returned. A foreign
-    file has the state of an encoder alone.
+    Each file is read once, so that the returned bytes are exactly those that were verified.
+
+    Args:
+        checkpoint: The checkpoint. A foreign file has only the state "model", with the encoder.
+        without: Name of a state that is not read.
+
+    Returns:
+        The states, {"model": {name: tensor}, …}.
+
+    Raises:
+        CheckpointError: A file is damaged or cannot be read.
     """
     if checkpoint.foreign:
         return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign.weights().items()}}
@@ -220,7 +269,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
 
 
 def _assembled(checkpoint: Checkpoint, name: str, pieces: Sequence[tuple[tuple[slice, ...], Tensor]]) -> Tensor:
-    """A tensor from its pieces, each with its place."""
+    """Assemble a tensor from its shards and their slices."""
     shape = [max(one.stop for one in dimension) for dimension in zip(*(place for place, _ in pieces), strict=False)]
     if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
         raise CheckpointError(f"{checkpoint.path}: its parts of {name} do not make a whole")
@@ -231,11 +280,16 @@ def _assembled(checkpoint: Checkpoint, name: str, pieces: Sequence[tuple[tuple[s
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[str, dict[str, Tensor]]] | None:
-    """The newest usable checkpoint in a run's folder and its states, or None if there has been no checkpoint.
+    """Return the newest usable checkpoint of a run folder and its states; None if the folder contains no checkpoint.
 
-    Leftovers of interrupted writing and deleting are removed, and what cannot be used is skipped with a warning.
-    CheckpointError if there are checkpoints and none is usable, since starting anew would lose what the user believes
-    to have, or if the folder cannot be read.
+    Remains of interrupted writing and deleting are removed, and unusable checkpoints are skipped with a warning.
+
+    Args:
+        folder: The run folder.
+        warn: Function that prints a line.
+
+    Raises:
+        CheckpointError: No checkpoint is usable (starting again would lose the training), or the folder cannot be read.
     """
     try:
         for name in os.listdir(folder):
@@ -266,7 +320,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
 
 
 def set_aside_after(folder: Path, step: int) -> None:
-    """Rename what is beyond `step` by its name or its manifest: a continued run will write there again."""
+    """Rename checkpoints beyond a step by their name or manifest, since a continued run writes there again."""
     try:
         for path, found in steps(folder).items():
             if max(found) > step:
@@ -294,13 +348,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
 
 
 def metadata(data: bytes) -> dict[str, str]:
-    """The texts in the header of a file's content."""
+    """Return the texts in the header of a safetensors file from its content."""
     length = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + length]).get("__metadata__", {})
 
 
 def _parts(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
-    """The file's content in pieces."""
+    """Yield the content of a safetensors file in pieces."""
     ordered = sorted(tensors, key=lambda name: (-_ORDER[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
     end = 0

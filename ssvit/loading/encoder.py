@@ -1,4 +1,4 @@
-"""Encoders and classifiers that are built from a checkpoint, or from a file of another project's weights."""
+"""Build encoders and classifiers from a checkpoint, or from a file of foreign weights."""
 
 from collections.abc import Mapping
 
@@ -20,9 +20,10 @@ from ssvit.processes import is_main_process
 
 
 def load_encoder(options: LoadEncoder) -> Encoder:
-    """The encoder of a checkpoint (with averaged weights, if there are any) in eval mode.
+    """Load the encoder of a checkpoint in eval mode, with averaged weights if the checkpoint contains them.
 
-    CheckpointError unless the tensors are exactly those of the encoder.
+    Raises:
+        CheckpointError: The checkpoint is damaged, or its tensors are not exactly those of the encoder.
     """
     checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
@@ -50,19 +51,26 @@ def load_encoder(options: LoadEncoder) -> Encoder:
 
 
 def load_layers(options: LoadLayers) -> ViT | None:
-    """The encoder of a checkpoint up to a layer, and its last norm; None without a path. Errors: see `load_encoder`."""
+    """Load the encoder of a checkpoint up to a layer, with its final norm; return None without a path.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or its tensors are not exactly those of the encoder.
+    """
     if options.path is None:
         return None
     encoder = load_encoder(LoadEncoder(path=options.path, announce=True))
-    assert isinstance(encoder, ViT)  # as `LoadLayers` has checked
+    assert isinstance(encoder, ViT)  # checked by `LoadLayers`
     encoder.blocks = encoder.blocks[: options.layer]
     return encoder
 
 
 def load_classifier(options: LoadEncoder) -> Classify:
-    """The classifier of a fine-tuning or supervised checkpoint in eval mode; CheckpointError if it has none.
+    """Load the classifier of a fine-tuning or supervised checkpoint in eval mode.
 
-    Called on images (b, c, h, w) it gives logits (b, k).
+    It maps images (b, c, h, w) to logits (b, k).
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or contains no classifier.
     """
     checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
@@ -81,13 +89,13 @@ def load_classifier(options: LoadEncoder) -> Classify:
 
 
 def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    """The averaged weights, if there are any, else the weights; LoRA's matrices merged into those that they change."""
+    """Return the averaged weights if available, otherwise the weights; LoRA matrices are merged into them."""
     weights = states.get("ema", states["model"])
     return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
 
 
 def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
-    """An encoder with the same weights and other options, itself if none differs."""
+    """Return an encoder with the same weights and other options; the encoder itself if no option differs."""
     if all(trained.arguments.get(name) == value for name, value in options.changes.items()):
         return trained
     encoder = of(trained.arguments | options.changes).build()
@@ -96,7 +104,7 @@ def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
-    """Load the tensors with a prefix, strictly; returns their names."""
+    """Load the tensors with a prefix strictly, and return their names."""
     names = {name for name in weights if name.startswith(prefix)}
     module.load_state_dict({name.removeprefix(prefix): weights[name] for name in names})
     return names

@@ -1,4 +1,4 @@
-"""The options of what is loaded from a checkpoint."""
+"""Define the options of encoders and classifiers that are loaded from a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,34 +21,34 @@ from ssvit.options import OptionError, pair
 
 
 class LoadEncoder(ForeignEncoder):
-    """The encoder of a checkpoint; options that do not change its weights may have other values. None: its own."""
+    """Encoder of a checkpoint. Options that do not affect its weights can be changed; None: those of the checkpoint."""
 
     is_function: ClassVar[bool] = True
 
     path: str | Path
     """The folder of the checkpoint, or a file of foreign weights."""
     resize: Resize = "paper"
-    """How its positions are resized for another image size: paper, as the authors' code does, or timm."""
+    """How position embeddings are resized for another image size: paper (as in the authors' code) or timm."""
     announce: bool = False
     """Whether to print what was loaded."""
     image_size: int | Sequence[int] | None = None
     """Pixels of an image's side, or [height, width]. None, here and below: the checkpoint's."""
     pooling: str | None = None
-    """What an image's vector is: class_token or patch_mean."""
+    """Pooling of the features of an image: class_token or patch_mean."""
     dropout: float | None = None
-    """Dropout in training: see `ssvit.models.vit_options.ViT`, as for the next three."""
+    """Dropout in training, as the next three options; see `ssvit.models.vit_options.ViT`."""
     attention_dropout: float | None = None
     """Dropout of the attention weights."""
     stochastic_depth: float | None = None
-    """Rate at which the last layer is left out in training."""
+    """Probability of skipping the last layer in training."""
     activation_checkpointing: bool | None = None
-    """In training compute each layer once more for its gradients: less memory, more time."""
+    """Recompute each layer in the backward pass: less memory, more time."""
     model: str | None = None
-    """The name in timm of the model of which a foreign file is. None: a ViT, known by its tensors."""
+    """Name in timm of the model of a foreign file. None: a ViT, identified by its tensors."""
     arguments: Mapping[str, object] | None = None
     """Keyword arguments of timm's model."""
     patch_size: int | Sequence[int] | None = None
-    """Must be the checkpoint's, as the next two: it is here for the options that refer to it."""
+    """Must be the checkpoint's, as for the next two options; other options refer to it."""
     width: int | None = None
     """Must be the checkpoint's."""
     channels: int | None = None
@@ -56,15 +56,15 @@ class LoadEncoder(ForeignEncoder):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The options of the encoder that are given."""
+        """Return the options of the encoder that are set."""
         return {name: value for name, value in vars(self).items() if name in CHANGEABLE and value is not None}
 
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint. OptionError, CheckpointError or ForeignError if there is none."""
+        """Open the checkpoint; raise OptionError, CheckpointError or ForeignError if there is none."""
         return open_checkpoint(self.path, vars(self))
 
     def loaded(self) -> Normalized:
-        """Return the options of the encoder. OptionError or CheckpointError unless they fit the checkpoint."""
+        """Return the options of the encoder; raise OptionError or CheckpointError unless they match the checkpoint."""
         trained = self.checkpoint().encoder
         for name in ("patch_size", "width", "channels"):
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
@@ -78,9 +78,9 @@ class LoadLayers(Options):
     is_function: ClassVar[bool] = True
 
     path: str | Path | None
-    """As of `LoadEncoder`; None for no encoder."""
+    """As in `LoadEncoder`; None for no encoder."""
     layer: Count | None = None
-    """The last of them, 1 for the first."""
+    """Number of the last of these layers, from 1; None: all layers."""
 
     @model_validator(mode="after")
     def _check_layer(self) -> Self:
@@ -93,14 +93,14 @@ class LoadLayers(Options):
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint, if there is to be one."""
+        """Return the checkpoint; None if there is no path."""
         try:
             return None if self.path is None else open_checkpoint(self.path)
         except OptionError as error:
             raise OptionError("path", self.path, error.right) from None
 
     def check(self, run: Run) -> None:
-        """Check that the encoder has patches of the same size."""
+        """Check that both encoders have the same patch size and number of channels."""
         if self.checkpoint is None or not isinstance(run.encoder, ViT):
             return
         vits = run.encoder, vit(self.checkpoint.encoder)
@@ -126,7 +126,7 @@ class LoadClassifier(LoadEncoder):
         return self
 
     def check(self, run: Run) -> None:
-        """Check that it takes the images of the encoder, as a teacher must."""
+        """Check that the classifier accepts the images of the encoder, as a teacher must."""
         if not isinstance(run.encoder, Normalized):
             return
         vits = run.encoder, of(self.checkpoint().encoder)
@@ -136,7 +136,7 @@ class LoadClassifier(LoadEncoder):
 
 
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
-    """The options of a checkpoint's evaluation transform. CheckpointError if its manifest has others."""
+    """Return the options of a checkpoint's evaluation transform; raise CheckpointError if its manifest is invalid."""
     try:
         return CenterCrop(**(checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]}))
     except OptionError as error:
@@ -144,7 +144,7 @@ def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
 
 
 def pixel_format(checkpoint: Checkpoint) -> PixelFormat:
-    """What a checkpoint's encoder takes of image files. CheckpointError if its manifest has what cannot be."""
+    """Return the pixel format of a checkpoint's encoder; raise CheckpointError if its manifest is invalid."""
     try:
         return PixelFormat(channels=checkpoint.encoder["channels"], range=checkpoint.facts.get("range"))
     except OptionError as error:

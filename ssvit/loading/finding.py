@@ -1,4 +1,4 @@
-"""Which checkpoint a user means: one of ours, or a file of another project's weights. No torch."""
+"""Find the checkpoint that a user requests: one of ssvit, or a file of foreign weights. No torch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,20 +11,20 @@ from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
 from ssvit.options import OptionError, UserError, within
 
 NEWEST = "newest"
-_SHOWN = 3  # runs that are named beside the newest
+_SHOWN = 3  # runs that are listed in addition to the newest
 
 
 def open_checkpoint(path: str | Path, options: Mapping[str, object] | None = None) -> Checkpoint:
-    """Return the checkpoint at a path: its folder, or that of its run, for the newest in it; or a foreign file.
+    """Open the checkpoint at a path: its folder, the folder of its run (for the newest), or a foreign file.
 
     Args:
-        path: A foreign file may also lie on the Hugging Face Hub, hf://OWNER/NAME.
+        path: The path, or hf://OWNER/NAME for foreign weights on the Hugging Face Hub.
         options: As for `ssvit.exchange.reading.read`.
 
     Raises:
-        OptionError: There is no checkpoint, or an option must be given, or cannot be.
-        CheckpointError: It is damaged.
-        ForeignError: The layout of the file is not known.
+        OptionError: There is no checkpoint, or an option is required or not permitted.
+        CheckpointError: The checkpoint is damaged.
+        ForeignError: The layout of the file is unknown.
     """
     path = _locate(path)
     given = {name: options[name] for name in FOREIGN_OPTIONS if options and options.get(name) is not None}
@@ -38,7 +38,7 @@ def open_checkpoint(path: str | Path, options: Mapping[str, object] | None = Non
 
 
 def name_of(path: Path) -> str:
-    """The name of the run of a checkpoint's folder; of a foreign file that of its repository, or its own."""
+    """Return the name of a checkpoint's run, or of a foreign file or its repository."""
     if path.is_dir():
         return path.parent.name
 
@@ -50,22 +50,31 @@ def name_of(path: Path) -> str:
 def find(
     which: str, *, outputs: str, stage: str, say: Callable[[str], None], options: Mapping[str, object] | None = None
 ) -> Checkpoint:
-    """The checkpoint that a user means by the option checkpoint=`which`.
+    """Find the checkpoint of the option checkpoint=`which`.
 
-    which: as for `open_checkpoint`; or newest, for the finished run of that stage under `outputs` that was written
-    last: then `say` gets a line on which that is, and what else there is. OptionError if there is none.
+    Args:
+        which: As for `open_checkpoint`; or newest, for the finished run of a stage that was written last.
+        outputs: Folder of all runs.
+        stage: Stage of the run for newest: pretrain or finetune.
+        say: Called with a line that names the newest run and other runs.
+        options: As for `open_checkpoint`.
+
+    Raises:
+        OptionError: There is no checkpoint at the path.
+        UserError: No run is finished.
     """
     if which == NEWEST and outputs in (None, "", "null"):
         raise OptionError("outputs", outputs, "must be the folder of all runs")
     path = _newest(Path(outputs), stage, say) if which == NEWEST else _locate(which)
-    with within("encoder"):  # the group of `options`
+    with within("encoder"):  # group that contains `options`
         return open_checkpoint(path, options)
 
 
 def _locate(given: str | Path) -> Path:
-    """Return the folder of the checkpoint at a path, or the foreign file, fetched if need be.
+    """Return the folder of the checkpoint at a path, or the foreign file, which is downloaded if necessary.
 
-    OptionError if there is no checkpoint.
+    Raises:
+        OptionError: There is no checkpoint.
     """
     path = Path(str(given))
     if str(given).startswith(HUB):
@@ -90,16 +99,16 @@ def _locate(given: str | Path) -> Path:
 
 
 class _Run(NamedTuple):
-    """A run that checkpoint=newest may mean."""
+    """A candidate for checkpoint=newest."""
 
     written: float
-    path: Path  # of its newest checkpoint
-    rank: int  # 0 for a result, 1 if it began with random weights, 2 if it is never meant
+    path: Path  # folder of its newest checkpoint
+    rank: int  # 0 for a result, 1 if trained from random weights, 2 if never selected
     remark: str
 
 
 def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
-    """The runs of a stage; what is damaged, or no run of ours, is left out."""
+    """Yield the runs of a stage; damaged runs and other files are skipped."""
     for file in outputs.rglob("config.yaml"):
         try:
             path = manifest.complete(file.parent)[-1]
@@ -124,6 +133,7 @@ def _runs(outputs: Path, stage: str) -> Iterator[_Run]:
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
+    """Return the newest checkpoint of the last finished run of a stage, and report it with `say`."""
     kind = "pre-training" if stage == PRETRAIN else "fine-tuning"
     runs = sorted(sorted(_runs(outputs, stage), reverse=True), key=lambda run: run.rank)
     if not runs:

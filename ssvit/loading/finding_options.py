@@ -1,4 +1,4 @@
-"""The options by which a command finds a checkpoint."""
+"""Define the options by which a command finds a checkpoint."""
 
 from ssvit.config.declaration import Name, Options, Runs
 

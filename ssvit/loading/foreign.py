@@ -1,4 +1,4 @@
-"""A file of another project's weights as a checkpoint. Imported when there is such a file. No torch."""
+"""Open a file of foreign weights as a checkpoint. Imported only if there is such a file. No torch."""
 
 import json
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from ssvit.exchange import files, reading, timm_model
 
 
 def open_file(path: Path, options: Mapping[str, object]) -> Checkpoint:
-    """Return a file with the facts that a manifest of ours would have, read once for each version of it.
+    """Return a foreign file with the entries of a manifest; the result is cached for each version of the file.
 
     Args:
         path: The file.
         options: Some of `ssvit.exchange.reading_options.FOREIGN_OPTIONS`.
 
     Raises:
-        OptionError: An option must be given, or cannot be.
-        ForeignError: The layout of the file is not known.
+        OptionError: An option is required or not permitted.
+        ForeignError: The layout of the file is unknown.
     """
     return _opened(path, _version(path), json.dumps(options, default=list))
 
@@ -35,6 +35,6 @@ def _opened(path: Path, version: tuple[object, ...], options: str) -> Checkpoint
 
 
 def _version(path: Path) -> tuple[Any, ...]:
-    """What changes with a file, or with those beside it that describe it."""
+    """Return names, sizes and times of a file and of the JSON files next to it, which describe it."""
     described = [(file.name, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in described)
