@@ -1,7 +1,7 @@
-"""The choices of groups of options that are declared in Python, each next to the options that it has. No Hydra.
+"""Declare the choices of groups of options in Python, next to the options of each choice. No Hydra.
 
 A choice such as objective=mae is the name of a class of options. A YAML file of that name is needed only for settings
-that the class cannot declare: other values of the same class, or values of many groups.
+that the class cannot declare: other values of the same class, or values of several groups.
 """
 
 import importlib
@@ -23,8 +23,10 @@ class Choice:
     """A choice of a group of options.
 
     Attributes:
-        options: The class of its options. It describes the part of the same name in the module next to its own.
-        also: What it chooses in other groups, such as {"/target": "mean_color"}.
+        group: The group, such as objective.
+        name: Name of the choice, such as mae.
+        options: Class of its options, which describes the part of the same name in the module next to it.
+        also: Choices that it makes in other groups, such as {"/target": "mean_color"}.
         sets: Options of other groups that it sets, such as {"encoder": {"pooling": "patch_mean"}}.
     """
 
@@ -36,12 +38,12 @@ class Choice:
 
     @property
     def part(self) -> str:
-        """The dotted name of the part that is built."""
+        """Return the dotted name of the part that is built."""
         return self.options.part_name()
 
     @property
     def node(self) -> dict[str, Any]:
-        """The node that Hydra composes."""
+        """Return the node that Hydra composes."""
         options: dict[str, Any] = {"_target_": self.part}
         group = _group(self.group)
         if key := self.name if group.several else group.key:
@@ -54,7 +56,7 @@ class Choice:
 
     @property
     def package(self) -> str | None:
-        """Where the node is placed: at the root if it sets options of other groups, or else at its group."""
+        """Return where Hydra places the node: at the root if it sets options of other groups; None for its group."""
         return "_global_" if self.sets or self.also else None
 
 
@@ -69,8 +71,8 @@ def choice(
 
     Args:
         group: The group, such as objective.
-        name: The name by which it is chosen, such as mae.
-        also: What it chooses in other groups.
+        name: Name of the choice, such as mae.
+        also: Choices that it makes in other groups.
         sets: Options of other groups that it sets.
     """
 
@@ -82,22 +84,22 @@ def choice(
 
 
 def declare_files(group: str, folder: Path) -> None:
-    """Declare the parts of a user's own that the files of a folder name as choices of a group, each by its file's name.
+    """Declare a user's parts, which the YAML files in a folder name, as choices of a group with the names of the files.
 
-    A checkpoint names the class of its encoder by the choice; a file may also have other options of a declared class.
+    A checkpoint identifies the class of its encoder by its choice; a file may also set options of a declared class.
     """
     for file in sorted(folder.glob("*.yaml")):
         try:
             content = yaml.safe_load(file.read_text())
         except (OSError, ValueError, yaml.YAMLError):
-            continue  # which choosing the file reports
+            continue  # reported when the file is chosen
         options = find(str(content.get("_target_", ""))) if isinstance(content, Mapping) else None
         if options and not options.__module__.startswith("ssvit.") and name_of(group, options) is None:
             choice(group, file.stem)(options)
 
 
 def name_of(group: str, options: type[Options]) -> str | None:
-    """Return the name of the choice that a class of options is in a group; None if it is not declared."""
+    """Return the name of the choice of a group that has a class of options; None if it is not declared."""
     return next((name for (of, name), choice in _CHOICES.items() if of == group and choice.options is options), None)
 
 
@@ -106,21 +108,21 @@ def _group(name: str) -> Group:
 
 
 def is_group(name: str) -> bool:
-    """Whether choices of a group of this name are declared."""
+    """Return whether choices of a group of this name are declared."""
     return _group(name).package is not None or any(group == name for group, _ in _CHOICES)
 
 
 def declared(group: str) -> Iterator[Choice]:
-    """The declared choices of a group: those of ssvit, and those in modules that were imported."""
+    """Return the declared choices of a group: those of ssvit and those of imported modules."""
     if package := _group(group).package:
         import_options(package)
     return (choice for choice in _CHOICES.values() if choice.group == group)
 
 
 def lookup(group: str, name: str) -> Choice | None:
-    """Return the choice of a group that has a name, or None.
+    """Return the choice of a group with a name; None if there is none.
 
-    Modules that declare options are imported until one declares it, that of the name NAME_options first.
+    Modules that declare options are imported until one declares it, NAME_options first.
     """
     if (group, name) not in _CHOICES and (package := _group(group).package):
         for module in sorted(_modules(package), key=lambda module: not module.endswith(f".{name}_options")):
@@ -132,7 +134,7 @@ def lookup(group: str, name: str) -> Choice | None:
 
 @cache
 def import_options(package: str) -> None:
-    """Import the modules of a package that declare options, which are named *_options. ImportError if there is none."""
+    """Import the modules *_options of a package, which declare options; raise ImportError if it does not exist."""
     for module in _modules(package):
         importlib.import_module(module)
 

@@ -1,6 +1,6 @@
-"""How every command starts, from the command line or from Python: its options are composed, and failures are one line.
+"""Run commands from the command line or from Python: compose the options and report failures in one line.
 
-Status: 0 done, 1 failed, 2 the configuration is wrong, 130 and 143 stopped by Ctrl-C and SIGTERM.
+Exit status: 0 success, 1 failure, 2 invalid configuration, 130 and 143 stopped by Ctrl-C and SIGTERM.
 """
 
 import io
@@ -24,34 +24,34 @@ _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 
 
 class Results(Protocol):
-    """The results of the jobs of a sweep (-m)."""
+    """Interface of the collected results of a sweep (-m)."""
 
     def add(self, config: Config, folder: Path) -> float | None:
-        """Add the job of a configuration by the folder that it left; return its value for a sweeper that searches."""
+        """Add the run in a folder, and return its objective value for sweepers such as Optuna."""
 
     def table(self) -> str:
-        """Return the table of all jobs, "" if there are none."""
+        """Return the table of all runs; "" if there are none."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: it composes its options, with configs/<name>.yaml if there is one, and calls run(config).
+    """A command with its options, which are composed with configs/<name>.yaml if this file exists.
 
     Attributes:
-        name: The name of the command and of its file in configs/.
-        run: The command itself.
-        options: The class of its options. Those of the parts that it builds are declared by the parts.
-        expansions: For options that stand for others, the dotted names of functions that change the command line. Each
-            is imported and called, in this order, if its option is typed and is not null.
-        before: Called with the command line before composition; it may add options and choices.
-        stand_in: Called in place of a `before` that fails, such as one that finds no checkpoint, where the options are
-            only described.
-        positional: The option, a list, that takes the arguments which are not written as option=value.
-        aliases: What beginnings of options stand for.
-        common: Beginnings of the options that --help shows, all if empty.
-        dry_run: What --dry-run calls in the place of `run`; it returns the completed configuration.
-        results: The dotted name of the class that collects the results of a sweep, if `run` returns a run's folder.
-        prefix: As of `CommandLine`.
+        name: Name of the command and of its file in configs/.
+        run: Function that executes the command.
+        options: Class of its options. The options of its parts are declared by the parts.
+        expansions: For options that are replaced by other options, the dotted names of functions that change the
+            command line. Each is imported and called, in this order, if its option is typed and is not null.
+        before: Called with the command line before composition; may add options and choices.
+        stand_in: Called instead of a failing `before` (for example, without a checkpoint) if the options are only
+            described.
+        positional: Name of the option, a list, that receives arguments not written as option=value.
+        aliases: Replacements of prefixes of options.
+        common: Prefixes of the options that --help shows; all options if empty.
+        dry_run: Called by --dry-run instead of `run`; returns the completed configuration.
+        results: Dotted name of the class that collects the results of a sweep, if `run` returns the folder of a run.
+        prefix: As in `CommandLine`.
     """
 
     name: str
@@ -68,15 +68,15 @@ class Command:
     prefix: str = PYTHON
 
     def main(self, arguments: Sequence[str]) -> None:
-        """Run with these arguments of the command line. A failure is one line, and ends the process."""
-        # A waiting thread that spins takes the core from the one it waits for: up to 12 times slower on a busy machine.
+        """Run the command from the command line; a failure is printed as one line and ends the process."""
+        # Spinning threads occupy cores that working threads need: up to 12 times slower on a busy machine.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # One that sleeps at once is woken late; spinning for some 25 microseconds first costs the others little.
+        # Threads that sleep immediately are woken late; spinning for about 25 microseconds first costs little.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         keep_memory()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a name's characters
+                stream.reconfigure(errors="backslashreplace")  # names may contain other characters
         with in_one_line():
             with _configuration():
                 line = self.line(arguments)
@@ -86,9 +86,14 @@ class Command:
                 self._start(self.compose(line))
 
     def call(self, arguments: Sequence[str], *, config_dir: str | Path | None = None) -> Any:
-        """Run with options as the command line takes them, and return what `run` does. Failure instead of an end.
+        """Run the command from Python; errors are raised as Failure and do not end the process.
 
-        config_dir: a folder of configurations of the user's own. The process's environment stays as it is.
+        Args:
+            arguments: Options as on the command line.
+            config_dir: Folder of the user's configuration files.
+
+        Returns:
+            The result of `run`.
         """
         users = [] if config_dir is None else ["--config-dir", str(config_dir)]
         with _configuration():
@@ -96,9 +101,14 @@ class Command:
         return self._start(self.compose(line))
 
     def line(self, arguments: Sequence[str], *, incomplete: bool = False) -> CommandLine:
-        """The command line of these arguments, with what the command adds to it. UserError for a wrong one.
+        """Return the command line of arguments, including the options that the command adds.
 
-        incomplete: whether options that stand for others may be wrong.
+        Args:
+            arguments: Arguments of the command.
+            incomplete: Whether to ignore errors in options that are replaced by other options.
+
+        Raises:
+            UserError: An argument is invalid.
         """
         line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, prefix=self.prefix)
         for option, function in self.expansions.items():
@@ -110,7 +120,7 @@ class Command:
         return line
 
     def described(self, arguments: Sequence[str]) -> Config:
-        """The configuration that these arguments make, for --help and completion, which need no checkpoint."""
+        """Return the configuration for --help and completion, which do not require a checkpoint."""
         try:
             line = self.line(arguments)
         except UserError:
@@ -118,9 +128,11 @@ class Command:
         return self.compose(line, incomplete=True)
 
     def compose(self, line: CommandLine, *, incomplete: bool = False) -> Config:
-        """The configuration that a command line makes. Failure for a wrong option.
+        """Return the configuration of a command line; raise Failure if an option is invalid.
 
-        incomplete: whether options that have no default may be missing.
+        Args:
+            line: The command line.
+            incomplete: Whether required options may be missing.
         """
         with _configuration():
             return composition.compose(self.name, line, self.options, incomplete=incomplete)
@@ -129,7 +141,7 @@ class Command:
         results: Results | None = locate(self.results)() if self.results else None
 
         def job(config: Config) -> float | None:
-            with in_one_line():  # Hydra would print a failure in its own way
+            with in_one_line():  # Hydra would print a traceback
                 folder = self._start(config)
             return results.add(config, folder) if results else None
 
@@ -138,7 +150,7 @@ class Command:
             print_lines(*table.split("\n"))
 
     def _start(self, config: Config) -> Any:
-        """Call `run` with a composed configuration; Failure for what a user can cause."""
+        """Call `run` with a composed configuration, and convert errors that a user can correct to Failure."""
         end_with_launcher()
         try:
             return self.run(config)
@@ -151,7 +163,7 @@ class Command:
 
 
 def named(config: Config, name: str | None) -> Config:
-    """Return a configuration with the name of its run, to which a job of a sweep (-m) adds the options of its own."""
+    """Return a configuration with the name of its run; a job of a sweep (-m) appends its differing options."""
     if name is not None and not any(option.startswith("name=") for option in config.own):
         name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
     return config.changed({"name": name})
@@ -159,7 +171,7 @@ def named(config: Config, name: str | None) -> Config:
 
 @contextmanager
 def _configuration() -> Iterator[None]:
-    """Make every error of a user that the block raises a Failure with the status of a wrong configuration."""
+    """Convert user errors raised in the block to Failure with the exit status of an invalid configuration."""
     try:
         yield
     except Failure:
@@ -172,7 +184,7 @@ def _configuration() -> Iterator[None]:
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Failures and Ctrl-C in the block end the process with one line."""
+    """End the process with one line of text if the block raises Failure or KeyboardInterrupt."""
     try:
         yield
     except Failure as failure:
@@ -182,7 +194,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def leave(line: str, status: int) -> NoReturn:
-    """Print one line and end the process."""
+    """Print one line to stderr and end the process."""
     sys.stdout.flush()
     print(f"{Path(sys.argv[0]).name}: {printable(line)}", file=sys.stderr)
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""The arguments of one command: the options as typed, and what the command adds to them. No Hydra."""
+"""Parse the arguments of a command, and collect the options that the command adds to them. No Hydra."""
 
 import copy
 import hashlib
@@ -16,34 +16,34 @@ from ssvit.config.choices import declare_files, declared, import_options, is_gro
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 
-Plain = dict[str, Any]  # options as a YAML file holds them: dictionaries, lists, text and numbers
-PYTHON = "ssvit."  # before the name of a command, as a function of Python
+Plain = dict[str, Any]  # options as in a YAML file: dictionaries, lists, strings and numbers
+PYTHON = "ssvit."  # prefix of a command that is called as a Python function
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Within the package where it is installed, beside it in a checkout.
+# The folder is inside the installed package; in a checkout of the repository, it is next to the package.
 CONFIGS = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 _CONFIG_DIR = ("--config-dir", "-cd")
 _PLUGIN = "--plugin"
 _SWEEP = ("--multirun", "-m")
-_HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand it behind option=
-_CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as the name of a dictionary's value
+_HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand ~ after option=
+_CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as a key of a dictionary
 
 
 class CommandLine:
-    """The arguments of a command, for as long as the command runs.
+    """The arguments of a command.
 
     Attributes:
-        aliases: What beginnings of options stand for, such as {"probes=": "probe@probes="}.
-        options: The options as typed, with aliases replaced.
-        positional: The option, a list, that takes the arguments which are neither options nor flags, or None.
-        arguments: Those arguments.
-        plugins: The packages that --plugin names; what their *_options modules declare can be chosen.
-        config_dir: The user's own folder of configurations, which --config-dir names.
-        sweep: Whether there is one run for each combination of values (-m).
-        added: Options that the command adds to those typed.
-        nodes: Choices that exist for this command alone: groups of options by (group, name).
-        brought: The choices that data=pretrained stands for, by group.
-        finish: Returns another `Config` for the composed one; None: it stays as it is.
-        prefix: What stands before the name of a command: "ssvit " or, in Python, "ssvit.".
+        aliases: Replacements of prefixes of options, such as {"probes=": "probe@probes="}.
+        options: The typed options, after replacement of aliases.
+        positional: Name of the option, a list, that receives arguments which are neither options nor flags; or None.
+        arguments: These arguments.
+        plugins: Packages named by --plugin, whose *_options modules declare additional choices.
+        config_dir: Folder of the user's configuration files, named by --config-dir.
+        sweep: Whether to run every combination of values (-m).
+        added: Options that the command adds to the typed ones.
+        nodes: Choices that exist only for this command: groups of options by (group, name).
+        brought: Choices that data=pretrained is replaced by, by group.
+        finish: Transforms the composed `Config`; None: no transformation.
+        prefix: Prefix of command names in messages: "ssvit " or, in Python, "ssvit.".
     """
 
     def __init__(
@@ -87,64 +87,64 @@ class CommandLine:
                 self.options.append(_checked(argument, next_to=arguments[arguments.index(argument) + 1 :]))
 
     def changed(self, options: Iterable[str]) -> "CommandLine":
-        """Return a copy with other options, of which those that the command adds are none."""
+        """Return a copy with other typed options and without added options."""
         other = copy.copy(self)
         other.options, other.added, other.sweep = list(options), [], False
         return other
 
     @property
     def typed(self) -> dict[str, str]:
-        """The values of the options as typed, by the options' names, without quotes."""
+        """Return the values of the typed options by name, without quotes."""
         return _by_name(self.options)
 
     @property
     def values(self) -> dict[str, str]:
-        """The values of all options, typed and added, by the options' names, without quotes."""
+        """Return the values of all options, typed and added, by name, without quotes."""
         return _by_name([*self.added, *self.options])
 
     @property
     def overrides(self) -> list[str]:
-        """All options, typed and added."""
+        """Return all options, typed and added."""
         return [*self.options, *self.added]
 
     @property
     def identity(self) -> str:
-        """A sha256 of the options as typed, in any order: the same command has the same. Options may be private."""
+        """Return a sha256 of the typed options, independent of their order; the options themselves may be private."""
         return hashlib.sha256("\n".join(sorted(self.options)).encode(errors="surrogateescape")).hexdigest()
 
     @property
     def flags(self) -> list[str]:
-        """The arguments by which another command finds the same configurations."""
+        """Return the flags with which another command has the same configuration files."""
         folder = [] if self.config_dir is None else [_CONFIG_DIR[0], str(self.config_dir)]
         return [*folder, *(part for plugin in self.plugins for part in (_PLUGIN, plugin))]
 
     def has_file(self, name: str) -> bool:
-        """Whether there is a file of configurations of that name."""
+        """Return whether a configuration file of this name exists."""
         return any((folder / f"{name}.yaml").is_file() for folder in self.folders())
 
     def folders(self) -> list[Path]:
-        """The folders of configurations, the user's own first."""
+        """Return the folders of configuration files, the user's folder first."""
         return [folder for folder in (self.config_dir, CONFIGS) if folder is not None]
 
     def files(self, group: str, name: str) -> list[Path]:
-        """The files of a choice in a group of options, the user's own first."""
+        """Return the files of a choice in a group of options, the user's file first."""
         return [file for folder in self.folders() if (file := folder / group / f"{name}.yaml").is_file()]
 
     def is_group(self, name: str) -> bool:
-        """Whether there is a group of options of that name, of which a file or a declared choice is chosen."""
+        """Return whether there is a group of options of this name, with files or declared choices."""
         return is_group(name) or any((folder / name).is_dir() for folder in self.folders())
 
     def names(self, group: str) -> list[str]:
-        """The choices of a group, in alphabetical order."""
+        """Return the choices of a group in alphabetical order."""
         files = {file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")}
         return sorted({*files, *(choice.name for choice in declared(group))})
 
     def has_choice(self, group: str, name: str) -> bool:
-        """Whether a group has a choice of that name."""
+        """Return whether a group has a choice of this name."""
         return bool(self.files(group, name)) or lookup(group, name) is not None
 
     def part(self, group: str, name: str) -> str | None:
-        """The dotted name of the part that a choice describes: in its file, in a base of the file, or as declared."""
+        """Return the dotted name of the part of a choice, from its file, a base of the file, or its declaration."""
         for file in self.files(group, name)[:1]:
             content = yaml.safe_load(file.read_text()) or {}
             options = content.get(group) or content
@@ -154,7 +154,7 @@ class CommandLine:
         return None if choice is None else choice.part
 
     def with_bases(self, name: str) -> Iterator[Path]:
-        """A file of configurations, after those beside it that its list of defaults names."""
+        """Yield the bases of a configuration file, from its list of defaults, and then the file."""
         file = next((path for folder in self.folders() if (path := folder / f"{name}.yaml").is_file()), None)
         if file is not None:
             for base in (yaml.safe_load(file.read_text()) or {}).get("defaults", []):
@@ -163,25 +163,25 @@ class CommandLine:
             yield file
 
     def default_choices(self, name: str) -> Plain:
-        """The groups in the lists of defaults of a configuration, each with the choice or the choices of it."""
+        """Return the groups in a configuration's lists of defaults, each with its choice or list of choices."""
         lists = [one for file in self.with_bases(name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
         items = (item for one in lists if isinstance(one, dict) for item in one.items())
         return {group.removeprefix("override "): choice for group, choice in items}
 
     def origin(self, group: str, choice: Any) -> Any:
-        """The choice of a group; for `pretrained` the choice of the checkpoint's run."""
+        """Return the choice of a group; for `pretrained`, that of the checkpoint's run."""
         return self.brought.get(group, choice) if choice == "pretrained" else choice
 
     def command(self, name: str) -> str:
-        """Return what a user types for another command, in the way that started this one: ssvit finetune."""
+        """Return how a user invokes another command, as a shell command or as a Python function: ssvit finetune."""
         return " ".join([self.prefix + name, *map(shlex.quote, self.flags if self.prefix != PYTHON else [])])
 
     def say(self, line: str) -> None:
-        """Keep a line for `announce`: a mistake in the command is reported alone."""
+        """Queue the message until the configuration has been validated, so that an error is printed alone."""
         self._lines.append(line)
 
     def announce(self) -> None:
-        """Print the lines that were kept, in the main process, before the work begins."""
+        """Print the queued messages in the main process."""
         if is_main_process():
             print_lines(*self._lines)
         self._lines.clear()
@@ -193,7 +193,7 @@ def _by_name(options: Iterable[str]) -> dict[str, str]:
 
 
 def quoted(value: object) -> str:
-    """Write a value as it is typed, with quotes around text that Hydra would take apart."""
+    """Return a value as typed, with quotes around strings that Hydra would parse."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
     if not isinstance(value, str):
@@ -204,7 +204,7 @@ def quoted(value: object) -> str:
 
 
 def unquoted(value: str) -> str:
-    """Remove the quotes around a value, as Hydra does."""
+    """Remove the quotes around a value as Hydra does."""
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
         return value
     return re.sub(
@@ -220,9 +220,9 @@ def _import_plugin(package: str) -> None:
 
 
 def _checked(argument: str, next_to: Sequence[str]) -> str:
-    """Return an option. Failure if it is a flag, has no value, takes an option away, or names what to call.
+    """Return an option; raise Failure if it is a flag, has no value, removes an option, or names code to call.
 
-    What is called is chosen by the name of a file alone: a run's folder keeps no more of it.
+    Code to call is chosen only by the name of a file, because a run folder stores only this name.
     """
     if argument.startswith("~"):
         raise Failure(f"{argument}: an option can be changed, as option=value, but not taken away", 2)

@@ -1,7 +1,7 @@
-"""Completion in a shell: eval "$(ssvit -sc install=bash)", or zsh, or ssvit -sc install=fish | source.
+"""Complete commands and options in a shell.
 
-The scripts for the shells are Hydra's. What they complete are the groups and options of a command as it is composed, so
-that an option needs no line in a YAML file.
+Usage: eval "$(ssvit -sc install=bash)", also for zsh, or ssvit -sc install=fish | source. The scripts for the shells
+are Hydra's. They complete the groups and options of the composed command, so that options need no line in a YAML file.
 """
 
 import os
@@ -15,12 +15,12 @@ from ssvit.options import UserError, typed
 
 
 def complete(action: str, commands: Sequence[str], find: Callable[[str], Command]) -> None:
-    """Print the words that complete COMP_LINE (query=SHELL), or a script for a shell (install=…, uninstall=…).
+    """Print the completions of COMP_LINE (query=SHELL), or a script for a shell (install=SHELL, uninstall=SHELL).
 
     Args:
-        action: What -sc asks for.
-        commands: The names of all commands.
-        find: Imports a command.
+        action: Argument of -sc.
+        commands: Names of all commands.
+        find: Imports a command by name.
     """
     if not action.startswith("query"):
         composition.completion_script(action)
@@ -35,10 +35,10 @@ def complete(action: str, commands: Sequence[str], find: Callable[[str], Command
 
 
 def _options(command: Command, words: Sequence[str], word: str) -> Iterator[str]:
-    """The groups and options of a command that begin with a word, each with its files or its value behind =."""
+    """Yield the groups and options of a command that start with a word, or the values of the option in the word."""
     try:
         config = command.described(words)
-    except UserError:  # of the words before
+    except UserError:  # an earlier word is invalid
         return
     name, equals, begin = word.partition("=")
     if not equals:
@@ -54,7 +54,7 @@ def _options(command: Command, words: Sequence[str], word: str) -> Iterator[str]
 
 
 def _names(node: Plain, word: str, path: str = "") -> Iterator[str]:
-    """The options of the group that a word names, as far as its last dot; groups end in a dot."""
+    """Yield the options in the group that a word names; names of groups end in a dot."""
     for key, value in node.items():
         name = f"{path}{key}"
         if isinstance(value, dict) and word.startswith(f"{name}."):

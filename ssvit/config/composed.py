@@ -1,4 +1,4 @@
-"""A composed configuration: the values of all options of a command, and the parts that they describe. No Hydra."""
+"""Provide the composed configuration of a command: option values, and the parts that they describe. No Hydra."""
 
 import copy
 import re
@@ -16,15 +16,15 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Config:
-    """The options of a command.
+    """The composed options of a command.
 
     Attributes:
-        written: The values; one that refers to another option is written ${name}.
+        written: The values; a reference to another option is written ${name}.
         choices: The choice of each group of options, such as {"objective": "mae"}.
-        overrides: The options that were typed or added, as option=value.
+        overrides: The typed and added options, as option=value.
         line: The command line.
-        own: The options that a job of a sweep does not share with the other jobs.
-        kind: The class of the command's options.
+        own: Options of a job of a sweep that differ between the jobs.
+        kind: Class of the command's options.
     """
 
     written: Plain
@@ -36,14 +36,14 @@ class Config:
 
     @cached_property
     def options(self) -> Any:
-        """The options of the command as an object of its class. OptionError if one has a wrong value."""
+        """Return the options as an object of the command's class; raise OptionError if a value is invalid."""
         return select(self.kind, self.values)
 
     @cached_property
     def values(self) -> Plain:
-        """The values, with those of the options that others refer to.
+        """Return the values with references resolved.
 
-        A name among the arguments of the command line is text, and refers to nothing.
+        Positional arguments are added to their option as literal text, in which references are not resolved.
         """
         values = self._resolved(self.written)
         name = self.line.positional
@@ -52,7 +52,7 @@ class Config:
         return values
 
     def value(self, name: str, default: object = None) -> Any:
-        """The value of an option such as recipe.lr; the default if there is no such option."""
+        """Return the value of an option such as recipe.lr; the default if there is no such option."""
         return at(self.values, name, default)
 
     def changed(self, changes: Mapping[str, object]) -> "Config":
@@ -72,7 +72,7 @@ class Config:
         return config
 
     def _place(self, name: str) -> tuple[Plain, str]:
-        """The group that holds an option, as it is written, and the option's name within it."""
+        """Return the group that contains an option, with unresolved references, and the option's name within it."""
         *groups, key = name.split(".")
         node = self.written
         for group in groups:
@@ -80,7 +80,7 @@ class Config:
         return node, key
 
     def option(self, name: str) -> str:
-        """The option to type for one that refers to it: target.bits for objective.target.bits, which is ${target}."""
+        """Return the name to type for an option behind a reference: target.bits for objective.target.bits."""
         node: object = self.written
         keys = name.split(".")
         for place, key in enumerate(keys, 1):
@@ -93,8 +93,9 @@ class Config:
         """Build a part.
 
         Args:
-            name: Its name among the options, such as data.augment.
-            objects: What it takes besides its options. Parts that it is built from (`Options.built_from`) are built.
+            name: Dotted name of its options, such as data.augment.
+            objects: Arguments in addition to its options. Parts in `Options.built_from` that are missing here are
+                built.
         """
         part = at(self.options, name)
         built = {key: self.build(group) for key, group in part.built_from.items() if key not in objects}

@@ -1,4 +1,4 @@
-"""Composition of a command's options by Hydra. Only the modules of `ssvit.config` import Hydra and OmegaConf."""
+"""Compose the options of a command with Hydra. Only modules of `ssvit.config` import Hydra and OmegaConf."""
 
 import difflib
 import json
@@ -33,8 +33,8 @@ from ssvit.config.declaration import Options, completed, expected
 from ssvit.options import MISSING, Failure, OptionError
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
-_REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
-# The jobs of a sweep lie beside multirun.yaml in the folder of all runs; Hydra writes and logs nothing else.
+_REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # reference to another option; resolvers contain a colon
+# Hydra writes multirun.yaml to the folder of all runs, in which the jobs of a sweep are, and no other files or logs.
 _SWEEP = {
     "hydra.sweep.dir": "${oc.select:outputs,outputs}",
     "hydra.sweep.subdir": ".",
@@ -46,16 +46,17 @@ _SUGGESTIONS = 3
 
 
 def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, incomplete: bool = False) -> Config:
-    """Compose the options of a command, with those of configs/<name>.yaml if there is such a file.
+    """Compose the options of a command, with configs/<name>.yaml if this file exists.
 
     Args:
-        name: The command's name.
-        line: The options, and the choices that exist for this command alone.
-        kind: The class of the command's options.
-        incomplete: Whether options that have no default may be missing, as in the description of a command.
+        name: Name of the command.
+        line: The command line, with the choices that exist only for this command.
+        kind: Class of the command's options.
+        incomplete: Whether required options may be missing, as in the description of a command.
 
     Raises:
-        Failure: An option is unknown, or its value cannot be read.
+        Failure: An option is unknown, or its value cannot be parsed.
+        OptionError: An option has an invalid value.
     """
     with _failures(name, line, kind), _hydra(line):
         choices, values = _divided(line)
@@ -90,7 +91,7 @@ def _file(name: str, line: CommandLine) -> str | None:
 
 
 def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
-    """The options of a command line that choose files, or are Hydra's own, and those that set values."""
+    """Return the options of a command line that choose files or configure Hydra, and those that set values."""
     choices: list[str] = []
     values: list[str] = []
     groups = {group for group, _ in line.nodes}
@@ -103,22 +104,23 @@ def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
 
 
 def _for_hydra(line: CommandLine) -> list[str]:
-    """The options of a command line as Hydra takes them, also those that no file names."""
+    """Return the options of a command line in Hydra's syntax, including those that no file contains."""
     choices, values = _divided(line)
     return [*choices, *(f"++{option.lstrip('+')}" for option in values)]
 
 
 def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:
-    """Set an option among those of a command.
+    """Set an option of a command.
 
     Args:
-        options: All options, which are changed.
-        name: The option, such as recipe.lr.
-        value: Its value; a dictionary changes the options in a group that it names.
+        options: All options, modified in place.
+        name: Dotted name of the option, such as recipe.lr.
+        value: The value. A dictionary changes only the options of a group that it contains.
         force: Whether the option may be new.
 
     Raises:
-        OptionError: There is no such option, or it is a group of options or a list, and the value is none.
+        OptionError: The value replaces a group of options or a list, or the option is inside a plain value.
+        Failure: The option does not exist.
     """
     *groups, key = name.split(".")
     node = options
@@ -146,7 +148,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
             usual[inner] = of
         return
     if isinstance(usual, dict) and usual and not isinstance(value, dict):
-        # One of several parts, such as probes, or a group within a part, such as the stem of an encoder.
+        # A null removes one of several parts, such as a probe, or a group within a part, such as an encoder's stem.
         leaves_out = value is None and groups and (_are_parts(node) or "_target_" not in usual)
         if not leaves_out:
             first = next((option for option in usual if not option.startswith("_")), "option")
@@ -157,12 +159,12 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
 
 
 def _are_parts(node: Plain) -> bool:
-    """Whether a group holds parts by their names, and nothing else."""
+    """Return whether a group contains only parts by name."""
     return all(isinstance(part, dict) and "_target_" in part for part in node.values() if part is not None)
 
 
 def _unknown(options: Plain, name: str, missing: str, beside: Plain) -> NoReturn:
-    """Raise the error for an option that does not exist, with the nearest ones."""
+    """Raise the error for an option that does not exist, with similar options."""
     key = name.rpartition(".")[2]
     if same := sorted(_with_name(key, options), key=lambda option: option.count(".")):
         raise Failure(f"{name}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?", 2)
@@ -179,17 +181,24 @@ def sweep(
     kind: type[Options],
     job: Callable[[Config], float | None],
 ) -> None:
-    """Call `job` with the configuration of each combination of values (-m), through Hydra's launcher and sweeper."""
+    """Call a function with the configuration of each combination of values (-m), through Hydra's launcher and sweeper.
+
+    Args:
+        name: Name of the command.
+        line: The command line.
+        kind: Class of the command's options.
+        job: The function; it returns the objective value for sweepers such as Optuna.
+    """
     command_line = sys.argv[1:]
 
     def task(composed: DictConfig) -> float | None:
-        sys.argv[1:] = command_line  # Fabric starts further processes with it
+        sys.argv[1:] = command_line  # Fabric starts additional processes with these arguments
         shared = {option.lstrip("+") for option in line.overrides}
         job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
         own = [option for option in job_line.overrides if option not in shared]
         return job(replace(compose(name, job_line, kind), own=own))
 
-    # Hydra then raises its errors instead of printing them with advice for its developers.
+    # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, kind), _stored(line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
@@ -198,7 +207,16 @@ def sweep(
 
 
 def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
-    """A group of options as the files of some choices have it, with references as written. Failure if none is there."""
+    """Return a group of options composed from chosen files, with unresolved references.
+
+    Args:
+        line: The command line.
+        name: Name of the group.
+        choices: The file by group; None for no file.
+
+    Raises:
+        Failure: A file does not exist.
+    """
     options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
     with _failures("", line, Options), _hydra(line):
         composed = hydra.compose(overrides=[*_search_path(line), *options])
@@ -206,19 +224,19 @@ def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Pl
 
 
 def as_yaml(config: Config) -> str:
-    """The values of a configuration as YAML."""
+    """Return the values of a configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(config.values))
 
 
 def completion_script(action: str) -> None:
-    """Print Hydra's script by which a shell completes the options of a command (install=SHELL, uninstall=SHELL)."""
+    """Print Hydra's script for the completion of options in a shell (install=SHELL, uninstall=SHELL)."""
     sys.argv[1:] = ["-sc", action]
     hydra.main(version_base="1.3", config_path=str(CONFIGS))(lambda config: None)()
 
 
 @contextmanager
 def _hydra(line: CommandLine) -> Iterator[None]:
-    """Initialise Hydra for one composition; an application that calls this one keeps its own state."""
+    """Initialise Hydra within the block, and restore the state of an application that also uses Hydra."""
     hydra_config, callers = HydraConfig.instance(), GlobalHydra.instance().hydra
     former = hydra_config.cfg
     GlobalHydra.instance().clear()
@@ -234,28 +252,34 @@ def _hydra(line: CommandLine) -> Iterator[None]:
 
 
 class DeclaredChoices(ConfigSource):
-    """The choices that are declared in Python, as a place of Hydra's search path. Only chosen ones are imported."""
+    """Provide choices declared in Python on Hydra's search path; only the chosen ones are imported."""
 
     @staticmethod
     def scheme() -> str:
+        """Return the scheme of this source in Hydra's search path."""
         return "choices"
 
     def available(self) -> bool:
+        """Return True: this source requires no files."""
         return True
 
     def is_group(self, config_path: str) -> bool:
+        """Return whether choices of a group are declared."""
         return is_group(config_path)
 
     def is_config(self, config_path: str) -> bool:
+        """Return whether a choice is declared."""
         return self._choice(config_path) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Return the node of a declared choice."""
         choice = self._choice(config_path)
-        assert choice is not None  # Hydra has asked is_config
+        assert choice is not None  # Hydra has called is_config
         header = {"package": choice.package}
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(choice.node), header)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the declared choices of a group; no groups."""
         return [] if results_filter is ObjectType.GROUP else sorted(choice.name for choice in declared(config_path))
 
     def _choice(self, config_path: str) -> Choice | None:
@@ -268,7 +292,7 @@ Plugins.instance().register(DeclaredChoices)
 
 @contextmanager
 def _stored(nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
-    """Add the choices of one command to Hydra's, for the block."""
+    """Add the choices of one command to Hydra's store within the block."""
     store = ConfigStore.instance()
     former = [(group, f"{name}.yaml", store.repo.get(group, {}).get(f"{name}.yaml")) for group, name in nodes]
     for (group, name), node in nodes.items():
@@ -276,7 +300,7 @@ def _stored(nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
     try:
         yield
     finally:
-        for group, file, before in former:  # a job of a sweep is composed while Hydra composes the sweep
+        for group, file, before in former:  # compositions are nested: jobs are composed during a sweep
             if before is None:
                 store.repo[group].pop(file, None)
             else:
@@ -305,19 +329,19 @@ def _settled(written: object, composed: DictConfig, name: str = "") -> Any:
 
 @contextmanager
 def _failures(name: str, line: CommandLine, kind: type[Options]) -> Iterator[None]:
-    """Translate errors of Hydra and OmegaConf into one line."""
+    """Translate errors of Hydra and OmegaConf into a one-line Failure."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise Failure(_reason(error, name, line, kind), 2) from None
-    except (TypeError, ValueError):  # Hydra's for a choice that is no name
+    except (TypeError, ValueError):  # raised by Hydra for a choice that is not a name
         if not (reason := _misplaced(line)):
             raise
         raise Failure(reason, 2) from None
 
 
 def _misplaced(line: CommandLine) -> str:
-    """Return an error for a choice of files that is neither a name nor a list of names, or ""."""
+    """Return an error message for a choice that is neither a name nor a list of names; "" if there is none."""
     for argument in line.options:
         group = re.split("[@=]", argument)[0]
         if not (names := line.names(group)):
@@ -333,7 +357,7 @@ def _misplaced(line: CommandLine) -> str:
 
 
 def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
-    """Yield the options whose last name is `name`, except those that refer to another option."""
+    """Yield the options whose last name is `name`, except references to other options."""
     for key, value in options.items():
         if key == name and not str(value).startswith("${"):
             yield f"{path}{key}"
@@ -373,7 +397,7 @@ def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options])
 
 
 def _no_choice(group: str, name: str, line: CommandLine, kind: type[Options]) -> str:
-    """The reason why a command has no choice of a group."""
+    """Return the error message for a group that is not a choice of this command."""
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
     texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
     users = {choice.name for choice in declared("objective") if f"/{group}" in choice.also}

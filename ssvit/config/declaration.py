@@ -1,8 +1,8 @@
-"""The declaration of options, from which their checks, error messages and help follow. No torch.
+"""Declare options; their checks, error messages and help are derived from the declaration. No torch.
 
-A class of options is a pydantic model next to the part that uses it: the options of `package.module.Part` are
-`package.module_options.Part`, in a module that imports no torch. Each option is declared once, with its type, its range
-or its choices, its default and a sentence under it.
+A class of options is a pydantic model next to the part that it configures: the options of `package.module.Part` are
+`package.module_options.Part`, in a module that does not import torch. Each option is declared once, with its type, its
+range or choices, its default and a sentence below it.
 """
 
 import ast
@@ -30,11 +30,11 @@ _NULL = type(None)
 
 
 class Options(BaseModel):
-    """The options of a part.
+    """Base class of the options of a part.
 
     Raises:
-        OptionError: An option is unknown, is missing, or has a value outside its type; or the values contradict each
-            other (`check_consistency`). Options within options are named from this class.
+        OptionError: An option is unknown, missing or outside its type, or the values contradict each other
+            (`check_consistency`). Names of nested options are relative to this class.
     """
 
     model_config = ConfigDict(
@@ -42,7 +42,7 @@ class Options(BaseModel):
     )
 
     def __init__(self, **values: Any) -> None:
-        values.pop("_target_", None)  # what a group of options in YAML builds
+        values.pop("_target_", None)  # the part that a group of options in YAML builds
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -54,33 +54,37 @@ class Options(BaseModel):
         return self
 
     def check_consistency(self) -> None:
-        """Check the options against each other, once each of them has been checked by itself.
+        """Check the options against each other, after each of them has been validated.
 
         Raises:
             OptionError: Two options contradict each other.
         """
 
     built_from: ClassVar[Mapping[str, str]] = {}
-    """Parts that the constructor takes besides the options, each with the group that describes it."""
+    """Arguments of the constructor in addition to the options, each with the group that describes it."""
     is_function: ClassVar[bool] = False
     """Whether these are the options of a function, a.b.my_part for the class MyPart of a.b_options."""
     around: ClassVar[type["Options"] | None] = None
-    """The class of the group in which a part lies, such as data for data.source, if the part's options are options of
-    that group: data.root, to which data.source.root refers."""
+    """Class of the group around the part, if the part's options are options of that group.
+
+    For example, data.source.root is then a reference to data.root.
+    """
 
     def values(self) -> dict[str, Any]:
-        """Return the options as plain data, options within options as dictionaries."""
+        """Return the options as plain data, with nested options as dictionaries."""
         return self.model_dump()
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with other values, which are checked."""
+        """Return a copy with other values, which are validated."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def build(self, **objects: object) -> Any:
-        """Build the part that these options describe: call it with them, or make one that inherits from their class.
+        """Build the part that these options describe.
+
+        The part is called with the options; if it inherits from their class, it is instantiated with their values.
 
         Args:
-            objects: What the part takes besides its options, such as an encoder.
+            objects: Arguments of the constructor in addition to the options, such as an encoder.
         """
         part = locate(self.part_name())
         if isinstance(part, type) and issubclass(part, type(self)):
@@ -89,98 +93,97 @@ class Options(BaseModel):
 
     @classmethod
     def part_name(cls) -> str:
-        """Return the dotted name of what these options describe: a.b.C for the class C of a.b_options."""
+        """Return the dotted name of the part that these options describe: a.b.C for the class C of a.b_options."""
         name = cls.__name__
         if cls.is_function:
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
         return f"{cls.__module__.removesuffix('_options')}.{name}"
 
     def loaded(self) -> "Options | None":
-        """Return the options of the part that a checkpoint holds, if these load one; None otherwise."""
+        """Return the options of the part in a checkpoint if these options load one; None otherwise."""
         return None
 
     def check(self, run: "Run") -> None:
-        """Check what this part requires of the other parts of a run, before torch is loaded.
+        """Check the requirements of this part on the other parts of a run, before torch is imported.
 
         Args:
-            run: The options of all parts of the run, which have been checked by themselves. One that is None is not
-                known, and nothing is required of it.
+            run: The validated options of all parts of the run. A part that is None is unknown and is not checked.
 
         Raises:
-            OptionError: An option of this part does not fit the others; its name begins at this part.
-            RootOptionError: An option of another part does not fit this one; its name begins at the root.
+            OptionError: An option of this part does not fit the other parts; its name is relative to this part.
+            RootOptionError: An option of another part does not fit this one; its name is relative to the root.
         """
 
 
 class Run:
-    """The options of a run, by which each part checks what it requires of the other parts.
+    """The options of a run, against which each part checks its requirements.
 
     Args:
-        options: The options of a command. A part that they lack is None here, and nothing is required of it.
+        options: The options of a command. A part that is missing in them is None and is not checked.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     def check(self) -> None:
-        """Check what the parts require of each other. OptionError or UserError if they do not fit."""
+        """Check the requirements of all parts; raise OptionError or UserError if they do not fit."""
         _ = self.encoder
         self.options.check(self)
-        # Evaluators last: they refer to options of other parts, under whose names these were typed.
+        # Evaluators last: errors in options that they refer to must have the names that the user typed.
         for name, part in sorted(parts(self.options), key=lambda item: item[0].startswith("evaluators.")):
             with within(name):
                 part.check(self)
 
     @cached_property
     def encoder(self) -> Options | None:
-        """The encoder; that of the checkpoint, if it is loaded from one."""
+        """Return the options of the encoder; those in the checkpoint if it is loaded from one."""
         options = at(self.options, "encoder")
         with within("encoder"):
             return options and (options.loaded() or options)
 
     @property
     def from_checkpoint(self) -> bool:
-        """Whether training starts from the weights of a checkpoint."""
+        """Return whether training starts from the weights of a checkpoint."""
         return self.encoder is not at(self.options, "encoder")
 
     @property
     def objective(self) -> Options | None:
-        """What is trained."""
+        """Return the options of the objective."""
         return at(self.options, "objective")
 
     @property
     def source(self) -> Options | None:
-        """The images."""
+        """Return the options of the data source."""
         return at(self.options, "data.source")
 
     @property
     def augment(self) -> Options | None:
-        """The augmentation of training images."""
+        """Return the options of the augmentation of training images."""
         return at(self.options, "data.augment")
 
     @property
     def recipe(self) -> Any:
-        """The numbers of training, a `ssvit.training.recipe.Recipe`."""
+        """Return the hyperparameters of the training, a `ssvit.training.recipe.Recipe`."""
         return at(self.options, "recipe")
 
     @property
     def subset(self) -> Options | None:
-        """Which of the images are used."""
+        """Return the options that select a subset of the training images."""
         return at(self.options, "subset")
 
     @property
     def fabric(self) -> Options | None:
-        """The devices and processes."""
+        """Return the options of devices and processes."""
         return at(self.options, "fabric")
 
     @property
     def development(self) -> float | str | None:
-        """The part of the data that takes the place of the test images; None: they are used."""
+        """Return the part of the data that replaces the test images; None: the test images are used."""
         return at(self.options, "development")
 
 
 def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
-    """Yield the options within options, at any depth, by their dotted names."""
+    """Yield nested options at any depth with their dotted names."""
     for key, value in options:
         nested = {f".{inner}": part for inner, part in value.items()} if isinstance(value, Mapping) else {"": value}
         for inner, part in nested.items():
@@ -191,7 +194,7 @@ def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
 
 
 def at(options: object, name: str, default: object = None) -> Any:
-    """Return what has a dotted name such as data.source within options or plain data; the default if nothing has."""
+    """Return the value with a dotted name, such as data.source, in options or plain data; otherwise the default."""
     missing = object()
     for key in name.split("."):
         options = options.get(key, missing) if isinstance(options, Mapping) else getattr(options, key, missing)
@@ -205,21 +208,21 @@ T = TypeVar("T", bound=Options)
 
 @dataclass(frozen=True)
 class Expect:
-    """The description of the permitted values of a type whose annotation does not tell them."""
+    """Description of the permitted values of a type, for annotations from which it cannot be derived."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class From:
-    """The option of the configuration whose value an option has, unless it is given."""
+    """Name of the option that provides the default of an option."""
 
     option: str
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A choice among names that are computed; `Literal` for those that are written down."""
+    """A choice among computed names; for literal names, use `Literal`."""
 
     choices: tuple[object, ...]
 
@@ -236,28 +239,28 @@ class OneOf:
 
 
 def find(builder: str) -> type[Options] | None:
-    """Return the options of `module.Part`, which are `module_options.Part`; None if there are none.
+    """Return the options `module_options.Part` of `module.Part`; None if there are none.
 
-    The options of a function, `module.a_part`, are `module_options.APart`.
+    The options of a function `module.a_part` are `module_options.APart`.
     """
     module, _, name = builder.rpartition(".")
     try:
         if not module or find_spec(f"{module}_options") is None:
             return None
-    except ImportError:  # of the package
+    except ImportError:  # the package does not exist
         return None
     known = name if name[:1].isupper() else name.title().replace("_", "")
     return getattr(importlib.import_module(f"{module}_options"), known, None)
 
 
 def locate(name: str) -> Any:
-    """Import what a dotted name stands for, such as ssvit.objectives.mae.MAE."""
+    """Import the object with a dotted name, such as ssvit.objectives.mae.MAE."""
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
 
 def _read_part(value: object) -> object:
-    """Make the options of a part from plain data, which names what they describe, or from a group around a part."""
+    """Convert plain data to the options of a part, named by `_target_`, or to those of a group that contains a part."""
     if value is None or isinstance(value, Options):
         return value
     if not isinstance(value, Mapping):
@@ -277,20 +280,21 @@ def _without_null(parts: object) -> object:
 
 
 def select(options: type[T], values: Mapping[str, Any]) -> T:
-    """Return options from their values among others."""
+    """Return options of a class from a mapping that may contain additional entries."""
     return options(**{name: value for name, value in values.items() if name in options.model_fields})
 
 
 def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name: str = "") -> dict[str, Any]:
-    """Add the defaults of the options that are missing from nested groups of options, or references to other options.
+    """Add the defaults of missing options, or references to other options, to nested groups of options.
 
-    The options of a part whose class names the group around it become options of that group (see `Options.around`).
-    Options within an option that has a default are completed by that default, others by those of their class.
+    The options of a part whose class names the surrounding group become options of that group (see `Options.around`).
+    If an option has a dictionary as its default, missing entries are taken from it, otherwise from the class of the
+    nested options.
 
     Args:
-        node: Options as plain data. A group's class is that of its `_target_`.
-        groups: The classes of the groups that have no `_target_`, by name; that of the whole by "".
-        name: The name of `node` within the whole.
+        node: Options as plain data. The class of a group is that of its `_target_`.
+        groups: Classes of groups without `_target_` by name; "" for the root.
+        name: Dotted name of `node` from the root.
     """
     path = f"{name}." if name else ""
     full = dict(node)
@@ -318,23 +322,23 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
 
 
 def group_of(node: Mapping[str, Any]) -> type[Options] | None:
-    """Return the class of a group that one of its parts names (see `Options.around`); None if none does."""
+    """Return the class of a group according to one of its parts (see `Options.around`); None if no part names it."""
     return next((kind.around for part in node.values() if (kind := _shared(part))), None)
 
 
 def _shared(part: object) -> type[Options] | None:
-    """The class of a part whose options are options of the group around it."""
+    """Return the class of a part if its options are options of the surrounding group; None otherwise."""
     kind = find(str(part.get("_target_", ""))) if isinstance(part, Mapping) else None
     return kind if kind and kind.around else None
 
 
 def _default(field: FieldInfo) -> object:
-    """The default of an option as a YAML file would hold it; ??? if it must be given."""
+    """Return the default of an option as in a YAML file; ??? if it is required."""
     return MISSING if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
 
 
 def _plain(value: object) -> object:
-    """A value as a YAML file would hold it."""
+    """Return a value as in a YAML file."""
     if isinstance(value, Options):
         value = value.values()
     if isinstance(value, Mapping):
@@ -345,7 +349,7 @@ def _plain(value: object) -> object:
 
 
 def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:
-    """Translate pydantic's errors into one line: an unknown option before all others, then the first."""
+    """Translate pydantic's errors into one OptionError: that of an unknown option if any, otherwise the first."""
     errors = error.errors(include_url=False)
     names = list(options.model_fields)
     for one in errors:
@@ -356,7 +360,7 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
             return OptionError(name, values[name], f"there is no such option; {hint}")
     causes = ((one, one.get("ctx", {}).get("error")) for one in errors)
     for one, cause in causes:
-        if isinstance(cause, OptionError):  # of options within these, or of a check of several
+        if isinstance(cause, OptionError):  # from nested options, or from a check of several options
             of_several = len(one["loc"]) > 1 and isinstance(values.get(str(one["loc"][0])), Mapping)
             name = ".".join([*map(str, one["loc"][: 1 + of_several]), *([cause.name] if cause.name else [])])
             given = values.get(name, cause.value) if cause.name else cause.value
@@ -379,7 +383,7 @@ def _first(options: type[Options], error: Mapping[str, Any], values: Mapping[str
 
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:
-    """The options that are the value of an option, or null."""
+    """Return the class of options that an option (or null) contains; None if it is another type."""
     for item in metadata:
         if (options := getattr(item, "options", None)) is not None:
             return options
@@ -397,11 +401,11 @@ def _is_optional(annotation: Any) -> bool:
 
 
 def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
-    """Describe the permitted values of a type, as "a whole number, 1 or more", for errors and `--help`.
+    """Describe the permitted values of a type for error messages and `--help`, such as "a whole number, 1 or more".
 
     Args:
         annotation: The type of an option, with or without `Annotated`.
-        metadata: What `Annotated` or `Field` adds to it: limits, `OneOf`, `Expect`.
+        metadata: Metadata of `Annotated` or `Field`: limits, `OneOf`, `Expect`.
     """
     for item in metadata:
         if isinstance(item, Expect):
@@ -442,7 +446,7 @@ def _range(kind: str, metadata: Sequence[object]) -> str:
 
 @cache
 def meanings(options: type[Options]) -> dict[str, str]:
-    """Return the sentence under each option of a class and of those that it inherits from."""
+    """Return the sentence below each option of a class, including inherited options."""
     found = {}
     for base in reversed(options.__mro__):
         if not issubclass(base, Options) or base is Options:
@@ -485,14 +489,14 @@ Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
-Share = Annotated[float, Gt(0), Le(1)]  # a fraction that is not 0
+Share = Annotated[float, Gt(0), Le(1)]  # a fraction above 0
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-"""A name or a path, which may consist of digits: YAML reads those as a number."""
+"""A name or a path. Names of digits only are accepted, which YAML reads as a number."""
 Runs = Annotated[str, Expect("the folder of all runs")]
 Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
-"""The options of a part, which its own class declares."""
+"""Options of a part, declared by the class of the part."""
 Parts = Annotated[Mapping[str, Part], BeforeValidator(_without_null)]
-"""The options of several parts, by name. One that is null is left out."""
+"""Options of several parts by name; parts that are null are removed."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
 Size = Annotated[
     int | Sequence[int], AfterValidator(_pair), Expect("a whole number of pixels, 1 or more, or [height, width]")
@@ -502,12 +506,12 @@ Pair = Annotated[
     BeforeValidator(lambda value: pair("", value)),
     Expect("a whole number of pixels, 1 or more, or [height, width]"),
 ]
-"""As `Size`, kept as (height, width)."""
+"""As `Size`, converted to (height, width)."""
 Distinct = AfterValidator(_different)
-"""For a list whose values all differ."""
+"""Validator for a list of distinct values."""
 Different = Annotated[Sequence[Positive], Distinct, MinLen(1), Expect("a list of different numbers")]
 ONE_OR_SEVERAL = BeforeValidator(_listed), MinLen(1)
-"""Of a tuple, which may be given as a single value."""
+"""Validators for a tuple that accepts a single value."""
 Counts = Annotated[
     tuple[Count, ...],
     *ONE_OR_SEVERAL,

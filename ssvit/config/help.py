@@ -1,7 +1,7 @@
-"""`ssvit COMMAND --help`: each option with its meaning, its default and its choices. Loads no torch.
+"""Print `ssvit COMMAND --help`: each option with its description, default and choices. Torch is not imported.
 
-The options are those of the composed configuration: `objective=mae --help` shows those of mae. Meanings and permitted
-values come from the declaration of an option (`ssvit.config.declaration`).
+The options are those of the composed configuration: `objective=mae --help` lists those of mae. Descriptions and
+permitted values come from the declaration of an option (`ssvit.config.declaration`).
 """
 
 import re
@@ -22,12 +22,12 @@ from ssvit.groups import GROUPS
 from ssvit.options import MISSING, typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-_INDENT = 6  # of a meaning, under its option
+_INDENT = 6  # indentation of a description below its option
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option as it is typed, with its default; what it means, and what it may be."""
+    """An option as it is typed, with its default, description and permitted values."""
 
     name: str
     default: str = ""
@@ -35,10 +35,10 @@ class Option:
     right: str = ""
 
     def lines(self, width: int) -> list[str]:
-        """The option, and under it the rest, wrapped."""
+        """Return the option, followed by its description and permitted values, wrapped to a width."""
         meaning, right = self.meaning.replace("`", "").rstrip("."), self.right
         first = meaning.partition(" ")[0]
-        if first.isalpha() and first != self.default:  # else a value, which is written as it is typed
+        if first.isalpha() and first != self.default:  # values of options keep their case
             meaning = f"{meaning[0].upper()}{meaning[1:]}"
         if right.startswith("one of ") and all(
             re.search(rf"\b{re.escape(one)}\b", meaning) for one in right[7:].split(", ")
@@ -55,14 +55,21 @@ class Option:
 
 @dataclass(frozen=True)
 class Group:
-    """Options under a heading."""
+    """Options below a heading."""
 
     title: str
     options: list[Option]
 
 
 def text(command: Command, purpose: str, arguments: Sequence[str], *, everything: bool) -> str:
-    """The help on a command with these options; everything: on all that it has, not on those most people need."""
+    """Return the help text of a command.
+
+    Args:
+        command: The command.
+        purpose: Description of the command.
+        arguments: Its arguments, which select files.
+        everything: Whether to list all options or only the common ones.
+    """
     files, groups = describe(command, command.described(arguments))
     width = shutil.get_terminal_size().columns
     flags = dict(_FLAGS)
@@ -106,11 +113,11 @@ def _starts(name: str, beginnings: Sequence[str]) -> bool:
 
 
 def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
-    """The files that can be chosen, and the options of those that are."""
+    """Return the files that can be chosen, and the options of the chosen files in groups."""
     choices = _choices(command, config)
     named = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
     found = list(_options(config.written, "", {"": command.options}))
-    # What an option that refers to another means goes for that one.
+    # The description of a reference also applies to the option that it refers to.
     elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
     of_command = meanings(command.options)
     tops = ["", *(name.partition(".")[0] for name in command.common)]
@@ -149,12 +156,12 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
 
 
 def _place(name: str, order: Sequence[str]) -> int:
-    """Where a name stands among others; after them if it does not."""
+    """Return the index of a name in a list; the length of the list if it does not contain the name."""
     return order.index(name) if name in order else len(order)
 
 
 def _choices(command: Command, config: Config) -> dict[str, Any]:
-    """The file chosen of each group, or the list of files, which Hydra does not tell."""
+    """Return the file or the list of files chosen in each group; Hydra does not report lists."""
     found = dict(config.choices)
     found |= {
         group: files for group, files in config.line.default_choices(command.name).items() if isinstance(files, list)
@@ -166,9 +173,12 @@ def _choices(command: Command, config: Config) -> dict[str, Any]:
 
 
 def _options(node: Plain, path: str, known: Mapping[str, type[Options]]) -> Iterator[Option]:
-    """The options within a node as they are written, with references to others as their defaults.
+    """Yield the options in a node, with unresolved references as their defaults.
 
-    known: the classes of groups that have no `_target_`.
+    Args:
+        node: The node, with unresolved references.
+        path: Its dotted name.
+        known: Classes of groups that have no `_target_`, by dotted name.
     """
     options = find(str(node.get("_target_", ""))) or known.get(path) or group_of(node)
     told = meanings(options) if options else {}
@@ -177,7 +187,7 @@ def _options(node: Plain, path: str, known: Mapping[str, type[Options]]) -> Iter
             continue
         name = f"{path}.{key}" if path else key
         if isinstance(value, dict) and value:
-            if path and key in told and "_target_" not in value:  # at the root it is the title of its section
+            if path and key in told and "_target_" not in value:  # at the root, it is the title of the section
                 yield Option(name, "", told[key])
             yield from _options(value, name, {**known, **_within(options, key, name)})
         elif not ("_target_" in node and options) or key in options.model_fields:
@@ -185,21 +195,21 @@ def _options(node: Plain, path: str, known: Mapping[str, type[Options]]) -> Iter
 
 
 def _within(options: type[Options] | None, key: str, name: str) -> dict[str, type[Options]]:
-    """The class of a group within another's options."""
+    """Return the class of a group of options inside another class, by dotted name."""
     field = options.model_fields.get(key) if options else None
     nested = field and nested_options(field.annotation, field.metadata)
     return {name: nested} if nested else {}
 
 
 def _right(options: type[Options], name: str) -> str:
-    """What the declaration permits, where its type tells more than any text or list."""
+    """Return the permitted values of an option, if they are more specific than a string or a list."""
     field = options.model_fields.get(name)
     found = "" if field is None else expected(field.annotation, field.metadata).removesuffix(", or null")
     return found if re.match(r"one of|a (whole )?number\b|true or false|two numbers", found) else ""
 
 
 def _title(line: CommandLine, group: str, name: Any) -> str:
-    """The first line of the comment at the top of the file of a choice, or of the docstring of its class."""
+    """Return the first comment in the file of a choice, or the first line of the docstring of its class."""
     for file in reversed(list(line.with_bases(f"{group}/{name}"))):
         comments = re.findall("^# (?!@)(.*)", file.read_text(), re.M)
         return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
@@ -208,12 +218,12 @@ def _title(line: CommandLine, group: str, name: Any) -> str:
 
 
 def _default(config: Config, option: Option) -> str:
-    """A default as it is typed; what it refers to, as its value."""
+    """Return the default of an option as typed, with references resolved."""
     if "${" not in option.default:
         return option.default
     return _typed(config.value(option.name))
 
 
 def _typed(value: Any) -> str:
-    """A value as a command line takes it."""
+    """Return a value in the syntax of the command line."""
     return "…" if value == MISSING else typed(value)
