@@ -1,8 +1,8 @@
-"""ssvit from Python: the commands as functions, and trained models applied to pictures.
+"""Provide the commands as Python functions, and trained models that are applied to images.
 
-Every option of a command is a keyword argument. An option with a dot is given as a dictionary (recipe={"lr": 1e-3}) or
-by its name (**{"recipe.lr": 1e-3}); options of the recipe also by their last part (lr=1e-3). A failure is a `UserError`
-with the line that the command prints. Environment, signal handlers and torch's random state do not change.
+Every option of a command is a keyword argument. An option with a dot is passed as a dictionary (recipe={"lr": 1e-3}) or
+by its name (**{"recipe.lr": 1e-3}); options of the recipe also by their last part (lr=1e-3). A failure raises a
+`UserError` with the line that the command prints. Environment, signal handlers and torch's random state do not change.
 """
 
 import contextlib
@@ -25,70 +25,73 @@ from ssvit.training.recipe import Recipe
 if TYPE_CHECKING:
     from ssvit.inference import Classifier, Encoder
 
-# Names that may stand alone for a command that trains.
+# Short names of options of the commands that train.
 _SHORT = {name: f"recipe.{name}" for name in Recipe.model_fields}
 _SHORT |= {"image_size": "data.image_size", "patch_size": "encoder.patch_size"}
-_BARE = re.compile(r"[\w./+-]+", re.ASCII)  # what Hydra takes as it is written
-_NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # what it takes for no string
+_BARE = re.compile(r"[\w./+-]+", re.ASCII)  # strings that Hydra reads without quotes
+_NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # values of other types
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: `folder` holds its checkpoints, metrics and figures."""
+    """Refer to a finished run; `folder` contains its checkpoints, metrics and figures."""
 
     folder: Path
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, each with its "step"; of a comparison those of its first pre-trained run."""
+        """Return the rows of metrics.jsonl, each with its "step".
+
+        For a comparison, these are the rows of its first pre-trained run.
+        """
         return rows(reported_run(self.folder))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric."""
+        """Return the last value of each metric."""
         return {name: value for row in self.history for name, value in row.items() if value is not None}
 
     @property
     def figures(self) -> dict[str, Path]:
-        """Its pictures, by name."""
+        """Return the paths of the figures by name."""
         return {file.stem: file for file in sorted(self.folder.glob("*.png"))}
 
     @property
     def comparison(self) -> dict[str, Any] | None:
-        """The result of compare=scratch or sweep=table4; None for a single run."""
+        """Return the result of compare=scratch or sweep=table4; None for a single run."""
         for name in ("comparison.json", "sweep.json"):
             if (self.folder / name).is_file():
                 return json.loads((self.folder / name).read_text())
         return None
 
     def encoder(self, **options: Any) -> "Encoder":
-        """Its encoder, as `load` gives it."""
+        """Load the encoder of this run; options as in `load`."""
         return load(self.folder, **options)
 
     def classifier(self, **options: Any) -> "Classifier":
-        """Its classifier, as `load_classifier` gives it."""
+        """Load the classifier of this run; options as in `load_classifier`."""
         return load_classifier(self.folder, **options)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report on frozen features: `folder` holds report.html, report.json and figures."""
+    """Refer to a report on frozen features; `folder` contains report.html, report.json and figures."""
 
     folder: Path
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The content of report.json."""
+        """Return the content of report.json."""
         return json.loads((self.folder / "report.json").read_text())
 
     @property
     def figures(self) -> dict[str, Path]:
-        """Its pictures, by name."""
+        """Return the paths of the figures by name."""
         return {file.stem: file for file in sorted(self.folder.rglob("*.png"))}
 
     @property
     def page(self) -> Path:
-        """The report as one HTML file."""
+        """Return the path of the report as one HTML file."""
         return self.folder / "report.html"
 
 
@@ -100,11 +103,21 @@ def pretrain(
     config_dir: str | Path | None = None,
     **options: object,
 ) -> Run:
-    """Pre-train: the command `ssvit pretrain`. data: a data set's name, or a folder of images.
+    """Pre-train an encoder, as the command `ssvit pretrain`.
 
-    checkpoint: a run, or a file of another project's weights, to start from; None: random weights. With a run and
-    without data, the images are the run's. verbose: whether anything is printed. config_dir: a folder with your own
-    configurations.
+    Args:
+        data: Name of a data set, or path of a folder of images; None for the default, or the images of the run in
+            `checkpoint`.
+        checkpoint: Run or file of foreign weights to start from; None for random weights.
+        verbose: Whether to print the output of the command.
+        config_dir: Folder with additional configuration files.
+        options: Options of the command.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: The command failed; the message is the line that it prints.
     """
     return Run(_call("pretrain", {"data": data, "checkpoint": checkpoint} | options, verbose, config_dir))
 
@@ -117,9 +130,20 @@ def finetune(
     config_dir: str | Path | None = None,
     **options: object,
 ) -> Run:
-    """Fine-tune a classifier: the command `ssvit finetune`.
+    """Fine-tune a pre-trained encoder as a classifier, as the command `ssvit finetune`.
 
-    checkpoint: a run, its name, or a file of another project's weights; None: the newest run.
+    Args:
+        checkpoint: Run, name of a run, or file of foreign weights; None for the newest run.
+        data: Name of a data set, or path of a folder of images; None for the images of the pre-training run.
+        verbose: Whether to print the output of the command.
+        config_dir: Folder with additional configuration files.
+        options: Options of the command.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: The command failed; the message is the line that it prints.
     """
     return Run(_call("finetune", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
@@ -132,15 +156,34 @@ def evaluate(
     config_dir: str | Path | None = None,
     **options: object,
 ) -> Evaluation:
-    """Measure frozen features: the command `ssvit evaluate`. checkpoint: as in `finetune`."""
+    """Evaluate frozen features, as the command `ssvit evaluate`.
+
+    Args:
+        checkpoint: Run, name of a run, or file of foreign weights; None for the newest run.
+        data: Name of a data set, or path of a folder of images; None for the images of the pre-training run.
+        verbose: Whether to print the output of the command.
+        config_dir: Folder with additional configuration files.
+        options: Options of the command.
+
+    Returns:
+        The report.
+
+    Raises:
+        UserError: The command failed; the message is the line that it prints.
+    """
     return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
 def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any) -> "Encoder":
-    """A pre-trained encoder that takes pictures: paths, PIL images, arrays or tensors of any size.
+    """Load a pre-trained encoder, which accepts paths, PIL images, arrays or tensors of any image size.
 
-    checkpoint: a run's folder or its name in `outputs`, a file of another project's weights, or newest. options:
-    device, batch_size, and those of the encoder (image_size, resize, …).
+    Args:
+        checkpoint: Run, folder of a run, its name in `outputs`, file of foreign weights, or newest.
+        outputs: Folder of all runs.
+        options: device, batch_size, and options of the encoder (image_size, resize, …).
+
+    Raises:
+        UserError: There is no such checkpoint, or an option has an invalid value.
     """
     from ssvit import inference
     from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -153,7 +196,16 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
 def load_classifier(
     checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any
 ) -> "Classifier":
-    """A fine-tuned classifier that takes pictures; arguments as in `load`."""
+    """Load a fine-tuned classifier, which accepts images as `load` does.
+
+    Args:
+        checkpoint: Run, folder of a run, its name in `outputs`, or newest.
+        outputs: Folder of all runs.
+        options: device, batch_size, and options of the encoder (image_size, resize, …).
+
+    Raises:
+        UserError: There is no such checkpoint, or an option has an invalid value.
+    """
     from ssvit import inference
     from ssvit.checkpoints.checkpoint import FINETUNE
     from ssvit.loading.finding import find
@@ -163,11 +215,11 @@ def load_classifier(
 
 
 def _quiet(line: str) -> None:
-    """Nothing is said of which checkpoint is the newest."""
+    """Discard the line that names the newest checkpoint."""
 
 
 def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
-    """What the option checkpoint= takes: a path, which may be that of a run of this name in `outputs`."""
+    """Return the value of the option checkpoint=: a path, or the path of the run of this name in `outputs`."""
     if isinstance(given, Run):
         return str(given.folder)
     if not isinstance(given, str | os.PathLike):
@@ -177,7 +229,7 @@ def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
 
 
 def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
-    """Run a command and return the folder that it leaves."""
+    """Run a command and return its output folder."""
     if options.get("checkpoint") is not None:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
@@ -193,7 +245,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-    """Options by their full names; a dictionary within a group's is the value of one, or changes a part of it."""
+    """Yield options by their full names. A dictionary inside a group's dictionary is the value of one option."""
     for name, value in options.items():
         if isinstance(value, Mapping) and "." not in name:
             yield from ((f"{name}.{inner}", of) for inner, of in value.items())
@@ -202,14 +254,14 @@ def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
 
 
 def _written(value: object) -> str:
-    """A value as the command line takes it."""
+    """Return a value in the syntax of the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}:{_written(of)}' for name, of in value.items())}}}"
-    if isinstance(value, numbers.Real):  # NumPy's numbers, too
+    if isinstance(value, numbers.Real):  # includes NumPy's scalars
         return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
     if isinstance(value, Run):
         value = value.folder
@@ -225,7 +277,7 @@ def _written(value: object) -> str:
 
 @contextlib.contextmanager
 def _same_random_state() -> Iterator[None]:
-    """Put torch's random state and threads back at the end, where torch is loaded already."""
+    """Restore torch's random state and number of threads after the block, if torch has been imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield

@@ -16,12 +16,12 @@ from weakref import WeakSet
 
 from ssvit.options import UserError
 
-MANIFEST_BYTES = 1 << 25  # of the longest manifest read: parsed, hostile JSON takes some 20 times the memory
+MANIFEST_BYTES = 1 << 25  # maximum size of a manifest: hostile JSON takes about 20 times the memory when it is parsed
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in an OSError of the block that has no name, such as that of a full disk."""
+    """Add the name of a file to an OSError of the block that has none, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write in the block, after which the disk has it. An OSError names it."""
+    """Yield a file to write within the block, and flush it to the disk afterwards. An OSError names the file."""
     with naming(path), open(path, "wb") as file:
         yield file
         file.flush()
@@ -54,7 +54,7 @@ def replace(path: Path, data: bytes) -> None:
         with suppress(OSError):
             beside.unlink()
         if isinstance(error, OSError):
-            error.filename = str(path)  # the one that the user knows
+            error.filename = str(path)  # not the temporary file
         raise
 
 
@@ -89,7 +89,7 @@ def replaced_folder(target: Path) -> Iterator[Path]:
         part.rename(target)
         synchronise(target.parent)
     finally:
-        if old.exists() and not target.exists():  # the new one could not take its place
+        if old.exists() and not target.exists():  # renaming the new folder failed
             old.rename(target)
         remove(part)
         remove(old)
@@ -153,7 +153,7 @@ def locked(path: Path, refusal: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder with all that is in it; what cannot be deleted stays."""
+    """Delete a file, a link or a folder with its content; errors are ignored."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -162,13 +162,19 @@ def remove(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """OSError unless `path` is a file that can be read to its end: no pipe, device or folder."""
+    """Raise OSError unless `path` is a regular file, as opposed to a pipe, a device or a folder."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The object in a JSON file, such as a manifest, and its bytes. OSError, ValueError or RecursionError if none."""
+    """Return the object in a JSON file, such as a manifest, and the file's bytes.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file contains no JSON object, or is larger than any manifest.
+        RecursionError: The JSON is nested too deeply.
+    """
     check_regular(path)
     with naming(path), open(path, "rb") as file:
         data = file.read(MANIFEST_BYTES + 1)
@@ -198,7 +204,7 @@ def check_schema(stored: object, expected: int, path: Path, error: Callable[[str
 
 
 def sealed(facts: Mapping[str, object]) -> bytes:
-    """The text of a manifest: its entries and their checksum, which replaces an older one."""
+    """Return the text of a manifest: its entries and their checksum, which replaces an older one."""
     data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
     if len(data) > MANIFEST_BYTES:
         raise OSError(errno.EFBIG, f"a manifest of {len(data)} bytes could not be read again")
@@ -206,6 +212,6 @@ def sealed(facts: Mapping[str, object]) -> bytes:
 
 
 def seal(facts: Mapping[str, object]) -> str:
-    """The sha256 of a manifest without the checksum in it; it reveals a changed bit anywhere."""
+    """Return the sha256 of a manifest without its checksum, which reveals any changed bit."""
     facts = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,7 @@
-"""The groups of options from which a part is chosen: objective=mae chooses mae of the group objective. No torch."""
+"""Define the groups of options from which parts are chosen. No torch.
+
+For example, objective=mae selects mae of the group objective.
+"""
 
 from dataclasses import dataclass
 
@@ -8,10 +11,10 @@ class Group:
     """A group of options.
 
     Attributes:
-        meaning: What is chosen, for `--help`; "" if the command explains its option of that name.
-        package: The package whose modules *_options declare the choices; None if YAML files alone do.
-        several: Whether several parts are chosen, each with its options under its name.
-        key: The name of the part within the group; "" if the options of the group are those of the part.
+        meaning: Description for `--help`; "" if the command describes its option of that name.
+        package: Package whose modules *_options declare the choices; None if only YAML files do.
+        several: Whether several parts may be chosen, each with its options under its name.
+        key: Name of the part within the group; "" if the options of the group are those of the part.
     """
 
     meaning: str = ""

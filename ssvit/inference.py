@@ -1,4 +1,4 @@
-"""Encoders and classifiers for use from Python, which resize and crop pictures as in the evaluation.
+"""Apply encoders and classifiers to images in Python, with the resizing and cropping of the evaluation.
 
 Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d width, k classes.
 """
@@ -30,17 +30,24 @@ from ssvit.options import OptionError, whole
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
-"""One picture or several: a file, a folder of files, a PIL image, an array (h, w), (h, w, c) or (b, h, w, c), a tensor
-(c, h, w) or (b, c, h, w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8; those
-for an encoder that was trained with data.range have values as files have them.
+"""One image or several, as paths, PIL images, arrays or tensors.
+
+A path is a file or a folder of files. An array is (h, w), (h, w, c) or (b, h, w, c), a tensor (c, h, w) or (b, c, h,
+w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8; for an encoder trained with
+data.range, their values are those of the files.
 """
 
 
 def pictures(given: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
-    """Each picture as (c, h, w) uint8, or float32 in [0, 1], in the order given; a folder's sorted by path.
+    """Yield each image as (c, h, w) uint8, or float32 in [0, 1], in order; the files of a folder are sorted by path.
 
-    pixels: of the encoder. Where that has a range, arrays and tensors have values as files have them. OptionError for
-    what is no picture; Unreadable for a file that cannot be decoded.
+    Args:
+        given: One image or several.
+        pixels: Pixel format of the encoder. If it has a range, values of arrays and tensors are those of the files.
+
+    Raises:
+        OptionError: The argument is not an image.
+        Unreadable: A file cannot be decoded.
     """
     if isinstance(given, str | os.PathLike):
         yield from (decode.load(path, None, pixels) for path in folder.pictures(os.fspath(given)))
@@ -77,13 +84,13 @@ def _bytes(images: Tensor) -> Tensor:
     right = "must be uint8, or floating-point in [0, 1]"
     if not images.is_floating_point():
         raise OptionError("images", images.dtype, right)
-    if images.numel() and not (images.min() >= 0 and images.max() <= 1):  # also refuses what is no number
+    if images.numel() and not (images.min() >= 0 and images.max() <= 1):  # also false for NaNs
         raise OptionError("images", f"{images.min():.4g} to {images.max():.4g}", right)
     return (images * 255).round().to("cpu", torch.uint8)
 
 
 class _Model:
-    """The common part of encoders and classifiers: pictures in batches of one size."""
+    """Implement what encoders and classifiers share: batches of images with one size."""
 
     def __init__(
         self,
@@ -98,15 +105,22 @@ class _Model:
         try:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()
-        except (RuntimeError, TypeError, AssertionError) as error:  # no such name, or no such device here
+        except (RuntimeError, TypeError, AssertionError) as error:  # unknown or unavailable device
             right = f"must be a device of this machine, as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
             raise OptionError("device", device, right) from None
         self.transform, self.batch_size, self.pixels = transform, batch_size, pixels
 
     def prepare(self, images: Pictures) -> Tensor:
-        """Pictures as the model takes them, resized and cropped: -> (b, c, h, w), uint8 or float32 in [0, 1].
+        """Resize and crop images for the model.
 
-        OptionError if there is none.
+        Args:
+            images: One image or several.
+
+        Returns:
+            (b, c, h, w), uint8 or float32 in [0, 1].
+
+        Raises:
+            OptionError: There are no images.
         """
         return torch.cat(list(self._batches(images)))
 
@@ -128,23 +142,47 @@ class _Model:
 
 
 class Encoder(_Model):
-    """A pre-trained encoder. `module` is the `ViT` itself, in eval mode, or the `Timm`."""
+    """Compute features of images with a pre-trained encoder. `module` is the `ViT` or the `Timm`, in eval mode."""
 
     module: encoders.Encoder
 
     def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
-        """One vector for each picture, pooled as the encoder was trained: -> (b, d) float32.
+        """Return one feature vector per image, pooled as in the training of the encoder.
 
-        layer: 1 for the first; None for the last. The encoder's last norm is applied in both cases.
+        Args:
+            images: One image or several.
+            layer: Number of the layer, from 1; None for the last. The encoder's final norm is applied to any layer.
+
+        Returns:
+            (b, d) float32.
         """
         return self._read(images, self.module.pooling, layer)
 
     def class_token(self, images: Pictures, *, layer: int | None = None) -> Tensor:
-        """The output of the class token: -> (b, d) float32. OptionError if the encoder has none."""
+        """Return the output of the class token.
+
+        Args:
+            images: One image or several.
+            layer: Number of the layer, from 1; None for the last.
+
+        Returns:
+            (b, d) float32.
+
+        Raises:
+            OptionError: The encoder has no class token.
+        """
         return self._read(images, "class_token", layer)
 
     def patch_features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
-        """One vector for each patch: -> (b, y, x, d) float32."""
+        """Return one feature vector per patch.
+
+        Args:
+            images: One image or several.
+            layer: Number of the layer, from 1; None for the last.
+
+        Returns:
+            (b, y, x, d) float32.
+        """
         return self._read(images, PATCHES, layer)
 
     def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
@@ -154,35 +192,41 @@ class Encoder(_Model):
 
 
 class Prediction(NamedTuple):
-    """The prediction for one picture: the most probable class, and the probability of every class by its name."""
+    """Prediction for one image.
+
+    Attributes:
+        name: Name of the most probable class.
+        probability: Its probability, in [0, 1].
+        probabilities: Probability of each class by name.
+    """
 
     name: str
     probability: float
     probabilities: dict[str, float]
 
     def present(self, threshold: float = 0.5) -> list[str]:
-        """The classes of at least that probability, the most probable first, for pictures of several classes."""
+        """Return the classes with at least a probability, in descending order, for multi-label classification."""
         names = sorted(self.probabilities, key=lambda name: -self.probabilities[name])
         return [name for name in names if self.probabilities[name] >= threshold]
 
 
 class Classifier(_Model):
-    """A fine-tuned classifier. `module` is the `Classify` objective, in eval mode."""
+    """Classify images with a fine-tuned classifier. `module` is the `Classify` objective, in eval mode."""
 
     module: Classify
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, in the order of `probabilities`."""
+        """Return the names of the classes, in the order of `probabilities`."""
         return list(self.module.classes)
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether a picture may have several of the classes, or none: probabilities then do not sum to 1."""
+        """Return whether an image may have several classes or none; probabilities then do not sum to 1."""
         return self.module.options.loss == MULTI_LABEL
 
     def probabilities(self, images: Pictures) -> Tensor:
-        """-> (b, k) float32."""
+        """Return the probabilities of the classes, (b, k) float32."""
         return torch.cat([self._probabilities(batch) for batch in self._batches(images)])
 
     @torch.no_grad()
@@ -190,7 +234,7 @@ class Classifier(_Model):
         return self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
 
     def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | Unreadable]]:
-        """For each file in turn its path and the probabilities of the classes, (k,), or why it cannot be read."""
+        """Yield the path of each file with its class probabilities, (k,), or the error if it cannot be read."""
         for start in range(0, len(paths), self.batch_size):
             part = paths[start : start + self.batch_size]
             read: dict[int, Tensor] = {}
@@ -205,7 +249,7 @@ class Classifier(_Model):
             yield from ((path, answers[place]) for place, path in enumerate(part))
 
     def predict(self, images: Pictures) -> list[Prediction]:
-        """The classes of each picture."""
+        """Return a prediction for each image."""
         answers = []
         for row in self.probabilities(images).tolist():
             by_name = dict(zip(self.classes, row, strict=True))
@@ -215,9 +259,13 @@ class Classifier(_Model):
 
 
 def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: Any) -> Encoder:
-    """The encoder of a checkpoint, with the preprocessing of its evaluation.
+    """Load the encoder of a checkpoint with the preprocessing of its evaluation.
 
-    given: options of `checkpoints.loading_options.LoadEncoder`, as image_size=[96, 96].
+    Args:
+        checkpoint: The checkpoint.
+        device: Name of the device, such as cpu or cuda:0.
+        batch_size: Maximum number of images in a batch.
+        given: Options of `LoadEncoder`, such as image_size=[96, 96].
     """
     module = load_encoder(LoadEncoder(path=checkpoint.path, **given))
     reading = _transform(checkpoint, module), pixel_format(checkpoint)
@@ -225,14 +273,21 @@ def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64
 
 
 def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: Any) -> Classifier:
-    """The classifier of a fine-tuned checkpoint, with the preprocessing of its evaluation; given: as in `encoder`."""
+    """Load the classifier of a fine-tuned checkpoint with the preprocessing of its evaluation.
+
+    Args:
+        checkpoint: The checkpoint.
+        device: Name of the device, such as cpu or cuda:0.
+        batch_size: Maximum number of images in a batch.
+        given: Options of `LoadEncoder`, such as image_size=[96, 96].
+    """
     module = load_classifier(LoadEncoder(path=checkpoint.path, **given))
     reading = _transform(checkpoint, module.encoder), pixel_format(checkpoint)
     return Classifier(module, *reading, device=device, batch_size=batch_size)
 
 
 def _transform(checkpoint: Checkpoint, model: encoders.Encoder) -> CenterCrop:
-    """The evaluation's transform; on another image size, what it resizes to grows alike."""
+    """Return the transform of the evaluation; for another image size, its resizing is scaled in proportion."""
     options = vars(eval_transform(checkpoint))
     (height, _), resize = options["size"], options["resize"]
     if model.image_size != options["size"] and resize is not None:

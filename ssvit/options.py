@@ -1,4 +1,4 @@
-"""The errors that a user can correct, and checks of single values. Standard library only."""
+"""Define errors that a user can correct, and checks of single values. Standard library only."""
 
 import json
 import math
@@ -11,44 +11,55 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """A failure that the user can correct: the commands print its message as one line, without a traceback."""
+    """A failure that the user can correct. Commands print its message as one line, without a traceback."""
 
 
-MISSING = "???"  # the value of an option without a default that is not typed, as in YAML
+MISSING = "???"  # value of a required option that was not typed, as in YAML
 
 
 class OptionError(UserError, ValueError):
-    """An option has a value that it cannot have, or is `MISSING`."""
+    """An option has an invalid value, or a required option is `MISSING`.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        right: The expected value, as in "must be true or false".
+    """
 
     def __init__(self, name: str, value: object, right: str) -> None:
         super().__init__(f"{name}: {right}" if value == MISSING else f"{name}={typed(value)}: {right}")
         self.name, self.value, self.right = name, value, right
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
-        """For pickle, by which a process sends it to another one: exceptions are made again from their message."""
+        """Support pickling, by which processes exchange exceptions: by default, only the message would be passed."""
         return type(self), (self.name, self.value, self.right)
 
 
 class RootOptionError(OptionError):
-    """An option has a value that it cannot have, and is named from the root of the configuration, as recipe.ema.
+    """An option, named from the root of the configuration (such as recipe.ema), has an invalid value.
 
     `within` leaves its name unchanged.
     """
 
 
 class Failure(UserError):
-    """A failure in one line, with the status that the process ends with."""
+    """A failure with a one-line message and an exit status.
+
+    Args:
+        line: The message; white space is collapsed.
+        status: Exit status of the process.
+    """
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(" ".join(line.split()))
         self.status = status
 
 
-_LONGEST = 200  # characters of a value in a message
+_LONGEST = 200  # maximum number of characters of a value in a message
 
 
 def typed(value: object) -> str:
-    """A value as a user types it, cut short where it is long: null, true, abc, [1,2], {a:1}."""
+    """Return a value in the syntax of the command line, truncated if long: null, true, abc, [1,2], {a:1}."""
     if isinstance(value, list | tuple):
         text = f"[{','.join(map(typed, value))}]"
     elif isinstance(value, dict):
@@ -60,7 +71,7 @@ def typed(value: object) -> str:
 
 @contextmanager
 def within(group: str) -> Iterator[None]:
-    """Name the options of errors raised in the block from the root of the configuration, as the user typed them."""
+    """Prefix the options in errors raised within the block with the name of their group."""
     try:
         yield
     except RootOptionError:
@@ -70,25 +81,25 @@ def within(group: str) -> Iterator[None]:
 
 
 def printable(text: object) -> str:
-    r"""Text that a terminal shows as it is: control characters, which a file's name may hold, as \x1b and the like."""
+    r"""Return text with control characters, which a file name may contain, escaped as \x1b."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
 def one_line(text: object) -> str:
-    """Text as a page or a figure shows it: `printable`, with white space, line ends included, as single spaces."""
+    """Return text for a page or a figure: `printable`, with each run of white space replaced by one space."""
     return printable(" ".join(str(text).split()))
 
 
-_MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore within a word has no meaning
+_MARKDOWN = re.compile(r"[\\`*\[\]<>&|~$#!]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is literal
 
 
 def markdown(text: object) -> str:
-    """Text as one line of Markdown that shows it: no character has a meaning."""
+    """Return text as one line of Markdown in which all special characters are escaped."""
     return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
 
 
 def print_lines(*lines: object) -> None:
-    """Print each text as one line, see `printable`."""
+    """Print each text as one line, with control characters escaped by `printable`."""
     print(*map(printable, lines), sep="\n", end="\n" * bool(lines), flush=True)
 
 
@@ -97,13 +108,21 @@ def _is_whole(value: object, at_least: int) -> bool:
 
 
 def whole(name: str, value: object, at_least: int = 1) -> None:
-    """`value` must be an integer of `at_least` or more."""
+    """Raise OptionError unless `value` is an integer of at least `at_least`."""
     if not _is_whole(value, at_least):
         raise OptionError(name, value, f"must be a whole number, {at_least} or more")
 
 
 def number(name: str, value: object, low: float, high: float = float("inf"), *, above: bool = False) -> None:
-    """`value` must be a finite number from `low` to `high`, or above `low` where `above` is set."""
+    """Raise OptionError unless a value is a finite number in an interval.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        low: Minimum.
+        high: Maximum, inclusive.
+        above: Whether the minimum is excluded.
+    """
     given = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not math.isfinite(given) or given > high or given < low or (above and given == low):
         least = f"above {low:g}" if above else f"{low:g} or more"
@@ -112,20 +131,29 @@ def number(name: str, value: object, low: float, high: float = float("inf"), *, 
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """`value` must stand in `allowed`."""
+    """Raise OptionError unless `value` is one of the allowed values."""
     allowed = tuple(allowed)
     if value not in allowed:
         raise OptionError(name, value, f"must be one of {', '.join(map(str, allowed))}")
 
 
 def flag(name: str, value: object) -> None:
-    """`value` must be true or false."""
+    """Raise OptionError unless `value` is true or false."""
     if not isinstance(value, bool):
         raise OptionError(name, value, "must be true or false")
 
 
 def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:
-    """Read a height and width: one whole number for both, or a list of two. Returns (height, width)."""
+    """Return (height, width) from one whole number for both or a list of two.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        at_least: Minimum of height and width.
+
+    Raises:
+        OptionError: The value has another form.
+    """
     values = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(values) != 2 or not all(_is_whole(side, at_least) for side in values):
         raise OptionError(name, value, f"must be a whole number of pixels, {at_least} or more, or [height, width]")
@@ -134,9 +162,12 @@ def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:
 
 
 def file_to_write(name: str, value: object, begins: Sequence[str] = ("",)) -> None:
-    """`value` must be the path of a file that can be written, or replaced.
+    """Raise OptionError unless a value is the path of a file that can be written or replaced.
 
-    begins: how the files begin that may be replaced, besides empty ones; by default all may.
+    Args:
+        name: Name of the option.
+        value: Its value.
+        begins: Prefixes of the content of files that may be replaced; empty files may always be replaced.
     """
     path = Path(str(value))
     if path.exists() and not path.is_file():
@@ -151,7 +182,7 @@ def file_to_write(name: str, value: object, begins: Sequence[str] = ("",)) -> No
 
 
 def _begins(path: Path, ways: Sequence[str]) -> bool:
-    """Whether a file begins in one of these ways, or is empty."""
+    """Return whether a file is empty or its content begins with one of some prefixes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             start = file.read(max(map(len, ways)))
@@ -161,7 +192,7 @@ def _begins(path: Path, ways: Sequence[str]) -> bool:
 
 
 def folder_to_write(name: str, value: object) -> None:
-    """`value` must be the path of a folder that can be written into, or made."""
+    """Raise OptionError unless `value` is the path of a folder that is writable or can be created."""
     path = Path(str(value)).absolute()
     if path.exists() and not path.is_dir():
         raise OptionError(name, value, "must be a folder, and this is a file")

@@ -17,17 +17,26 @@ ONEDNN_HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (r, i), weight (o, i), bias (o,) -> (r, o) by oneDNN; torch multiplies float32 matrices by MKL."""
+    """Return a linear layer computed by oneDNN: torch multiplies float32 matrices with MKL.
+
+    Args:
+        x: (r, i).
+        weight: (o, i).
+        bias: (o,), or None.
+
+    Returns:
+        (r, o).
+    """
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU itself multiplies matrices in bfloat16."""
+    """Return whether this CPU has instructions for products of bfloat16 matrices."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks, so that it must be called."""
+    """Return whether a module has hooks, so that it must be called instead of its `forward`."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks)
 
@@ -46,11 +55,11 @@ def end_workers(batches: Iterator[Any]) -> None:
 
 
 def set_timeout(strategy: Any, timeout: timedelta) -> None:
-    """Set how long the processes of a strategy of Fabric wait for each other, whichever the strategy is."""
-    if hasattr(strategy, "_timeout"):  # one of several processes
+    """Set how long the processes of any Fabric strategy wait for each other."""
+    if hasattr(strategy, "_timeout"):  # only strategies with several processes
         strategy._timeout = timeout
 
 
 def set_static_graph(strategy: Any, static: bool) -> None:
-    """Set whether Fabric's DDPStrategy takes the graph for static, after it was made."""
+    """Set whether Fabric's DDPStrategy assumes a static graph, after its construction."""
     strategy._ddp_kwargs["static_graph"] = static

@@ -1,4 +1,4 @@
-"""Which of a run's processes this is, as its launcher tells in the environment. Standard library only."""
+"""Identify the processes of a run by the environment variables of its launcher. Standard library only."""
 
 import ctypes
 import functools
@@ -8,22 +8,22 @@ import threading
 import time
 from contextlib import suppress
 
-_GRACE = 30  # seconds for a checkpoint, as many as torchrun gives between SIGTERM and SIGKILL
+_GRACE = 30  # seconds for a checkpoint, as between torchrun's SIGTERM and SIGKILL
 
 
 def is_main_process() -> bool:
-    """Whether this process is the first of the run, as torchrun, SLURM and Fabric's own launcher tell it."""
-    # Within a job of SLURM, torchrun numbers the machines in an order of its own.
+    """Return whether this process is the first of its run, according to torchrun, SLURM or Fabric's launcher."""
+    # Within a SLURM job, torchrun's order of the machines differs from that of SLURM.
     names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def count(devices: object, num_nodes: int) -> int | None:
-    """The number of processes of a run, as torchrun, SLURM or the options tell; None if the machine decides.
+    """Return the number of processes of a run from torchrun, SLURM or the options; None if it depends on the machine.
 
     Args:
-        devices: Of a machine, as a number; anything else is left to the machine.
-        num_nodes: The number of machines.
+        devices: Number of devices per machine; the result is None for other values, such as auto.
+        num_nodes: Number of machines.
     """
     for name, mark in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if mark in os.environ and name in os.environ:
@@ -32,9 +32,9 @@ def count(devices: object, num_nodes: int) -> int | None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory for the next allocation, in the process of a command.
+    """Configure glibc to keep freed memory for later allocations, in the process of a command.
 
-    By default it returns large blocks to the kernel, which clears each page again when a tensor next uses it.
+    By default, it returns large blocks to the kernel, which then has to clear each page for the next tensor.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -44,9 +44,9 @@ def keep_memory() -> None:
 
 @functools.cache
 def end_with_launcher() -> None:
-    """End this process once its launcher has ended: torchrun, or the main process of Fabric.
+    """End this process when its launcher (torchrun, or the main process of Fabric) has ended.
 
-    torchrun stops its processes itself, unless it is killed.
+    torchrun stops its processes unless it is killed.
     """
     launcher = os.getppid()
 
