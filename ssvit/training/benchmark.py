@@ -1,7 +1,7 @@
-"""How many images a second a training step takes on this machine, and how many the loader gives.
+"""Measure the throughput of training steps and of the data loader on this machine, in images per second.
 
-Contenders of `compare` run alternately, so that a busy machine slows all of them alike. Ratios are taken within a
-round, and their median counts; rates differ from machine to machine.
+Contenders of `compare` run alternately, so that other processes slow all of them equally. Ratios are computed within a
+round and summarised by their median; absolute rates differ between machines.
 """
 
 import itertools
@@ -28,23 +28,23 @@ from ssvit.training.recipe import Recipe
 from ssvit.training.session import Session
 from ssvit.training.state import State
 
-_SIDE = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices whose product shows the machine's peak
-_IN_MEMORY, _FILES = 4096, 512  # images that the loader gives in a round, at least; it augments blocks of 4096
+_SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices whose product measures the machine's peak rate
+_IN_MEMORY, _FILES = 4096, 512  # minimum images per round of the loader, which augments blocks of 4096
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Items a second: medians over the rounds.
+    """Items per second, as medians over the rounds.
 
     Attributes:
-        name: The contender.
-        per_work_second: By the CPU time of all threads, or by the events of a GPU.
-        per_second: By the clock.
-        quartiles: The first and the third of the rates per second of work.
-        ratio: The rate relative to that of the reference in the same round, if there is one.
-        ratio_quartiles: The first and the third of this ratio.
-        share: The matrix products of the work relative to the machine's peak, 0 to 1, if measured.
-        memory: The highest memory in megabytes, if measured.
+        name: Name of the contender.
+        per_work_second: Items per second of CPU time over all threads, or of a GPU's event time.
+        per_second: Items per second of wall-clock time.
+        quartiles: First and third quartile of `per_work_second`.
+        ratio: Median ratio to the rate of the reference in the same round; None without a reference.
+        ratio_quartiles: First and third quartile of this ratio.
+        share: Matrix products of the work relative to the machine's peak, in [0, 1]; None if not measured.
+        memory: Peak memory in megabytes; None if not measured.
     """
 
     name: str
@@ -58,21 +58,21 @@ class Rate:
 
 
 def cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the number of items of a call, and its CPU time over all threads."""
+    """Return the number of items of a call and its CPU time over all threads in seconds."""
     began = time.process_time()
     count = work()
     return count, time.process_time() - began
 
 
 def clock_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the number of items of a call, and its time by the clock."""
+    """Return the number of items of a call and its wall-clock time in seconds."""
     began = time.perf_counter()
     count = work()
     return count, time.perf_counter() - began
 
 
 def gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the number of items of a call, and its time by events of the stream, for which the host waits."""
+    """Return the number of items of a call and its time between two CUDA events in seconds."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     count = work()
@@ -88,13 +88,13 @@ def compare(
     reference: str | None = None,
     seconds: Callable[[Callable[[], float]], tuple[float, float]] = cpu_seconds,
 ) -> list[Rate]:
-    """Time contenders alternately: once in each round, after one round that is not timed.
+    """Time contenders alternately: once in each round, after one untimed round.
 
     Args:
-        contenders: Functions that do some work and return the number of its items.
-        rounds: Number of rounds; the order of the contenders turns by one place in each.
-        reference: The contender that the ratios are relative to; None: there are no ratios.
-        seconds: How the time of work is measured.
+        contenders: Functions that do some work and return its number of items.
+        rounds: Number of rounds; the order of the contenders rotates by one in each round.
+        reference: Contender that ratios are relative to; None for no ratios.
+        seconds: Function that measures the time of a contender.
     """
     names = list(contenders)
     work: dict[str, list[float]] = {name: [] for name in names}
@@ -128,7 +128,14 @@ def _quartiles(rates: Sequence[float]) -> tuple[float, float]:
 
 
 class Steps:
-    """Training steps on the same images: each call is one update, and returns the number of images that it takes."""
+    """Run training steps on the same images; each call is one update and returns its number of images.
+
+    Args:
+        fabric: The processes and devices.
+        objective: The objective, which is trained.
+        recipe: The hyperparameters.
+        images: The batch of each step.
+    """
 
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe, images: Batch) -> None:
         self.recipe = recipe.changed(steps=1_000_000, warmup=0, decay="constant", lr_end=0.0)
@@ -145,12 +152,12 @@ class Steps:
 
     @property
     def loss(self) -> float:
-        """The loss of the newest step, for which the host waits."""
+        """Return the loss of the newest step; this synchronises host and device."""
         return self.numbers.values[self.numbers.names.index("loss")].item()
 
 
 def few(loader: Loader, images: int = 2) -> Batch:
-    """Return a batch of so many images on the CPU."""
+    """Return a batch with a number of images on the CPU."""
     return next(replace(loader, batch_size=images, accumulate=1, workers=0, device="cpu").batches(0, 1))
 
 
@@ -171,9 +178,12 @@ def products(precision: str, device: str) -> dict[str, Callable[[], float]]:
 
 
 def with_shares(rates: Sequence[Rate], peak: Sequence[str], gflop: float) -> list[Rate]:
-    """Return rates with their share of the peak: the highest rate of the contenders `peak`, whose items are GFLOP.
+    """Return rates with their share of the machine's peak.
 
-    gflop: matrix products of an image's step.
+    Args:
+        rates: The rates.
+        peak: Names of the contenders whose items are GFLOP; the highest of their rates is the peak.
+        gflop: GFLOP of the matrix products of an image's step.
     """
     highest = max(rate.per_work_second for rate in rates if rate.name in peak)
     return [
@@ -182,11 +192,13 @@ def with_shares(rates: Sequence[Rate], peak: Sequence[str], gflop: float) -> lis
 
 
 def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
-    """Measure a training step with the matrix products of this machine, and the loader, in one process.
+    """Measure a training step, matrix products and the loader in one process.
 
-    config: of a pre-training run, which is not written.
+    Args:
+        config: Configuration of a pre-training run, which is not trained.
+        rounds: Number of rounds.
     """
-    torch.compiler.reset()  # a batch of another size would be taken for a dynamic shape
+    torch.compiler.reset()  # a new batch size would otherwise compile a dynamic shape
     session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
     recipe, _, objective, loader = session.build(config)
     device = session.fabric.device.type
@@ -214,7 +226,7 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
 
 
 def table(title: str, rates: Sequence[Rate]) -> str:
-    """Return the rates as aligned text: with ratios if there are several contenders, shares and memory if measured."""
+    """Return the rates as an aligned table, with ratios, shares and memory where they exist."""
     columns: dict[str, list[str]] = {
         "": [rate.name for rate in rates],
         "items/work s": [f"{rate.per_work_second:,.1f}" for rate in rates],

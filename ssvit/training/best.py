@@ -85,7 +85,7 @@ def ends(best: Best | None, recipe: Recipe) -> bool:
 
 
 def keep(folder: Path, step: int) -> None:
-    """Keep the checkpoint of a step as best/. CheckpointError if it cannot be read."""
+    """Hard-link or copy the checkpoint of a step to best/; raise CheckpointError if this fails."""
     path = folder / f"step_{step:08d}"
     with contextlib.suppress(CheckpointError):
         if read(folder / NAME)["step"] == step:

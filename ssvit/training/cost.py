@@ -20,7 +20,7 @@ from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
 _ROUNDS = 5
-_STEPS = 24  # for each round; single steps differ, because several batches are read at a time
+_STEPS = 24  # steps of a round; single steps differ because several batches are read at a time
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Cost:
 
 
 def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> Cost:
-    """Train an objective for some steps and measure their cost. Nothing is saved.
+    """Measure the cost of some training steps. Nothing is saved.
 
     Args:
-        fabric: The process; there is only one.
+        fabric: A Fabric with a single process.
         objective: The objective, which is trained.
-        loader: Its batches.
+        loader: The training batches.
         recipe: The hyperparameters.
 
     Returns:

@@ -52,17 +52,18 @@ class Estimate:
 
     @property
     def memory(self) -> int:
-        """Peak memory in bytes."""
+        """Return the peak memory in bytes."""
         return (self.resident or self.weights) + self.gradients + self.activations + self.moments
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of steps and evaluations, without start-up, checkpoints and data waits; None if not measured."""
+        """Return the seconds of steps and evaluations, without start-up, checkpoints and data waits; None if not measured.
+        """
         return None if self.step is None else self.steps * self.step + (self.evaluations or 0)
 
     @property
     def line(self) -> str:
-        """The estimate as one line of text."""
+        """Return the estimate as one line of text."""
         if self.seconds is None or self.step is None:
             time_text = "time after the first steps"
         else:
@@ -90,16 +91,16 @@ def size(bytes: int) -> str:
 
 
 def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], *, first: int = 0) -> Estimate:
-    """Estimate the time and memory that the remaining steps take in each process.
+    """Estimate the time and memory of the remaining steps in each process.
 
-    Time is measured in a single process without torch.compile. Activations are counted there and, without a backward
-    pass, in several processes, but not for a sharded model, of which no process holds all weights.
+    Time is measured only in a single process without torch.compile. Activations are counted in the same step or, with
+    several processes, in a forward pass; not for a sharded model, since no process has all weights.
 
     Args:
-        state: The state of the run.
-        loader: Its batches.
-        evaluators: Its evaluators, by name.
-        first: The number of completed steps.
+        state: The training state.
+        loader: The training batches.
+        evaluators: Evaluators by name.
+        first: Number of complete steps.
     """
     fabric, objective, recipe = state.fabric, state.objective, state.recipe
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
@@ -112,7 +113,7 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
     if not sharding.is_sharded(fabric):
         with _taken_back(objective, fabric):
             few = min(_FIRST, micro)
-            for _ in range(2):  # the first one is slower, by what is built and loaded
+            for _ in range(2):  # the first step is slower, since it initialises libraries
                 took, fixed = _step(state, loader, few, backward=timed)
             count = max(few, min(micro, _MOST, int(few * _SECONDS / took)))
             larger, saved = _step(state, loader, count, backward=timed) if count > few else (took, fixed)
@@ -177,7 +178,7 @@ def _update(state: State) -> float:
 
 
 def _moments(state: State) -> int:
-    """Return the bytes of the optimiser's state: two values a weight for AdamW, one for SGD and for Muon's matrices."""
+    """Return the bytes of the optimiser's state: per weight, two values for AdamW, one for SGD and Muon."""
     of_weight = 1 if state.recipe.optimizer == "sgd" else 2
     return sum(
         (1 if group.get("matrices") else of_weight) * _bytes(group["params"]) for group in state.optimizer.param_groups

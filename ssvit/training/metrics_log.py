@@ -1,4 +1,4 @@
-"""Reporting of a run: progress bar or lines, metrics.jsonl, loggers, figures."""
+"""Report a run by progress bar or lines, metrics.jsonl, loggers and figures."""
 
 import contextlib
 import io
@@ -25,16 +25,16 @@ _TICK = 0.5  # seconds between refreshes of the progress bar during an evaluatio
 
 
 class MetricsLog:
-    """The log of a run, which prints progress and writes metrics and figures.
+    """Log a run: print progress, and write metrics and figures.
 
     Rows that an interrupted run wrote after `first_step` are removed.
 
     Args:
-        folder: The folder of the run.
+        folder: The run folder.
         recipe: The hyperparameters.
-        first_step: The number of completed steps.
-        is_main: Whether this is the main process; the log of the others prints and writes nothing.
-        loggers: Further loggers besides metrics.jsonl.
+        first_step: Number of complete steps.
+        is_main: Whether this is the main process; logs of all other processes have no output.
+        loggers: Loggers in addition to metrics.jsonl.
     """
 
     def __init__(
@@ -213,5 +213,5 @@ class MetricsLog:
 
 
 def _close(logger: Logger) -> None:
-    with contextlib.suppress(OSError, Unreachable):  # reported before
+    with contextlib.suppress(OSError, Unreachable):  # has been reported
         logger.close()

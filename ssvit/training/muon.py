@@ -78,10 +78,10 @@ class Muon(torch.optim.AdamW):
         groups: Parameter groups, as for AdamW.
         matrices: Number of matrices packed along the first dimension of each weight that Muon updates, as returned by
             `block_matrices`.
-        lr: Learning rate of groups that have none.
+        lr: Default learning rate of groups.
         betas: Decay rates of AdamW's running means.
         momentum: Decay rate of Muon's running mean of gradients, with Nesterov's update.
-        dtype: Data type of the orthogonalisation; None for that of the weights.
+        dtype: Data type of the orthogonalisation; None: the weights' data type.
         coefficients: Coefficients of the iterations of the orthogonalisation.
     """
 

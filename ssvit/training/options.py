@@ -1,4 +1,4 @@
-"""The options of the commands that train. No torch."""
+"""Define the options of the commands that train. No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -17,7 +17,7 @@ from ssvit.training.recipe import Recipe
 
 # Short forms of options.
 ALIASES = {"evaluator=": "evaluator@evaluators=", **encoder_options.ALIASES}
-EMBEDDED = "shapes"  # the data set of the first run
+EMBEDDED = "shapes"  # the data set that is part of the package
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 
@@ -25,28 +25,29 @@ class RunOptions(Options):
     """The images, the model and the processes of a run."""
 
     outputs: Runs = "outputs"
-    """The folder of all runs."""
+    """Folder of all runs."""
     overwrite: bool = False
-    """Whether the contents of the run's folder are deleted and the run starts anew."""
+    """Delete the contents of the run's folder and start a new run."""
     workers: Whole = 0
-    """Processes that decode image files, for each process that trains. Data sets in memory need none."""
+    """Processes that decode image files, for each training process. Data sets in memory need none."""
     loader_timeout: NotNegative = 300
     """Seconds to wait for a micro-batch from these processes before the run stops; 0: no limit."""
     encoder: Part = None
     """The model."""
     data: Part = None
-    """The images. The path of a folder stands for data=folder data.root=PATH."""
+    """The images. data=PATH is short for data=folder data.root=PATH."""
     subset: Subset = Subset()
-    """Fewer of the training images."""
+    """A subset of the training images."""
     development: HeldOut | Literal["validation"] | None = None
     """For choosing options without test images. validation: measure on the validation images. A number: the same if
-    there are test images too; otherwise measure on this fraction of the training images and do not train on them."""
+    there are also test images; otherwise hold out this fraction of the training images and measure on it. None: the
+    test images are used."""
     evaluators: Parts = Field(default_factory=dict)
-    """The evaluators, by name: the objective's, and those that evaluator=[…] adds; label_free needs no labels."""
+    """Evaluators by name: those of the objective, and those added by evaluator=[…]; label_free requires no labels."""
     logger: Parts = Field(default_factory=dict)
-    """Where metrics go besides metrics.jsonl, by the names of the loggers; [] for nowhere else."""
+    """Loggers by name, in addition to metrics.jsonl; [] for none."""
     fabric: Fabric = Fabric()
-    """Where the run is trained."""
+    """Devices and processes of the run."""
 
 
 class Training(RunOptions):
@@ -57,10 +58,10 @@ class Training(RunOptions):
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""
     target: Part = None
-    """What is predicted of a patch, if the objective takes a target."""
+    """Prediction target of a patch, if the objective has one."""
 
     def check(self, run: Run) -> None:
-        """Check that a checkpoint can name the class of the encoder."""
+        """Check that a checkpoint can store the class of the encoder by name."""
         if not is_stored(run.encoder):
             right = "must be a declared choice of the group encoder, whose name a checkpoint stores"
             raise OptionError("encoder", type(self.encoder).__name__, right)
@@ -70,12 +71,13 @@ class Pretrain(Training):
     """A pre-training run."""
 
     name: Name | None = None
-    """The run's folder in outputs."""
+    """Name of the run's folder in outputs."""
     checkpoint: Name | None = None
-    """Weights to start from: the folder of a run or a checkpoint, a file of another project's weights, or
-    hf://OWNER/NAME; null: random weights."""
+    """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, or hf://OWNER/NAME; None: random
+    weights."""
     preset: Any = None
-    """auto: choose model, image size and schedule by the number and size of the images, which data=PATH sets."""
+    """auto: choose model, image size and schedule from the number and size of the images; the default with
+    data=PATH."""
     probe: Parts = Field(default_factory=dict)
     """Probes of the frozen features during training, by name; [] for none."""
     probing: Probing = Probing()
@@ -83,28 +85,28 @@ class Pretrain(Training):
 
 
 class Table4(Options):
-    """The choice of a learning rate on validation images, as in the paper's Table 4."""
+    """Selection of a learning rate on validation images, as in the paper's Table 4."""
 
     learning_rates: Annotated[Sequence[Positive], MinLen(1)] = (0.001, 0.003, 0.01, 0.03)
-    """The learning rates to choose from."""
+    """Learning rates to choose from."""
     development: HeldOut = 0.1
-    """The fraction of the training images to choose on, if there are not both validation and test images."""
+    """Fraction of the training images to validate on, unless there are both validation and test images."""
 
 
 class Finetune(Training):
-    """A fine-tuning run, or several that are compared."""
+    """A fine-tuning run, or a comparison of several."""
 
     name: Name | None = None
-    """The run's folder in outputs; null: a name made from the run that it starts from."""
+    """Name of the run's folder in outputs; None: a name derived from the checkpoint."""
     checkpoint: Name = "newest"
-    """The folder of a checkpoint or of its run, a file of another project's weights, or hf://OWNER/NAME; newest: the
-    pre-training run that finished last; scratch: random weights."""
+    """The folder of a checkpoint or of its run, a file of foreign weights, or hf://OWNER/NAME; newest: the pre-training
+    run that finished last; scratch: random weights."""
     compare: Literal["scratch"] | None = None
-    """scratch: train also from random weights, and compare the two."""
+    """scratch: also train from random weights, and compare both."""
     seeds: Count = 3
-    """Runs of each side of a comparison."""
+    """Number of runs of each side of a comparison."""
     scratch: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the recipe that training from random weights changes, as {steps: 600}."""
+    """Options of the recipe that differ for training from random weights, such as {steps: 600}."""
     sweep: Literal["table4"] | None = None
     """table4: choose the learning rate on validation images, then train on all training images and measure on the test
     images."""
@@ -118,7 +120,7 @@ class Finetune(Training):
         return self
 
     def check_study(self) -> None:
-        """Check the options of several runs together. Those of one of the runs may be different.
+        """Check the options that concern several runs together; those of a single run may differ.
 
         Raises:
             OptionError: The options of a comparison and of a sweep contradict each other.

@@ -55,7 +55,7 @@ class Readings:
             numbers: Its metrics.
         """
         copied = None
-        values = numbers.values.to("cpu", non_blocking=True)  # from a GPU into pinned memory
+        values = numbers.values.to("cpu", non_blocking=True)  # from a GPU to pinned memory
         if numbers.values.is_cuda:
             copied = torch.cuda.Event()
             copied.record()

@@ -1,4 +1,4 @@
-"""The hyperparameters of the optimisation, and the learning rate that follows from them at each step. No torch.
+"""Define the hyperparameters of the optimisation, and the learning rate as a function of the step. No torch.
 
 `step` counts optimiser updates from 0, and `batch_size` is the global batch size.
 """
@@ -17,11 +17,11 @@ from ssvit.devices import Fabric
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
-Decay = Annotated[float, Ge(0), Le(0.999999)]  # of a running mean
+Decay = Annotated[float, Ge(0), Le(0.999999)]  # decay rate of a running mean
 
 
 class Recipe(Options):
-    """The hyperparameters of the optimisation."""
+    """Hyperparameters of the optimisation."""
 
     steps: Count = 600
     """Optimiser updates."""
@@ -33,7 +33,7 @@ class Recipe(Options):
     """adamw, sgd, or muon (Jordan et al. 2024): Muon for the weight matrices of Transformer blocks, AdamW for all
     other weights. docs/optimizers.md compares them."""
     lr: Positive = 3e-3
-    """The peak learning rate, reached after `warmup` steps."""
+    """Peak learning rate, reached after `warmup` steps."""
     warmup: Whole = 30
     """Steps of linear warm-up from 0."""
     decay: Literal["cosine", "linear", "constant"] = "cosine"
@@ -71,8 +71,8 @@ class Recipe(Options):
     log_every: Count = 10
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
-    """The metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; for losses and
-    errors, lower is better. auto: the accuracy on validation images, or that of the first probe on training images; no
+    """Metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; for losses and errors,
+    lower is better. auto: the accuracy on validation images, or that of the first probe on training images; no
     checkpoint is kept unless evaluations differ significantly. None: no checkpoint is kept."""
     patience: Count | None = None
     """Evaluations without an improvement of that metric after which the run stops early; None: no early stopping."""
@@ -144,7 +144,7 @@ class Recipe(Options):
         return self.lr * (1 + math.cos(math.pi * done)) / 2
 
     def shared(self, processes: int, largest: int) -> "Recipe":
-        """Return the recipe with the accumulation that keeps micro-batches within a size. The update is the same.
+        """Return the recipe with an accumulation that limits the size of micro-batches; the update does not change.
 
         Args:
             processes: Number of processes.

@@ -80,9 +80,13 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Twin:
-    """A copy of an objective without weights, made before sharding, which shares the buffers.
+    """A copy of an objective without weights, which is created before sharding and shares the buffers.
 
-    The copy has none of the hooks by which a sharded model waits for all processes, so one process can use it alone.
+    The hooks of a sharded model wait for all processes; the copy has no hooks, so that a single process can use it.
+
+    Args:
+        objective: The objective before sharding.
+        device: Device of the weights.
     """
 
     def __init__(self, objective: Objective, device: torch.device) -> None:

@@ -143,10 +143,10 @@ class State:
         else:
             optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
-        if shares:  # only rank 0 has initial weights in memory, see `sharding.building`
+        if shares:  # only rank 0 has initial weights (`sharding.building`)
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
             set_model_state_dict(self.objective, {**first}, options=options)
-        # The checkpoint thread needs a process group that differs from that of the training thread.
+        # The checkpoint thread must not use the process group of the training thread.
         self._saves: ProcessGroup | None = None
         if sharding.is_sharded(fabric):
             self._saves = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))

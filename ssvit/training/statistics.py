@@ -1,4 +1,4 @@
-"""Running statistics of batch norm layers, updated once for each optimiser update.
+"""Track running statistics of batch norm layers, updated once for each optimiser update.
 
 They are averaged over the processes, so that all processes have the same values, and a skipped update restores them.
 """
@@ -12,10 +12,10 @@ from ssvit.training import runtime
 
 
 class RunningStatistics:
-    """The running means and variances of a model.
+    """Track the running means and variances of a model's batch norm layers.
 
     Args:
-        model: The model, with its initial weights or with those of a checkpoint.
+        model: The model, with its initial or restored weights.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -23,7 +23,7 @@ class RunningStatistics:
         both = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
         self._now = [statistic for statistic in both if statistic is not None]
         self._before = [statistic.clone() for statistic in self._now]
-        # The number of forward passes is the same in all processes; it includes those of skipped updates.
+        # The count of forward passes includes skipped updates and is identical in all processes.
         self._counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
         self._counted = [count.clone() for count in self._counts]
 

@@ -1,4 +1,4 @@
-"""The contract of loggers, which receive the metrics of a run besides metrics.jsonl."""
+"""Define the contract of loggers, which receive the metrics of a run in addition to metrics.jsonl."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from PIL.Image import Image
 
 from ssvit.config.declaration import Options
 
-# The rows of metrics.jsonl, each with its "step"; None in place of a number that is not finite.
+# The rows of metrics.jsonl, each with its "step"; None for numbers that are not finite.
 Rows = Sequence[Mapping[str, float | None]]
 
 

@@ -1,4 +1,4 @@
-"""metrics.csv in the run's folder: a line for each row of metrics.jsonl, a column for each metric."""
+"""Write metrics.csv to the run folder, with a line for each row of metrics.jsonl and a column for each metric."""
 
 import csv
 import io
@@ -9,15 +9,17 @@ from ssvit.training.loggers.base import Logger, Rows
 
 
 class Csv(Logger):
-    """metrics.csv. A cell is empty if its row has no such metric or the number is not finite."""
+    """Log to metrics.csv. A cell is empty if the row lacks the metric or its value is not finite."""
 
     file = "metrics.csv"
 
     def open(self, first_step: int, history: Rows) -> None:
+        """Write the history to the file."""
         self._history, self._columns = history, ["step"]
         self._write()
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
+        """Append a row; rewrite the file if the row has new metrics."""
         if set(row) <= set(self._columns):
             with open(self.folder / self.file, "a", newline="") as file:
                 self._table(file).writerow(self._history[-1])

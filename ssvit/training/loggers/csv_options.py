@@ -1,4 +1,4 @@
-"""The options of metrics.csv."""
+"""Define the options of metrics.csv."""
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Options

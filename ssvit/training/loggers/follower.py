@@ -1,4 +1,4 @@
-"""Base class of loggers for services that keep a run of their own, such as Weights & Biases."""
+"""Provide a base class of loggers for services with persistent runs, such as Weights & Biases."""
 
 import json
 from abc import abstractmethod
@@ -30,6 +30,7 @@ class Follower(Logger):
     complete = False
 
     def open(self, first_step: int, history: Rows) -> None:
+        """Resume the service's run or start a new one, and send the rows that are missing there."""
         self._history = history
         try:
             kept = json.loads((self.folder / self.file).read_text())
@@ -40,14 +41,17 @@ class Follower(Logger):
         self._follow()
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
+        """Send all rows that have not been sent."""
         self._new = bool(self._pending())
         self._follow()
 
     def show(self, step: int, name: str, picture: Image) -> None:
+        """Send a picture, unless its row had been sent before training resumed."""
         if self._new:
             self.send_picture(step, name, picture)
 
     def finish(self, metrics: Mapping[str, float]) -> None:
+        """Mark the run as complete; `close` reports this to the service."""
         self.complete = True
 
     def _follow(self) -> None:
@@ -68,12 +72,12 @@ class Follower(Logger):
 
     @abstractmethod
     def start(self, identity: str | None) -> str:
-        """Resume the service's run with this identity, or start a new one; return its identity."""
+        """Resume the service's run with an identity, or start a new one; return its identity."""
 
     @abstractmethod
     def send(self, step: int, row: Mapping[str, float]) -> None:
-        """Send a row of finite numbers. Unreachable if the service does not accept it."""
+        """Send a row of finite numbers; raise Unreachable if the service does not accept it."""
 
     @abstractmethod
     def send_picture(self, step: int, name: str, picture: Image) -> None:
-        """Send a picture. Unreachable if the service does not accept it."""
+        """Send a picture; raise Unreachable if the service does not accept it."""

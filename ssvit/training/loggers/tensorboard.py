@@ -1,7 +1,7 @@
-"""TensorBoard's event files: a card for each curve, with its baselines as lines in it, pictures and hyperparameters.
+"""Write TensorBoard's event files: one chart per curve with its baselines, pictures and hyperparameters.
 
-TensorBoard plots metrics of one name in one card, a line for each folder with event files. So a baseline of a curve is
-written under the curve's name into a subfolder of the run's with the baseline's name: chance, copying, pixels, …
+TensorBoard plots metrics with the same name in one chart, with a line for each folder of event files. A baseline of a
+curve is therefore written under the curve's name to a subfolder named after the baseline: chance, copying, pixels, …
 """
 
 import re
@@ -16,7 +16,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from ssvit.training.loggers.base import Logger, Rows
 
-# A metric named after another one with such an ending is a baseline of it, or a bound: constants, most of them.
+# Suffixes of the names of metrics that are a baseline or a bound of the metric without the suffix.
 _LINES: Mapping[str, str] = {
     "_by_chance": "chance",
     "_chance": "chance",
@@ -28,12 +28,12 @@ _LINES: Mapping[str, str] = {
     "_uniform": "uniform",
     "_at_most": "at_most",
 }
-# What probes.png shows layer by layer, and numbers of images, which are no curves.
+# Metrics without a chart: those by layer, which probes.png shows, and constants such as numbers of images.
 _NO_CARD = re.compile(r"_layer\d+$|_chosen$|/(\w+_)?images$|/class_token$|/multi_label$|/chance$")
 
 
 def lines(row: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """The metrics of a row by the line that they belong to, "" for the run's own, and by the names of their cards."""
+    """Return the metrics of a row by line ("" for the run, otherwise the baseline) and by the name of the chart."""
     found: dict[str, dict[str, float]] = {"": {}}
     for name, value in row.items():
         curves = [(name.removesuffix(ending), line) for ending, line in _LINES.items() if name.endswith(ending)]
@@ -44,11 +44,12 @@ def lines(row: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 class TensorBoard(Logger):
-    """TensorBoard drops what an earlier process wrote beyond the step from which this one goes on."""
+    """Log to TensorBoard. It discards events of an earlier process after the step at which this one resumes."""
 
     file = "events.out.tfevents.*"
 
     def open(self, first_step: int, history: Rows) -> None:
+        """Open the event file of the run; those of baselines are opened when they are first used."""
         self._former_hook, threading.excepthook = threading.excepthook, _pass_over_writers
         self._purge_step = first_step + 1 if first_step else 0
         self._boards: dict[str, SummaryWriter] = {}
@@ -64,6 +65,7 @@ class TensorBoard(Logger):
         self._boards[line] = SummaryWriter(str(folder), purge_step=self._purge_step)
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
+        """Write the metrics of a row to the charts."""
         for line, metrics in lines(row).items():
             if line not in self._boards:
                 self._open(line)
@@ -72,25 +74,27 @@ class TensorBoard(Logger):
             self._boards[line].flush()
 
     def show(self, step: int, name: str, picture: Image) -> None:
+        """Write a picture."""
         self._boards[""].add_image(name, numpy.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     def finish(self, metrics: Mapping[str, float]) -> None:
-        """Write the options for the tab HParams, which takes the metrics from the last points of the curves.
+        """Write the hyperparameters for the tab HParams, which reads the metrics from the last points of the curves.
 
-        Without a description of the experiment, of which the tab reads only one run's, it has the metrics of all runs,
-        and the options in which they differ come first.
+        No description of the experiment is written: the tab reads only that of one run. Without it, the tab lists the
+        metrics of all runs, and first the hyperparameters that differ between them.
         """
         _, begin, end = hparams(dict(self.hyperparameters), {})
         for summary in (begin, end):
-            self._boards[""].file_writer.add_summary(summary)  # type: ignore[attr-defined]  # typed as None
+            self._boards[""].file_writer.add_summary(summary)  # type: ignore[attr-defined]  # annotated as None
 
     def close(self) -> None:
+        """Close the event files."""
         threading.excepthook = self._former_hook
         for board in self._boards.values():
             board.close()
 
 
 def _pass_over_writers(args: threading.ExceptHookArgs) -> None:
-    """Show no traceback of TensorBoard's writing thread: the next call of its writer raises the error again."""
+    """Suppress tracebacks of TensorBoard's writer thread; the next call of its writer raises the error again."""
     if args.thread is None or not type(args.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(args)

@@ -1,4 +1,4 @@
-"""The options of TensorBoard."""
+"""Define the options of TensorBoard."""
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Options

@@ -1,4 +1,4 @@
-"""The options of Weights & Biases."""
+"""Define the options of Weights & Biases."""
 
 from importlib.util import find_spec
 from typing import Self
@@ -15,9 +15,9 @@ class Wandb(Options):
     """Weights & Biases; WANDB_MODE=offline keeps the run in its folder, to be sent by `wandb sync`."""
 
     project: Text = "ssvit"
-    """The project that gets the run."""
+    """Project of the run."""
     entity: Text | None = None
-    """The user or team; None: the one that is logged in."""
+    """User or team; None: the user who is logged in."""
 
     @model_validator(mode="after")
     def _check_library(self) -> Self:
