@@ -1,4 +1,4 @@
-"""The commands: a module for each, which is imported when the command is used."""
+"""Define the commands, one module for each, which is imported when the command is used."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ssvit.config.command import Command
 
-# The purpose of each command. Its module has the same name, with an underscore for a dash.
+# The purpose of each command. Its module has the same name, with underscores instead of dashes.
 COMMANDS = {
     "pretrain": "pre-train a Vision Transformer",
     "finetune": "turn what a pre-training run left into a classifier",
@@ -32,5 +32,5 @@ COMMANDS = {
 
 
 def find(name: str) -> "Command":
-    """Import a command."""
+    """Import the command with a name."""
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").command

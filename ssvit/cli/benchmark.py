@@ -1,6 +1,7 @@
-"""Measure training steps and the loader on this machine: ssvit benchmark objective=mae encoder=s
+"""Measure training steps and the loader on this machine.
 
-batch_sizes=[64,128,256] precisions=[bf16-mixed,32-true] measures each batch size in each precision.
+Usage: ssvit benchmark objective=mae encoder=s. With batch_sizes=[64,128,256] precisions=[bf16-mixed,32-true], every
+batch size is measured in every precision.
 """
 
 import json
@@ -17,20 +18,20 @@ from ssvit.training.options import Pretrain
 
 
 class Benchmark(Pretrain):
-    """The steps and batches of a pre-training run, which are measured in one process."""
+    """The steps and batches of a pre-training run, measured in one process."""
 
     rounds: Count = 7
-    """Number of rounds. The figures are medians over the rounds."""
+    """Number of rounds. Results are medians over the rounds."""
     batch_sizes: Sequence[Count] = ()
-    """Batch sizes to measure; []: recipe.batch_size alone."""
+    """Batch sizes to measure; []: only recipe.batch_size."""
     precisions: Sequence[Literal["auto", "bf16-mixed", "32-true", "64-true"]] = ()
-    """Precisions to measure; []: recipe.precision alone."""
+    """Precisions to measure; []: only recipe.precision."""
     output: Name | None = None
-    """A file for the rates as JSON."""
+    """JSON file for the rates; None: no file."""
 
 
 def cases(config: Config) -> list[Config]:
-    """Return a checked configuration for each batch size in each precision."""
+    """Return a validated configuration for each combination of batch size and precision."""
     options: Benchmark = config.options
     if options.output is not None:
         file_to_write("output", options.output)
@@ -45,7 +46,7 @@ def cases(config: Config) -> list[Config]:
 
 
 def run(config: Config) -> None:
-    """Measure, print a table, and write the rates if asked to."""
+    """Measure, print a table, and write the rates if `output` is set."""
     checked = cases(config)
 
     from ssvit.training.benchmark import step_and_loader, table

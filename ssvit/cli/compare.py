@@ -1,8 +1,9 @@
-"""Compare objectives at equal CPU time and evaluation: ssvit compare objectives=[masked_patch,mae,dino] budget=6min
+"""Compare objectives at equal CPU time, with the same evaluation.
 
-For each objective and seed, the other commands pre-train, evaluate and fine-tune. Their results are one row, a separate
-file; the table and the figure are made from all existing rows. The number of steps in the budget is measured once for
-each objective and stored beside the rows, so that schedules, which follow the steps, stay the same.
+Usage: ssvit compare objectives=[masked_patch,mae,dino] budget=6min. Other commands pre-train, evaluate and fine-tune
+for each objective and seed. The results are one row, in a file; the table and the figure are computed from all existing
+rows. The number of steps within the budget is measured once for each objective and stored with the rows, so that
+schedules, which depend on it, do not change.
 """
 
 import re
@@ -22,7 +23,7 @@ from ssvit.studies import methods
 from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
-_BEFORE = "{before}"  # in a stage's options: the run of the stage before
+_BEFORE = "{before}"  # placeholder in a stage's options for the run of the previous stage
 
 
 def _seconds(value: object) -> object:
@@ -32,7 +33,7 @@ def _seconds(value: object) -> object:
 
 
 class Compare(Study):
-    """Objectives that are trained for equal CPU time and evaluated alike."""
+    """Objectives that are trained for equal CPU time, with the same evaluation."""
 
     objectives: Names = ("masked_patch", "mae", "dino")
     budget: Annotated[
@@ -51,7 +52,7 @@ class Compare(Study):
 
 
 def run(config: Config) -> Path:
-    """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
+    """Compute the missing rows, then the table and the figure; return their folder."""
     options: Compare = config.options
     Run(options).check()
     check_images(config)
@@ -78,14 +79,27 @@ def run(config: Config) -> Path:
 
 
 class Comparison(Trials):
-    """The commands of a comparison."""
+    """Run the commands of a comparison."""
 
     def stage_cost(self, name: str, place: int, stage: Stage, before: str = "") -> dict[str, Any]:
-        """What a step of a stage costs."""
+        """Return the cost of a step of a stage.
+
+        Args:
+            name: Name of the objective.
+            place: Index of the stage, from 0.
+            stage: The stage.
+            before: Folder of the run of the previous stage.
+        """
         return self.cost(f"{name}_{place + 1}", self._options(stage, before), self._options(stage, _BEFORE))
 
     def row(self, name: str, seed: int, parts: Sequence[Stage]) -> None:
-        """Pre-train, evaluate and fine-tune, unless the row is there."""
+        """Pre-train, evaluate and fine-tune unless the row exists.
+
+        Args:
+            name: Name of the objective.
+            seed: Seed of the runs.
+            parts: Stages of the objective.
+        """
         run_name = f"{name}_seed{seed}"
         if (self.table / f"{run_name}.json").is_file():
             return
@@ -106,14 +120,14 @@ class Comparison(Trials):
         report = self.evaluated(before, run_name, baselines=missing)
         found: dict[str, Any] = {"stages": trained, "curve": curve, "probes": methods.probes(report)}
         found |= self.finetuned(before, run_name, seed)
-        if missing:  # before the row: one that is there is not made again, nor what comes after it
+        if missing:  # written before the row, since an existing row is skipped
             scratch = self.finetuned("scratch", f"scratch_seed{seed}", seed)
             self.write(methods.BASELINES, {"baselines": methods.baselines(report), **scratch})
         self.write(run_name, {"objective": name, "seed": seed, **found})
 
     def _options(self, stage: Stage, before: str) -> list[str]:
         options = [option.replace(_BEFORE, before) for option in stage.options]
-        if any(option.startswith("checkpoint=") for option in options):  # which brings its encoder
+        if any(option.startswith("checkpoint=") for option in options):  # the checkpoint determines the encoder
             return [*(option for option in self.pretraining if not option.startswith("encoder")), *options]
         return [*self.pretraining, *options]
 

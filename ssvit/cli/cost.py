@@ -1,4 +1,7 @@
-"""Measure the cost of a pre-training step on this machine: ssvit cost objective=mae"""
+"""Measure the cost of a pre-training step on this machine.
+
+Usage: ssvit cost objective=mae.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -12,7 +15,7 @@ from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
-    """Print a line of JSON: see `ssvit.training.cost.Cost`, and the augmentation that makes the views."""
+    """Print the cost (`ssvit.training.cost.Cost`) and the options of the augmentation as a line of JSON."""
     options: Pretrain = config.options
     Run(options).check()
 

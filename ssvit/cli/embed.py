@@ -1,4 +1,7 @@
-"""Write the features of pictures into a file: ssvit embed checkpoint=PATH data=PATH output=features.npz"""
+"""Write the features of images to a file.
+
+Usage: ssvit embed checkpoint=PATH data=PATH output=features.npz.
+"""
 
 import os
 from functools import partial
@@ -16,10 +19,10 @@ from ssvit.retrieval.options import pictures as named_pictures
 
 
 def run(config: Config) -> Path:
-    """Read each picture once and write names, classes and vectors; the same command continues where it stopped."""
+    """Write names, classes and features of images to a file; the same command resumes an interrupted one."""
     options: Embed = config.options
     chosen = options.data and options.data.source
-    # Images of test/ may have classes that those of train/ lack, or none, so a folder is read by names alone.
+    # Images of test/ may have other classes than those of train/, or none, so a folder is read by file names only.
     by_name = chosen if isinstance(chosen, Folder) and options.split == ALL else None
     splits: dict[str, dict[str, str | None]] = {}
     loose, left_out = [*options.images], 0

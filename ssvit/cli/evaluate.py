@@ -1,4 +1,7 @@
-"""Measure frozen features by probes: ssvit evaluate checkpoint=PATH probes=[knn]"""
+"""Measure frozen features by probes.
+
+Usage: ssvit evaluate checkpoint=PATH probes=[knn].
+"""
 
 import json
 import re
@@ -22,15 +25,15 @@ from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, print_lines, within
 from ssvit.progress import progress
 
-_OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint brings
-# What may be typed for an option: a short form of its group.
+_OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint sets
+# Short forms of options.
 _ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}
 
 
 def run(config: Config) -> Path | None:
-    """Print how far the features are above the baselines; write a report into a folder, or the numbers into a file.
+    """Print the features' results with their baselines, and write a report to a folder or the numbers to a file.
 
-    Returns what was written, None where that is nothing.
+    Returns the path of the output, or None without output.
     """
     options: Evaluate = config.options
     checkpoint, readings, others = check(options)
@@ -63,7 +66,7 @@ def run(config: Config) -> Path | None:
     scores = [
         score(name, probe, splits[name], progress(probe.title, " feature sets")) for name, probe in probes.items()
     ]
-    split = next(iter(splits.values()))  # of the first probe
+    split = next(iter(splits.values()))  # splits of the first probe
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
     compared = SideBySide(scores, against.groups(checkpoint, others, baselines=options.baselines))
     measured = facts(options, checkpoint, split, scores, readings[0].pooling, others)
@@ -72,7 +75,7 @@ def run(config: Config) -> Path | None:
     if len(scores) == 1:
         print_lines(*describe(scores[0], split).split("\n"))
     if options.report:
-        by_name = {reading.name: reading for reading in readings}  # features of patches have no such command
+        by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
         commands = [] if best is None else commands_of(best, checkpoint, config)
         conclusion = conclude(scores, compared, side=median_side(split.test.source), size=min(measured["image_size"]))
@@ -101,9 +104,14 @@ def run(config: Config) -> Path | None:
 
 
 def commands_of(reading: features_options.Reading, checkpoint: Checkpoint, config: Config) -> list[str]:
-    """Return the commands that write these features, store them for retrieval, and fine-tune their encoder.
+    """Return the commands that write the features, index them for retrieval, and fine-tune their encoder.
 
-    Each of them reads the images that the command of `config` has read.
+    The commands read the same images as the command of `config`.
+
+    Args:
+        reading: The layer and pooling of the features.
+        checkpoint: Checkpoint of the encoder.
+        config: Configuration of the command.
     """
     line, images = config.line, data_options(config)
     encoder = [f"checkpoint={checkpoint.path}"]
@@ -118,7 +126,7 @@ def commands_of(reading: features_options.Reading, checkpoint: Checkpoint, confi
 
 
 def data_options(config: Config) -> list[str]:
-    """Return the options of the data set as typed, or else those that choose the images of the checkpoint's run."""
+    """Return the typed options of the data set, or those that select the images of the checkpoint's run."""
     line, values = config.line, config.values["data"]
     if "data" in line.typed or "data" not in line.brought:
         return [option for option in line.options if re.match(r"\+*data[.=]", option)]
@@ -132,7 +140,7 @@ def data_options(config: Config) -> list[str]:
 
 
 def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:
-    """Return the checkpoint, which of its features are evaluated, and what it is compared with.
+    """Return the checkpoint, the features to evaluate, and the encoders to compare them with.
 
     Raises:
         OptionError: The encoder, the images and the features do not fit each other.

@@ -1,4 +1,7 @@
-"""Write a checkpoint for other libraries: ssvit export format=onnx|torch_export|safetensors|timm|huggingface"""
+"""Write a checkpoint for other libraries.
+
+Usage: ssvit export format=onnx|torch_export|safetensors|timm|huggingface.
+"""
 
 from pathlib import Path
 
@@ -16,16 +19,16 @@ from ssvit.options import print_lines
 
 
 class Export(export_options.Export, Pretrained):
-    """A checkpoint and the format in which it is written: a folder of weights, their configuration and a card."""
+    """A checkpoint and the format of the export: a folder with weights, their configuration and a model card."""
 
     output: Name | None = None
-    """The folder for the export; null: export/FORMAT in the run's folder."""
+    """Folder of the export; None: export/FORMAT in the run's folder."""
     encoder: ForeignEncoder = ForeignEncoder()
-    """What another project's file may not contain; null: what the files next to it have, or the usual value."""
+    """Properties that a foreign file may not contain; None: those in the files next to it, or the usual values."""
 
 
 def run(config: Config) -> None:
-    """Check that the encoder can be written in the format; then load torch, build and write it."""
+    """Check that the format supports the encoder; then import torch, build the encoder and write it."""
     options: Export = config.options
     encoder = options.encoder.values()
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)

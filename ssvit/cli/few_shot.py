@@ -1,4 +1,7 @@
-"""Measure frozen features by ridge regression on a few images of each class: ssvit few-shot checkpoint=PATH"""
+"""Measure frozen features by ridge regression on a few images of each class.
+
+Usage: ssvit few-shot checkpoint=PATH.
+"""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
-"""Train a classifier from a pre-training run: ssvit finetune
+"""Fine-tune a pre-trained encoder as a classifier.
 
-By default the newest finished run under outputs/, on its images. The same command again goes on with the run.
+Usage: ssvit finetune. The default is the newest finished run under outputs/, with its images. The same command
+continues a stopped run.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from ssvit.processes import is_main_process
 from ssvit.studies import comparison
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 
-FIRST = "finetune_shapes"  # the experiment that follows a pre-training on the embedded images
+FIRST = "finetune_shapes"  # default experiment after a pre-training on the embedded images
 
 
 def complete(config: Config) -> Config:
@@ -35,7 +36,7 @@ def complete(config: Config) -> Config:
 
 
 def _default_name(config: Config) -> str:
-    """Name a run by what it does, from which checkpoint, and on which images if they are not that run's."""
+    """Return a name for the run from its kind, its checkpoint, and its images if they differ from the checkpoint's."""
     options: Finetune = config.options
     kind = "scratch" if options.checkpoint == SCRATCH else "finetune"
     kind = "compare" if options.compare else options.sweep or kind
@@ -66,7 +67,7 @@ def dry_run(config: Config) -> Config:
 
 
 def run(config: Config) -> Path:
-    """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
+    """Check the configuration and lock the run folder; then import torch, build and train. Returns the folder."""
     config = complete(config)
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:

@@ -1,4 +1,7 @@
-"""Measure frozen features by their nearest training images: ssvit knn checkpoint=PATH"""
+"""Measure frozen features by their nearest training images (k-NN).
+
+Usage: ssvit knn checkpoint=PATH.
+"""
 
 from dataclasses import replace
 

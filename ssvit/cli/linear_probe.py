@@ -1,4 +1,7 @@
-"""Measure frozen features by linear layers: ssvit linear-probe checkpoint=PATH method=sgd|logistic"""
+"""Measure frozen features by linear probes.
+
+Usage: ssvit linear-probe checkpoint=PATH method=sgd|logistic.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,7 @@ from ssvit.evaluation.report.options import LinearProbe
 
 
 def run(config: Config) -> Path | None:
-    """Evaluate by the probe that is the method alone."""
+    """Evaluate with only the probe that `method` selects."""
     options: LinearProbe = config.options
     return evaluate.run(config.changed({f"probes.{'logistic' if options.method == 'sgd' else 'sgd'}": None}))
 

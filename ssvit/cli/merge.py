@@ -1,4 +1,7 @@
-"""Merge the parts of a sharded run's checkpoint into complete files: ssvit merge checkpoint=PATH"""
+"""Merge the parts of a sharded run's checkpoint into complete files.
+
+Usage: ssvit merge checkpoint=PATH.
+"""
 
 from pathlib import Path
 
@@ -12,9 +15,9 @@ from ssvit.options import OptionError, print_lines
 
 
 class Merge(Pretrained):
-    """The checkpoint of a sharded run, whose processes wrote a part each, as complete files.
+    """The checkpoint of a sharded run, with one part written by each process, as complete files.
 
-    Every command of ssvit reads the parts; other programs need complete files, which are also fewer to copy.
+    Every command of ssvit reads the parts. Other programs require complete files, which are also fewer to copy.
     """
 
     checkpoint: Name = "newest"
@@ -22,7 +25,7 @@ class Merge(Pretrained):
 
 
 def run(config: Config) -> Path:
-    """Check that it is a checkpoint of ours; then load torch, verify the parts and write the whole files."""
+    """Check that this is a checkpoint of ssvit; then import torch, verify the parts and write the merged files."""
     options: Merge = config.options
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, say=config.line.say)
     if checkpoint.foreign:

@@ -1,4 +1,7 @@
-"""Measure the channels of a set's training images: ssvit normalization data=PATH. For other images than photographs."""
+"""Measure the channels of the training images of a data set, for images other than photographs.
+
+Usage: ssvit normalization data=PATH.
+"""
 
 import json
 import shlex
@@ -17,7 +20,7 @@ from ssvit.progress import progress
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Measure, print the options that say it, and write them where that is asked for. Returns them by name."""
+    """Measure the channels, print the options and write them if `output` is set; return them by name."""
     options: Normalization = config.options
     chosen = options.data.source
     config.line.announce()

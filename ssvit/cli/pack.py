@@ -1,4 +1,7 @@
-"""Write shards of a data set, or verify them: ssvit pack data=PATH output=FOLDER. The command can be resumed."""
+"""Write shards of a data set, or verify them. The command can be resumed.
+
+Usage: ssvit pack data=PATH output=FOLDER.
+"""
 
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from ssvit.progress import progress
 
 
 def run(config: Config) -> Path:
-    """Write the splits of a data set below a folder, or compare what is there with its checksums. Returns it."""
+    """Write the splits of a data set to a folder, or verify the checksums of an existing one; return the folder."""
     options: Pack = config.options
     if not options.verify and options.data is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")

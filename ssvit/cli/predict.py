@@ -1,4 +1,7 @@
-"""Predict the classes of pictures: ssvit predict checkpoint=PATH PICTURES…"""
+"""Predict the classes of images.
+
+Usage: ssvit predict checkpoint=PATH IMAGES….
+"""
 
 import json
 from collections.abc import Sequence
@@ -18,30 +21,31 @@ from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Finetuned
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
-_ANSWERS = ('[\n {\n  "image": ', "[]\n")  # how their JSON begins
+_ANSWERS = ('[\n {\n  "image": ', "[]\n")  # prefixes of its JSON files
 
 
 class Predict(Finetuned):
-    """The pictures and their predicted classes."""
+    """Images and their predicted classes."""
 
     images: Sequence[Name] = ()
-    """The pictures: files, or folders of files."""
+    """Images: files, or folders of files."""
     top: Count = 3
-    """The classes to print for each picture, where each has one class."""
+    """Number of classes to print for each image, if an image has one class."""
     threshold: Fraction = 0.5
-    """The lowest probability of the classes printed, where a picture may have several classes."""
+    """Minimum probability of the printed classes, for multi-label classification."""
     output: Name | None = None
-    """A file for the predictions as JSON; NAME.csv: a table of pseudo-labels, for data=csv data.table=NAME.csv."""
+    """JSON file for the predictions; NAME.csv: a table of pseudo-labels, for data=csv data.table=NAME.csv; None: no
+    file."""
     confidence: Fraction = 0.0
-    """The lowest probability of a pseudo-label."""
+    """Minimum probability of a pseudo-label."""
     per_class: Count | None = None
-    """The most pseudo-labels of a class, in order of probability; null: all."""
+    """Maximum number of pseudo-labels per class, in order of probability; None: all."""
     labelled: Name | None = None
-    """A table of labelled images, whose rows come first in the table of pseudo-labels."""
+    """Table of labelled images, whose rows precede the pseudo-labels in the output; None: no such rows."""
 
     @property
     def as_table(self) -> bool:
-        """Whether the output is a table of pseudo-labels."""
+        """Return whether the output is a table of pseudo-labels."""
         return self.output is not None and self.output.endswith(".csv")
 
     @model_validator(mode="after")
@@ -58,9 +62,9 @@ class Predict(Finetuned):
 
 
 def run(config: Config) -> None:
-    """Print the most probable classes of each picture, or those above the threshold where it may have several.
+    """Print the most probable classes of each image, or for multi-label classification those above the threshold.
 
-    Pictures that cannot be read are named, and the status is 1.
+    Images that cannot be read are reported, and the exit status is then 1.
     """
     options: Predict = config.options
     paths = [path for image in options.images for path in folder.pictures(image)]

@@ -1,6 +1,7 @@
-"""Pre-train a Vision Transformer: ssvit pretrain objective=masked_patch. The same command continues a stopped run.
+"""Pre-train a Vision Transformer. The same command continues a stopped run.
 
-checkpoint=PATH starts from weights that exist, a run's or another project's.
+Usage: ssvit pretrain objective=masked_patch. With checkpoint=PATH, training starts from the weights of a run or of a
+foreign file.
 """
 
 import shlex
@@ -39,7 +40,7 @@ def dry_run(config: Config) -> Config:
 
 
 def run(config: Config) -> Path:
-    """Check the configuration and take the run folder; then load torch, build and train. Returns the folder."""
+    """Check the configuration and lock the run folder; then import torch, build and train. Returns the folder."""
     config = complete(config)
     options: Pretrain = config.options
     with RunFolder(options.outputs, options.name) as folder:
@@ -58,7 +59,7 @@ def run(config: Config) -> Path:
 
 
 def _next(config: Config, *, labelled: bool) -> str:
-    """The command that shows whether it helped: that of the experiment, or else of any images."""
+    """Return the command for the next step: that of the experiment if there is one, otherwise a general one."""
     choices, command = config.choices, config.line.command
     if choices["data"] == EMBEDDED:
         return command("finetune")

@@ -1,4 +1,7 @@
-"""Find similar pictures: ssvit retrieve action=index|add|query store=FOLDER PICTURES…|data=SET"""
+"""Find similar images.
+
+Usage: ssvit retrieve action=index|add|query store=FOLDER IMAGES…|data=SET.
+"""
 
 from functools import partial
 
@@ -13,7 +16,7 @@ from ssvit.retrieval.options import pictures as named_pictures
 
 
 def run(config: Config) -> None:
-    """Make a store of pictures, add to it, or query it; files that cannot be read are named and left out."""
+    """Create a store of images, add to it, or query it; unreadable files are reported and skipped."""
     options: Retrieve = config.options
     of_a_set = options.data is not None
     pictures = named_pictures(options.images) if options.images or not of_a_set else {}

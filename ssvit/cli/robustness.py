@@ -1,4 +1,7 @@
-"""A fine-tuned classifier on images of another kind: ssvit robustness checkpoint=PATH 'sets={a:PATH,c:PATH}'"""
+"""Evaluate a fine-tuned classifier under distribution shift.
+
+Usage: ssvit robustness checkpoint=PATH 'sets={a:PATH,c:PATH}'.
+"""
 
 import json
 from collections.abc import Mapping
@@ -28,16 +31,15 @@ class Robustness(Finetuned):
     """
 
     sets: Annotated[Mapping[Name, Name], MinLen(1), Expect("names of sets and their folders, as '{a:PATH,c:PATH}'")]
-    """The folder of each set, by name."""
+    """Folder of each set by name."""
     mappings: Mapping[Name, Name] = Field(default_factory=dict)
-    """For sets such as ObjectNet, by name: a JSON or CSV file of the classes that the images of each folder may be
-    called."""
+    """For sets such as ObjectNet, by name: a JSON or CSV file of the classes that match the images of each folder."""
     batch_size: Count = 64
-    """Images classified at a time."""
+    """Images in a batch."""
     workers: Whole = 0
-    """Processes that decode image files; 0: the main process."""
+    """Processes that decode image files; 0: only the main process."""
     output: Name | None = None
-    """The folder for robustness.md and robustness.json; null: robustness/ in the run's folder."""
+    """Folder for robustness.md and robustness.json; None: robustness/ in the run's folder."""
 
     @model_validator(mode="after")
     def _check_mappings(self) -> Self:
@@ -48,7 +50,7 @@ class Robustness(Finetuned):
 
 
 def run(config: Config) -> Path:
-    """Print the table; write it and the numbers into a folder. Returns the folder."""
+    """Print the table, and write it and the numbers to a folder, which is returned."""
     options: Robustness = config.options
     layouts = {name: robustness.layout(f"sets.{name}", root) for name, root in options.sets.items()}
     mappings = {name: robustness.read_mapping(f"mappings.{name}", path) for name, path in options.mappings.items()}

@@ -1,7 +1,8 @@
-"""How accuracy grows with images, model and steps: ssvit scaling images=[2500,10000] width=[64,128] objectives=[mae]
+"""Measure accuracy as a function of images, model size and steps.
 
-A grid of runs by the other commands: each is pre-trained, evaluated and fine-tuned, and is one row, a separate file.
-The table and the figure (the paper's Figures 3, 4, 5 and 8 in their own terms) are made from all existing rows.
+Usage: ssvit scaling images=[2500,10000] width=[64,128] objectives=[mae]. Other commands pre-train, evaluate and
+fine-tune each run of a grid. A run is one row, in a file. The table and the figure (after the paper's Figures 3, 4, 5
+and 8) are computed from all existing rows.
 """
 
 import itertools
@@ -21,10 +22,10 @@ from ssvit.options import OptionError, print_lines, within
 from ssvit.studies import methods, scaling
 from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, schedule, stages
 
-_HEAD = 64  # numbers of a token for each head of attention, as in the paper's models
+_HEAD = 64  # width of an attention head, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
 _SUPERVISED = "supervised"
-# Options of a run that the axes of the grid set.
+# Options of a run that are set by an axis of the grid.
 _SET_BY = {
     "encoder.depth": "depth", "encoder.width": "width", "encoder.heads": "width", "encoder.mlp_width": "width",
     "encoder.patch_size": "patch", "recipe.steps": "steps", "subset.images": "images", "recipe.seed": "seed",
@@ -34,28 +35,28 @@ Axis = Annotated[Sequence[Count], Distinct, MinLen(1), Expect(_VALUES)]
 
 
 class Scaling(Study):
-    """A grid of runs: each combination of the values of its axes is pre-trained, evaluated and fine-tuned."""
+    """A grid of runs: each combination of values of the axes is pre-trained, evaluated and fine-tuned."""
 
     objectives: Names = ("masked_patch", "mae")
     """Names of files in configs/comparison/ (of one stage) or configs/objective/."""
     images: Annotated[Sequence[Count | None], Distinct, MinLen(1), Expect(f"{_VALUES}, or null")] = (None,)
-    """Training images of each run; null: all."""
+    """Training images of each run; None: all."""
     depth: Axis = (6,)
-    """Layers."""
+    """Number of layers."""
     width: Axis = (192,)
-    """Components of a token; there is a head for each 64 of them."""
+    """Width of a token; there is one attention head for each 64 channels."""
     patch: Axis = (4,)
-    """Pixels of a patch's side."""
+    """Side of a patch in pixels."""
     steps: Axis = (500,)
     """Optimiser updates."""
     encoders: Annotated[Sequence[Name], Expect("a list of names")] = ()
-    """Encoders for comparison, trained by objective=supervised on as many images: files in configs/encoder/
+    """Encoders for comparison, trained by objective=supervised on the same number of images: files in configs/encoder/
     (small_hybrid) and models of timm (resnetv2_50x1_bit)."""
     pretrain: Typed = ("probe=[]", "evaluator=[]")
 
 
 def run(config: Config) -> Path:
-    """Make the rows that are not there yet, then the table and the figure. Returns their folder."""
+    """Compute the missing rows, then the table and the figure; return their folder."""
     options: Scaling = config.options
     points = check(config)
     check_images(config, most=max(images or 0 for images in options.images))
@@ -75,7 +76,7 @@ def run(config: Config) -> Path:
 
 
 def check(config: Config) -> list[dict[str, Any]]:
-    """The points of the grid, by the names of their axes. OptionError or UserError for a wrong configuration."""
+    """Return the points of the grid by axis; raise OptionError or UserError if the configuration is invalid."""
     options: Scaling = config.options
     for name in options.objectives:
         if len(stages(name, config.line)) > 1:
@@ -105,7 +106,7 @@ def check(config: Config) -> list[dict[str, Any]]:
 
 
 def check_grid(options: Sequence[str]) -> None:
-    """Check that no option as it is typed sets what an axis of the grid sets. OptionError if one does."""
+    """Raise OptionError if a typed option sets a value that an axis of the grid sets."""
     for option in options:
         name, _, value = option.lstrip("+").partition("=")
         if axis := _SET_BY.get(name):
@@ -113,15 +114,21 @@ def check_grid(options: Sequence[str]) -> None:
 
 
 def heads(width: int) -> int:
-    """The heads of an encoder of this width."""
+    """Return the number of attention heads of an encoder."""
     return max(1, width // _HEAD)
 
 
 class Grid(Trials):
-    """The commands of a grid."""
+    """Run the commands of a grid."""
 
     def row(self, objective: str, point: dict[str, Any], seed: int) -> None:
-        """The row of a ViT of a point's depth, width and patch."""
+        """Compute the row of a ViT with a point's depth, width and patch size.
+
+        Args:
+            objective: Name of the objective.
+            point: Value of each axis by name.
+            seed: Seed of the runs.
+        """
         model = [
             f"encoder.depth={point['depth']}", f"encoder.width={point['width']}", "encoder.mlp_width=null",
             f"encoder.heads={heads(point['width'])}", f"encoder.patch_size={point['patch']}",
@@ -129,14 +136,20 @@ class Grid(Trials):
         self._row(objective, "d{depth}_w{width}_p{patch}".format(**point), [*self.pretraining, *model], point, seed)
 
     def compared(self, encoder: str, point: dict[str, Any], seed: int) -> None:
-        """The row of an encoder to compare with, which learns from labels and has none of the study's own options."""
+        """Compute the row of a supervised encoder for comparison, without the study's options of the encoder.
+
+        Args:
+            encoder: Name of a file in configs/encoder/ or of a model of timm.
+            point: Value of each axis by name.
+            seed: Seed of the runs.
+        """
         own = encoder in self.line.names("encoder")
         model = [f"encoder={encoder}"] if own else ["encoder=timm", f"encoder.model={encoder}"]
         rest = [option for option in self.pretraining if not option.lstrip("+").startswith("encoder")]
         self._row(_SUPERVISED, encoder, [*rest, *model], {**point, "encoder": encoder}, seed)
 
     def _row(self, objective: str, size: str, options: Sequence[str], point: dict[str, Any], seed: int) -> None:
-        """Pre-train, evaluate and fine-tune, unless the row is there. size: the model in the name of the row."""
+        """Pre-train, evaluate and fine-tune unless the row exists; `size` is the model in the name of the row."""
         name = f"{objective}_{point['images'] or 'all'}_{size}_s{point['steps']}_seed{seed}"
         if (self.table / f"{name}.json").is_file():
             return
@@ -145,7 +158,7 @@ class Grid(Trials):
         options = [*stage.options, *options]
         cost = self.cost(f"{objective}_{size}", options)
         subset = f"subset.images={'null' if point['images'] is None else point['images']}"
-        # What learns from labels is measured on all test images each time, so at the start and at the end alone.
+        # Supervised runs evaluate on all test images each time, so they evaluate only at the start and at the end.
         rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
         self.call("pretrain", [*schedule(point["steps"], seed), *options, *rarely, subset, f"name={name}"])
         report = self.evaluated(str(self.folder / name), name, baselines=False)

@@ -1,4 +1,7 @@
-"""Plot the inside of an encoder: ssvit visualize checkpoint=PATH PICTURES…"""
+"""Plot internal representations of an encoder.
+
+Usage: ssvit visualize checkpoint=PATH IMAGES….
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +23,7 @@ from ssvit.progress import progress
 
 
 def run(config: Config) -> None:
-    """Plot the figures and print the numbers; pictures that cannot be read are named and left out."""
+    """Plot the figures and print the numbers; unreadable images are reported and skipped."""
     options: Visualize = config.options
     paths = [path for image in options.images for path in folder.pictures(image)]
     Run(options.changed(data=None) if paths else options).check()
@@ -69,7 +72,17 @@ def run(config: Config) -> None:
 
 
 def find_other(options: Visualize, sizes: Mapping[str, Any], channels: int, say: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint of the second encoder. OptionError unless its images have so many channels."""
+    """Return the checkpoint of the second encoder.
+
+    Args:
+        options: Options of the command.
+        sizes: Options of the encoder's image size.
+        channels: Number of channels of the first encoder.
+        say: Function that prints a line.
+
+    Raises:
+        OptionError: There is no such checkpoint, or its number of channels differs.
+    """
     other = str(options.other)
     try:
         found = find(other, outputs=options.outputs, stage=FINETUNE, say=say)

@@ -1,4 +1,7 @@
-"""The table of VTAB-1k from the runs that are there: ssvit vtab [RUNS…]"""
+"""Print the table of VTAB-1k from finished runs.
+
+Usage: ssvit vtab [RUNS…].
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -25,14 +28,14 @@ _MEASURED = (_TEST, "validation/accuracy")
 
 
 class Vtab(Options):
-    """The runs in the table, which are those of ssvit finetune data=vtab data.task=…"""
+    """The runs in the table, which were trained by ssvit finetune data=vtab data.task=…."""
 
     runs: Sequence[Name] = ()
-    """Folders of runs; none: all in outputs."""
+    """Folders of runs; []: all in outputs."""
     outputs: Runs = "outputs"
-    """The folder of all runs."""
+    """Folder of all runs."""
     output: Name | None = None
-    """A file for the table: JSON if its name ends in .json, otherwise Markdown."""
+    """File for the table: JSON if its name ends in .json, otherwise Markdown; None: no file."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
@@ -45,7 +48,7 @@ class Vtab(Options):
 
 
 def run(config: Config) -> str:
-    """Print the table, and write it where output= names a file: as JSON if that ends so. Returns the table."""
+    """Print the table and write it if `output` is set, as JSON or Markdown; return the table."""
     options: Vtab = config.options
     folders = [Path(one) for one in options.runs] or sorted(Path(options.outputs).glob("*/"))
     models, unfinished = read(folders)
@@ -65,7 +68,7 @@ def run(config: Config) -> str:
 
 
 def read(folders: Iterable[Path]) -> tuple[dict[str, dict[str, list[TaskRun]]], list[str]]:
-    """Return the finished runs on a task by model, and the names of the others; other folders are passed over."""
+    """Return the finished runs on a task by model, and the names of unfinished ones; other folders are skipped."""
     models: dict[str, dict[str, list[TaskRun]]] = {}
     unfinished = []
     for folder in folders:
@@ -79,7 +82,7 @@ def read(folders: Iterable[Path]) -> tuple[dict[str, dict[str, list[TaskRun]]], 
                 continue
             step, steps = tested[-1]["step"], (config.values.get("recipe") or {}).get("steps")
             newest = [manifest.read(path) for path in manifest.complete(folder)[-1:]]
-            ended_early = any(one.get("ended") and one["step"] == step for one in newest)  # by recipe.patience
+            ended_early = any(one.get("ended") and one["step"] == step for one in newest)  # early stopping
             if _TEST not in tested[-1] or (step != steps and not ended_early):
                 unfinished.append(f"{data['task']} ({folder}, step {step} of {steps})")
                 continue
