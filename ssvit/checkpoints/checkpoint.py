@@ -84,7 +84,7 @@ class Checkpoint:
         return self.foreign.name if self.foreign else self.path.parent.name
 
     def home(self, outputs: str | Path) -> Path:
-        """Return the output folder for this checkpoint: that of its run, or one below `outputs` for a foreign file."""
+        """Return the output folder for this checkpoint: the run folder, or a folder in `outputs` for a foreign file."""
         return Path(outputs, self.name) if self.foreign else self.path.parent
 
 

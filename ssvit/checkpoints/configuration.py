@@ -90,7 +90,7 @@ class Configuration:
 
     @classmethod
     def of(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
-        """Return the configuration from composed options as plain data, from which builders are removed."""
+        """Return the configuration of composed options without their builders."""
         return cls(_without_builders(config), dict(choices))
 
     @classmethod
@@ -174,7 +174,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _walk(node: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield all nested entries, including those of lists, with dotted name, key (None in a list) and value."""
+    """Yield all nested entries, also in lists, with dotted name, key (None in a list) and value."""
     if isinstance(node, Mapping):
         parts = [(f"{name}.{key}" if name else str(key), key, value) for key, value in node.items()]
     else:

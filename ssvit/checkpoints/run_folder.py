@@ -158,7 +158,7 @@ class RunFolder:
         return any(any(self.path.glob(pattern)) for pattern in patterns)
 
     def _clear(self) -> None:
-        # The configuration is deleted last, since it identifies the folder as that of a run.
+        # The configuration is deleted last, since it identifies the folder as a run folder.
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
             if entry.is_dir():
                 shutil.rmtree(entry)

@@ -113,7 +113,7 @@ def is_group(name: str) -> bool:
 
 
 def declared(group: str) -> Iterator[Choice]:
-    """Return the declared choices of a group: those of ssvit and those of imported modules."""
+    """Return the choices of a group that are declared in ssvit or in imported modules."""
     if package := _group(group).package:
         import_options(package)
     return (choice for choice in _CHOICES.values() if choice.group == group)

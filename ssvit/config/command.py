@@ -76,7 +76,7 @@ class Command:
         keep_memory()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # names may contain other characters
+                stream.reconfigure(errors="backslashreplace")  # for characters outside the terminal's encoding
         with in_one_line():
             with _configuration():
                 line = self.line(arguments)
@@ -141,7 +141,7 @@ class Command:
         results: Results | None = locate(self.results)() if self.results else None
 
         def job(config: Config) -> float | None:
-            with in_one_line():  # Hydra would print a traceback
+            with in_one_line():  # otherwise, Hydra would report the failure in its format
                 folder = self._start(config)
             return results.add(config, folder) if results else None
 

@@ -366,7 +366,7 @@ def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
 
 
 def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options]) -> str:
-    """What a Hydra or OmegaConf error means for the command line, in one line."""
+    """Return the message of a Hydra or OmegaConf error in terms of the command line, as one line."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
     if isinstance(error, OverrideParseException):

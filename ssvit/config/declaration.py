@@ -65,10 +65,8 @@ class Options(BaseModel):
     is_function: ClassVar[bool] = False
     """Whether these are the options of a function, a.b.my_part for the class MyPart of a.b_options."""
     around: ClassVar[type["Options"] | None] = None
-    """Class of the group around the part, if the part's options are options of that group.
-
-    For example, data.source.root is then a reference to data.root.
-    """
+    """Class of the group around the part, if the part's options are options of that group: data.source.root is then a
+    reference to data.root."""
 
     def values(self) -> dict[str, Any]:
         """Return the options as plain data, with nested options as dictionaries."""
@@ -260,7 +258,7 @@ def locate(name: str) -> Any:
 
 
 def _read_part(value: object) -> object:
-    """Convert plain data to the options of a part, named by `_target_`, or to those of a group that contains a part."""
+    """Convert plain data to the options of a part (`_target_`), or to the options of a group around a part."""
     if value is None or isinstance(value, Options):
         return value
     if not isinstance(value, Mapping):
@@ -322,7 +320,7 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
 
 
 def group_of(node: Mapping[str, Any]) -> type[Options] | None:
-    """Return the class of a group according to one of its parts (see `Options.around`); None if no part names it."""
+    """Return the class of a group from the class of one of its parts (see `Options.around`); None if there is none."""
     return next((kind.around for part in node.values() if (kind := _shared(part))), None)
 
 
@@ -349,7 +347,7 @@ def _plain(value: object) -> object:
 
 
 def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:
-    """Translate pydantic's errors into one OptionError: that of an unknown option if any, otherwise the first."""
+    """Translate pydantic's errors into one OptionError, for an unknown option if any, otherwise for the first error."""
     errors = error.errors(include_url=False)
     names = list(options.model_fields)
     for one in errors:

@@ -1,7 +1,7 @@
 """Print `ssvit COMMAND --help`: each option with its description, default and choices. Torch is not imported.
 
-The options are those of the composed configuration: `objective=mae --help` lists those of mae. Descriptions and
-permitted values come from the declaration of an option (`ssvit.config.declaration`).
+The help lists the options of the composed configuration: `objective=mae --help` lists the options of mae. Descriptions
+and permitted values come from the declaration of an option (`ssvit.config.declaration`).
 """
 
 import re

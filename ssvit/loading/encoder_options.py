@@ -36,7 +36,7 @@ class LoadEncoder(ForeignEncoder):
     pooling: str | None = None
     """Pooling of the features of an image: class_token or patch_mean."""
     dropout: float | None = None
-    """Dropout in training, as the next three options; see `ssvit.models.vit_options.ViT`."""
+    """Dropout in training; for this and the next three options, see `ssvit.models.vit_options.ViT`."""
     attention_dropout: float | None = None
     """Dropout of the attention weights."""
     stochastic_depth: float | None = None

@@ -1,16 +1,16 @@
-"""Define the options by which a command finds a checkpoint."""
+"""Define the options that select a checkpoint."""
 
 from ssvit.config.declaration import Name, Options, Runs
 
 
 class Pretrained(Options):
-    """The checkpoint of a pre-training run, or another project's weights."""
+    """The checkpoint of a pre-training run, or foreign weights."""
 
     checkpoint: Name = "newest"
-    """The folder of a checkpoint or of its run, a file of another project's weights, or hf://OWNER/NAME; newest: the
-    pre-training run that finished last."""
+    """The folder of a checkpoint or of its run, a file of foreign weights, or hf://OWNER/NAME; newest: the pre-training
+    run that finished last."""
     outputs: Runs = "outputs"
-    """The folder of all runs."""
+    """Folder of all runs."""
 
 
 class Finetuned(Options):
@@ -19,4 +19,4 @@ class Finetuned(Options):
     checkpoint: Name = "newest"
     """The folder of a checkpoint or of its run; newest: the fine-tuning run that finished last."""
     outputs: Runs = "outputs"
-    """The folder of all runs."""
+    """Folder of all runs."""

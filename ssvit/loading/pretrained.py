@@ -1,7 +1,7 @@
-"""The choices encoder=pretrained, data=pretrained and its augment: what was trained, and on which images. No torch.
+"""Provide the choices encoder=pretrained, data=pretrained and its augmentation from a checkpoint and its run. No torch.
 
-A run's folder names its data set by files in configs/ and by values. What is built comes from the files of those names
-installed here or in the user's --config-dir, never from the run's folder.
+A run folder describes its data set by names of files in configs/ and by values. Parts are built from the files of these
+names in the installation or in the user's --config-dir, never from the run folder.
 """
 
 import json
@@ -27,16 +27,21 @@ from ssvit.models.timm_options import kind, of
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
-# Options of an encoder that its weights decide, and those of them that other options refer to.
+# Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 
 
 def offer(line: CommandLine, own: str | None = None) -> None:
-    """Find the checkpoint that the command line means, and add its encoder and data set to the choices.
+    """Find the checkpoint of the command line, and add its encoder and data set to the choices of the command.
 
-    own: the checkpoint in place of newest. OptionError or UserError if there is none, or if neither its run nor the
-    command line names a data set.
+    Args:
+        line: The command line.
+        own: Checkpoint that replaces newest; None for no replacement.
+
+    Raises:
+        OptionError: There is no checkpoint, or an option contradicts it.
+        UserError: Neither the checkpoint's run nor the command line names a data set.
     """
     arguments = line.typed
     if "encoder.path" in arguments:
@@ -47,7 +52,7 @@ def offer(line: CommandLine, own: str | None = None) -> None:
         if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
             return
         wanted = "newest"
-    elif arguments.get("encoder") == "timm":  # whose weights are in a file
+    elif arguments.get("encoder") == "timm":  # its weights are in a file
         if wanted == NEWEST:
             right = f"must be a file of weights of timm's model, or {SCRATCH}"
             raise OptionError("checkpoint", wanted, right)
@@ -61,9 +66,10 @@ def offer(line: CommandLine, own: str | None = None) -> None:
 
 
 def offer_start(line: CommandLine) -> None:
-    """`offer` for pre-training, where the default is random weights.
+    """Apply `offer` for pre-training, where the default is random weights.
 
-    OptionError also for an option of the encoder that its weights decide.
+    Raises:
+        OptionError: As in `offer`, or an option of the encoder is determined by its weights.
     """
     arguments = line.values
     wanted = arguments["checkpoint"]
@@ -89,10 +95,10 @@ def offer_start(line: CommandLine) -> None:
 
 
 def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
-    """Return the options by which other images become what a run's encoder was trained on.
+    """Return the options that make other images match those on which a run's encoder was trained.
 
-    These are the image size, which the file of a data set has for any encoder, and the channels, their range and their
-    normalisation where they are not those of photographs in colour. Public weights keep the file's options: DINOv2's
+    These are the image size, which the file of a data set sets for any encoder, and the channels, their range and their
+    normalisation unless they are those of photographs in colour. Foreign weights keep the options in the file: DINOv2's
     are trained at 518 px and used at 224.
     """
     if found.foreign or "data" not in arguments or "experiment" in arguments:
@@ -105,9 +111,10 @@ def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str
 
 
 def _keep_weights(config: Config) -> Config:
-    """Remove the options of the encoder that another file sets and that a checkpoint's weights decide.
+    """Remove options of the encoder that are set by another file but determined by a checkpoint's weights.
 
-    OptionError if the file adds a distillation token and the checkpoint has none.
+    Raises:
+        OptionError: The file adds a distillation token, and the checkpoint has none.
     """
     given = config.values["encoder"]
     if given.get("distillation_token") and not open_checkpoint(given["path"], given).encoder.get("distillation_token"):
@@ -117,9 +124,16 @@ def _keep_weights(config: Config) -> Config:
 
 
 def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:
-    """Add a checkpoint's encoder, its data set and that one's augmentation to the choices of a command.
+    """Add a checkpoint's encoder, data set and augmentation to the choices of a command.
 
-    refer: options of the encoder that its weights decide and that other options refer to.
+    Args:
+        wanted: Value of the option checkpoint=.
+        line: The command line.
+        arguments: Values of the options by name.
+        refer: Options of the encoder that are determined by its weights and that other options refer to.
+
+    Returns:
+        The checkpoint.
     """
     foreign = _foreign_options(arguments)
     found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=line.say, options=foreign)
@@ -129,7 +143,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
         "path": str(found.path),
         "resize": "paper",
         "announce": True,
-        # How gradients are computed is no property of the weights, so no checkpoint has this option.
+        # Checkpoints do not contain this option, which only affects the computation of gradients.
         **({"activation_checkpointing": False} if kind(trained) is ViT else {}),
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "image_size": "${data.image_size}",
@@ -147,7 +161,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
     else:
         line.brought = choices
         augment = data.pop("augment", None)
-        if augment is not None:  # a choice of its own, which another can replace
+        if augment is not None:  # a separate choice, so that it can be replaced
             line.nodes["augment", "pretrained"] = augment
             data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
         line.nodes["data", "pretrained"] = data
@@ -155,7 +169,7 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
 
 
 def stand_in(line: CommandLine) -> None:
-    """Add choices in the place of a checkpoint's, for who asks about options and has no checkpoint yet."""
+    """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
     free = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
     node = {"_target_": LoadEncoder.part_name(), "path": "???", "resize": "paper", **free}
     line.nodes["encoder", "pretrained"] = node
@@ -164,7 +178,7 @@ def stand_in(line: CommandLine) -> None:
 
 
 def offer_again(line: CommandLine) -> None:
-    """`offer` for fine-tuning: a run that is named, or that the same command began, keeps its checkpoint."""
+    """Apply `offer` for fine-tuning; an existing run of this name or of the same command keeps its checkpoint."""
     own, arguments = None, line.typed
     if arguments.get("overwrite") != "true":
         outputs = Path(arguments.get("outputs", "outputs"))
@@ -176,13 +190,15 @@ def offer_again(line: CommandLine) -> None:
 
 
 def _began_with(file: Path, command: str | None) -> str | None:
-    """The checkpoint that a run took as the newest, if a command goes on with the run.
+    """Return the checkpoint that a run selected as newest, if a command continues the run; otherwise None.
 
-    command: the identity of the command; None: it names the run.
+    Args:
+        file: The run's config.yaml.
+        command: Identity of the command; None if the command names the run.
     """
     folder = file.parent
     if (folder.parent / "config.yaml").exists():
-        return None  # one of the runs of a comparison
+        return None  # a run of a comparison
     try:
         values = Configuration.read(file).values
         if values["checkpoint"] != "newest" or command not in (None, values["command"]):
@@ -197,9 +213,10 @@ def _began_with(file: Path, command: str | None) -> str | None:
 
 
 def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """The group data of a run's config.yaml, with the builders of the files installed here, and its choices.
+    """Return the group data of a run's config.yaml, with builders from installed files, and its choices.
 
-    ConfigurationError if it holds anything but names of files and values of known options.
+    Raises:
+        ConfigurationError: The file contains more than names of files and values of known options.
     """
     try:
         choices, values = Configuration.read(file).data()
@@ -207,7 +224,7 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
         raise ConfigurationError(f"{file}: does not tell the run's images") from None
     node = _composed(choices, file, line)
     if getattr(find_options(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
-        # Several views belong to the method: what comes after it has the data set's single one.
+        # Several views per image belong to the objective; later commands use the data set's single view.
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}
         node = _composed(choices, file, line)
@@ -216,7 +233,7 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
 
 
 def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) -> dict[str, Any]:
-    """The group data of the files chosen in the config.yaml `file`; ConfigurationError if one is not here."""
+    """Compose the group data from the files that a config.yaml names; raise ConfigurationError if one is missing."""
     try:
         return composition.group(line, "data", choices)
     except Failure:
@@ -226,7 +243,7 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
 
 
 def _fill(node: dict[str, Any], values: Any, name: str) -> None:
-    """Set the options of the same names. ConfigurationError if there is none."""
+    """Set the options of a node to values of the same names; raise ConfigurationError if an option is unknown."""
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{name}={values}: must hold options")
     for key, value in values.items():
@@ -239,7 +256,7 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 
 
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The options for another project's file on the command line, None for each that is not given."""
+    """Return the options for foreign files on the command line; None for each that is not set."""
     try:
         found = {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}
         each = {
@@ -255,7 +272,7 @@ def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def from_scratch(config: Config) -> Config:
-    """The same configuration with random weights in place of those of the checkpoint."""
+    """Return the configuration with random weights instead of the checkpoint's weights."""
     given = config.values["encoder"]
     if "path" not in given:
         return config
