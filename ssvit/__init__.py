@@ -12,7 +12,7 @@ __all__ = ["Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "lo
 
 
 def __getattr__(name: str) -> Any:
-    """Load the Python API with the first use of one of its names (PEP 562): neither commands nor modules need it."""
+    """Import the Python API when one of its names is first used (PEP 562); commands do not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(importlib.import_module("ssvit.api"), name)

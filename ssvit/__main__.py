@@ -1,4 +1,4 @@
-"""The program ssvit COMMAND …, which imports what the command needs."""
+"""Run the program `ssvit COMMAND …`, which imports only the modules that the command needs."""
 
 import difflib
 import signal
@@ -18,7 +18,11 @@ _HELP = {"--help", "-h", "--help-all"}
 
 
 def main(name: str | None = None) -> None:
-    """Run a command. name: None: the first argument names it."""
+    """Run a command.
+
+    Args:
+        name: Name of the command; None: the first argument.
+    """
     arguments = sys.argv[1:]
     if name is None:
         name, *arguments = arguments or ["--help"]
@@ -51,12 +55,12 @@ def _run(name: str, arguments: list[str]) -> None:
     if _HELP & asked:
         from ssvit.config import help
 
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head may read a part of it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for pipes to head
         with in_one_line():
             print(help.text(command, COMMANDS[name], arguments, everything="--help-all" in asked))
         return
     if asked:
-        # The jobs of a sweep are previewed here: nothing is submitted.
+        # A dry run previews the jobs of a sweep on this machine; nothing is submitted.
         launcher = ("hydra/launcher", "hydra.launcher")
         arguments = [argument for argument in arguments if not argument.startswith(launcher)]
         if command.dry_run is None:
@@ -68,7 +72,7 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def _with_configuration(dry_run: "Callable[[Config], Config]") -> "Callable[[Config], None]":
-    """A dry run that then prints the configuration that it returns, as YAML."""
+    """Return a dry run that also prints the completed configuration as YAML."""
 
     def run(config: "Config") -> None:
         from ssvit.config import composition
@@ -95,5 +99,5 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "ssvit"  # as messages have it
+    sys.argv[0] = "ssvit"  # name of the program in messages
     main()

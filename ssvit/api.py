@@ -34,7 +34,11 @@ _NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE
 
 @dataclass(frozen=True)
 class Run:
-    """Refer to a finished run; `folder` contains its checkpoints, metrics and figures."""
+    """Provide the results of a training run; `folder` contains its checkpoints, metrics and figures.
+
+    Attributes:
+        folder: The run folder.
+    """
 
     folder: Path
 
@@ -75,7 +79,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Refer to a report on frozen features; `folder` contains report.html, report.json and figures."""
+    """Provide the results of an evaluation of frozen features.
+
+    Attributes:
+        folder: Folder with report.html, report.json and figures.
+    """
 
     folder: Path
 

@@ -21,7 +21,7 @@ MANIFEST_BYTES = 1 << 25  # maximum size of a manifest: hostile JSON takes about
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the name of a file to an OSError of the block that has none, such as that of a full disk."""
+    """Set the file name of an OSError raised in the block if it has no name, such as for a full disk."""
     try:
         yield
     except OSError as error:

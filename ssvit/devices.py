@@ -1,4 +1,4 @@
-"""The options of the devices and processes of a command. No torch."""
+"""Define the options of devices and processes of a command. No torch."""
 
 import re
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from ssvit.config.declaration import Count, Expect, Options, Run, Text
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
-_DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")  # what Lightning Fabric takes, as text
+_DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")  # values that Lightning Fabric accepts
 
 
 def _devices(value: object) -> object:
@@ -26,26 +26,26 @@ Devices = Annotated[
 
 
 class Fabric(Options):
-    """Where a command runs. These options may change between a run and its continuation."""
+    """Devices and processes of a command. These options may change between a run and its continuation."""
 
     accelerator: Text = "auto"
-    """The kind of device: cpu or cuda; auto: cuda where there is a GPU."""
+    """Type of device: cpu or cuda; auto: cuda if there is a GPU."""
     devices: Devices = "auto"
-    """The number of devices of a machine; auto: all GPUs, or one process on a CPU."""
+    """Devices per machine; auto: all GPUs, or one process on a CPU."""
     num_nodes: Count = 1
-    """The number of machines."""
+    """Number of machines."""
     strategy: Text = "auto"
-    """ddp: each process holds the whole model; fsdp: the model is divided among the processes; auto: ddp where there
-    are several processes."""
+    """ddp: each process has the complete model; fsdp: the model is sharded over the processes; auto: ddp if there are
+    several processes."""
     timeout: Annotated[float, Ge(1)] = 600
-    """Seconds that a process waits for another one that hangs. A process that died is noticed at once."""
+    """Seconds to wait for a process that does not respond. A process that has ended is detected immediately."""
 
     @property
     def processes(self) -> int | None:
-        """The number of processes that train; None if the machine decides."""
+        """Return the number of processes; None if it depends on the machine."""
         return processes.count(self.devices, self.num_nodes)
 
     def check(self, run: Run) -> None:
-        """Check that the encoder can be divided among processes."""
+        """Check that the encoder can be sharded over processes."""
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.strategy == "fsdp":
             raise OptionError("strategy", "fsdp", f"shares out a ViT, and the encoder is {run.encoder.label}")

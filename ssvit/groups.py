@@ -1,7 +1,4 @@
-"""Define the groups of options from which parts are chosen. No torch.
-
-For example, objective=mae selects mae of the group objective.
-"""
+"""Define the groups of options that select parts, such as objective=mae. No torch."""
 
 from dataclasses import dataclass
 
@@ -11,10 +8,10 @@ class Group:
     """A group of options.
 
     Attributes:
-        meaning: Description for `--help`; "" if the command describes its option of that name.
+        meaning: Description for `--help`; "" if the command describes an option of the same name.
         package: Package whose modules *_options declare the choices; None if only YAML files do.
         several: Whether several parts may be chosen, each with its options under its name.
-        key: Name of the part within the group; "" if the options of the group are those of the part.
+        key: Name of the part within the group; "" if the group contains the options directly.
     """
 
     meaning: str = ""

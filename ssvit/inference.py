@@ -30,12 +30,9 @@ from ssvit.options import OptionError, whole
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
-"""One image or several, as paths, PIL images, arrays or tensors.
-
-A path is a file or a folder of files. An array is (h, w), (h, w, c) or (b, h, w, c), a tensor (c, h, w) or (b, c, h,
-w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8; for an encoder trained with
-data.range, their values are those of the files.
-"""
+"""One image or several: a file, a folder of files, a PIL image, an array (h, w), (h, w, c) or (b, h, w, c), or a tensor
+(c, h, w) or (b, c, h, w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8; for an
+encoder trained with data.range, their values are those of the files."""
 
 
 def pictures(given: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ _GRACE = 30  # seconds for a checkpoint, as between torchrun's SIGTERM and SIGKI
 
 def is_main_process() -> bool:
     """Return whether this process is the first of its run, according to torchrun, SLURM or Fabric's launcher."""
-    # Within a SLURM job, torchrun's order of the machines differs from that of SLURM.
+    # Within a SLURM job, torchrun and SLURM order the machines differently.
     names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") == "0" for name in names)
 

@@ -1,4 +1,4 @@
-"""Progress of long computations on a terminal."""
+"""Show the progress of long computations on a terminal."""
 
 import sys
 from collections.abc import Callable
@@ -10,10 +10,10 @@ def progress(what: str, unit: str) -> Callable[[int, int], None]:
     """Return a function of (done, all) that shows the progress, its rate and the remaining time.
 
     Args:
-        what: What is computed.
-        unit: What is counted, such as " images".
+        what: Description of the computation.
+        unit: Unit of the count, such as " images".
     """
-    rarely = 0.5 if sys.stdout.isatty() else 10  # seconds; what ends sooner shows nothing
+    rarely = 0.5 if sys.stdout.isatty() else 10  # seconds between updates, and before the first
     bar = tqdm(desc=what, unit=unit, mininterval=rarely, delay=rarely, dynamic_ncols=True, file=sys.stdout)
 
     def show(done: int, total: int) -> None:

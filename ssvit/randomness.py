@@ -1,10 +1,10 @@
-"""Random numbers as a pure function of (seed, kind, slot, view): no state to save, the same on every device.
+"""Compute random numbers as a pure function of (seed, kind, slot, view), without state and identical on every device.
 
-A slot numbers an image in the order of training: slot = step * batch_size + position in the global batch. Everything
-random about the image is a hash of its slot, so it is the same for any number of workers or processes and after any
-restart. The views of one image are numbered from 0.
+A slot numbers an image in the order of training: slot = step * batch_size + position in the global batch. All random
+choices for an image are hashes of its slot, and therefore independent of the number of workers and processes and of
+restarts. The views of one image are numbered from 0.
 
-Letters: b slots, k numbers a slot.
+Letters: b slots, k numbers per slot.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ import hashlib
 import torch
 from torch import Tensor
 
-# splitmix64 (Steele, Lea, Flood 2014), its constants written as the signed 64-bit integers that torch has.
+# splitmix64 (Steele, Lea, Flood 2014), with constants as signed 64-bit integers, since torch lacks unsigned arithmetic.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: the mask takes out the sign bits that torch shifts in."""
+    """Return the logical right shift: the mask removes the sign bits of torch's arithmetic shift."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -28,34 +28,69 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-@torch.compiler.assume_constant_result  # or the hash would break a compiled graph
+@torch.compiler.assume_constant_result  # the hash would otherwise break a compiled graph
 def key(seed: int, kind: str, view: int = 0) -> int:
-    """A 63-bit integer of the seed, its use and the view, so that no two of these share numbers."""
+    """Return a 63-bit hash of seed, kind of random number, and view, so that their random numbers are independent.
+
+    Args:
+        seed: Seed of the run.
+        kind: Use of the random numbers.
+        view: Number of the view.
+    """
     text = f"{seed}/{kind}" + (f"\0{view}" if view else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def uniform(seed: int, kind: str, slots: Tensor, count: int, view: int = 0) -> Tensor:
-    """Numbers uniform in [0, 1): slots (b,) int64 -> (b, count) float64, on the device of `slots`."""
-    # ~k is -(k + 1). Of k + 1 itself torch's compiler makes a product too large for 64 bits, where it must wrap.
+    """Return random numbers uniform in [0, 1).
+
+    Args:
+        seed: Seed of the run.
+        kind: Use of the random numbers.
+        slots: (b,) int64.
+        count: Numbers per slot, k.
+        view: Number of the view.
+
+    Returns:
+        (b, k) float64, on the device of `slots`.
+    """
+    # ~k is -(k + 1). For k + 1, torch's compiler would compute a product beyond 64 bits, which must wrap around.
     place = ~torch.arange(count, device=slots.device) * -_GOLDEN
     start = _mix(key(seed, kind, view) + slots * _GOLDEN)
     return _shift(_mix(start[:, None] + place), 11).double() * 2.0**-53
 
 
 def permutation(seed: int, kind: str, size: int) -> Tensor:
-    """A random order of range(size): (size,) int64."""
+    """Return a random permutation of range(size).
+
+    Args:
+        seed: Seed of the run.
+        kind: Use of the permutation.
+        size: Number of elements.
+
+    Returns:
+        (size,) int64.
+    """
     return torch.randperm(size, generator=torch.Generator().manual_seed(key(seed, kind)))
 
 
-_ROUNDS = 8  # of the network: every part is mixed four times
+_ROUNDS = 8  # rounds of the Feistel network: each half is mixed four times
 
 
 def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
-    """The elements at some places of a random order of range(size): (b,) int64 -> (b,) int64, without a table of all.
+    """Return elements of a random permutation of range(size) without computing all of it.
 
-    A Feistel network permutes the numbers below the least power of two that is not below `size`. A result outside the
-    range goes through it again until it is inside (cycle walking; Black and Rogaway 2002).
+    A Feistel network permutes the integers below the smallest power of two that is at least `size`. Results outside the
+    range are permuted again until they are inside (cycle walking; Black and Rogaway 2002).
+
+    Args:
+        seed: Seed of the run.
+        kind: Use of the permutation.
+        places: (b,) int64, positions in the permutation.
+        size: Number of elements.
+
+    Returns:
+        (b,) int64.
     """
     bits = max(2, (size - 1).bit_length())
     low = bits // 2

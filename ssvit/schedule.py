@@ -1,4 +1,4 @@
-"""Values that change during a run: pure functions of the step, so they have no state to save. No torch."""
+"""Define values that change during a run as pure functions of the step, which have no state to save. No torch."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ssvit.options import OptionError, number
 
 
 class Progress(NamedTuple):
-    """The progress of a run: `step` of `steps` updates, counted from 0."""
+    """Progress of a run: `step` of `steps` updates, counted from 0."""
 
     step: int
     steps: int
@@ -23,20 +23,20 @@ ScheduleFunction = Callable[[Progress], float]
 
 
 class Schedule(Options):
-    """From `start` at the first step to `end` after the fraction `over` of the run, with 1 at its last step."""
+    """A value that changes from `start` at the first step to `end` after a fraction of the run (1: the last step)."""
 
     start: float
-    """The value at the first step."""
+    """Value at the first step."""
     end: float | None = None
-    """The value at the end; None: `start` throughout."""
+    """Final value; None: `start` throughout."""
     shape: Literal["constant", "linear", "cosine", "step"] = "cosine"
-    """How the value changes: linear, cosine (half a period, as the momentum of BYOL and DINO), step (from `start` to
+    """Shape of the change: linear, cosine (half a period, as for the momentum of BYOL and DINO), step (from `start` to
     `end` at once) or constant (`start` throughout)."""
     over: Annotated[float, Gt(0), Le(1)] = 1.0
-    """The fraction of the run after which the end is reached."""
+    """Fraction of the run after which `end` is reached."""
 
     def __call__(self, progress: Progress) -> float:
-        """The value at a step."""
+        """Return the value at a step."""
         if self.shape == "constant" or self.end is None:
             return self.start
         last = max(self.over * (progress.steps - 1), 1)
@@ -50,7 +50,13 @@ class Schedule(Options):
 
 @dataclass(frozen=True)
 class Between:
-    """Limits of a schedule's values. The option is a `Schedule`, or any function of the progress."""
+    """Bounds of the values of a schedule. The option is a `Schedule`, or any function of the progress.
+
+    Attributes:
+        low: Minimum.
+        high: Maximum.
+        above: Whether the minimum is excluded.
+    """
 
     low: float
     high: float = math.inf
