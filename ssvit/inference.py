@@ -202,7 +202,14 @@ class Prediction(NamedTuple):
     probabilities: dict[str, float]
 
     def present(self, threshold: float = 0.5) -> list[str]:
-        """Return the classes with at least a probability, in descending order, for multi-label classification."""
+        """Return the classes with at least a probability, for multi-label classification.
+
+        Args:
+            threshold: Minimum probability.
+
+        Returns:
+            Names of the classes in descending order of probability.
+        """
         names = sorted(self.probabilities, key=lambda name: -self.probabilities[name])
         return [name for name in names if self.probabilities[name] >= threshold]
 
@@ -223,7 +230,14 @@ class Classifier(_Model):
         return self.module.options.loss == MULTI_LABEL
 
     def probabilities(self, images: Pictures) -> Tensor:
-        """Return the probabilities of the classes, (b, k) float32."""
+        """Return the probabilities of the classes.
+
+        Args:
+            images: One image or several.
+
+        Returns:
+            (b, k) float32.
+        """
         return torch.cat([self._probabilities(batch) for batch in self._batches(images)])
 
     @torch.no_grad()
@@ -231,7 +245,7 @@ class Classifier(_Model):
         return self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
 
     def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | Unreadable]]:
-        """Yield the path of each file with its class probabilities, (k,), or the error if it cannot be read."""
+        """Yield the path of each file with its class probabilities, (k,), or with the error if it cannot be read."""
         for start in range(0, len(paths), self.batch_size):
             part = paths[start : start + self.batch_size]
             read: dict[int, Tensor] = {}
@@ -246,7 +260,11 @@ class Classifier(_Model):
             yield from ((path, answers[place]) for place, path in enumerate(part))
 
     def predict(self, images: Pictures) -> list[Prediction]:
-        """Return a prediction for each image."""
+        """Return a prediction for each image.
+
+        Args:
+            images: One image or several.
+        """
         answers = []
         for row in self.probabilities(images).tolist():
             by_name = dict(zip(self.classes, row, strict=True))

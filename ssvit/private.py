@@ -17,7 +17,7 @@ ONEDNN_HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer computed by oneDNN: torch multiplies float32 matrices with MKL.
+    """Compute a linear layer with oneDNN; torch multiplies float32 matrices with MKL.
 
     Args:
         x: (r, i).

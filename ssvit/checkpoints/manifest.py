@@ -41,10 +41,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def steps(run: Path) -> dict[Path, tuple[int, int]]:
-    """Return the entries of a run folder that have a checkpoint's name, each with two numbers of steps.
+    """Return the entries of a run folder that have the name of a checkpoint, each with two steps.
 
-    The first is that of the verified manifest (or of the name, if there is none), and the second that of the name.
-    Raises OSError if the folder cannot be listed, since it must not be treated as empty.
+    The first is the step in the verified manifest, or that in the name if there is no such manifest; the second is the
+    step in the name. Raises OSError if the folder cannot be listed, since it must not be treated as empty.
     """
     found = {}
     for name in os.listdir(run):

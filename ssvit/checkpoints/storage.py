@@ -28,7 +28,7 @@ from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, 
 
 KEPT = 3
 PLACES = "DCP_SHARDING_INFO"  # header entry of a part with the offsets of its shards, as written by torch
-# safetensors stores tensors in the reverse of this order.
+# A safetensors file stores tensors in the reverse order of their types in this list.
 _NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
     torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",

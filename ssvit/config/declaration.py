@@ -206,14 +206,14 @@ T = TypeVar("T", bound=Options)
 
 @dataclass(frozen=True)
 class Expect:
-    """Description of the permitted values of a type, for annotations from which it cannot be derived."""
+    """Description of the permitted values of a type that cannot be derived from its annotation."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class From:
-    """Name of the option that provides the default of an option."""
+    """Name of the option that an option takes its default from."""
 
     option: str
 
@@ -381,7 +381,7 @@ def _first(options: type[Options], error: Mapping[str, Any], values: Mapping[str
 
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:
-    """Return the class of options that an option (or null) contains; None if it is another type."""
+    """Return the class of options in the type of an option, which may also permit null; None for other types."""
     for item in metadata:
         if (options := getattr(item, "options", None)) is not None:
             return options
@@ -489,7 +489,7 @@ NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Share = Annotated[float, Gt(0), Le(1)]  # a fraction above 0
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-"""A name or a path. Names of digits only are accepted, which YAML reads as a number."""
+"""A name or a path. Values of digits only are accepted, which YAML reads as numbers."""
 Runs = Annotated[str, Expect("the folder of all runs")]
 Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
 """Options of a part, declared by the class of the part."""

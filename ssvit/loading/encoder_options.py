@@ -26,13 +26,13 @@ class LoadEncoder(ForeignEncoder):
     is_function: ClassVar[bool] = True
 
     path: str | Path
-    """The folder of the checkpoint, or a file of foreign weights."""
+    """Folder of the checkpoint, or a file of foreign weights."""
     resize: Resize = "paper"
     """How position embeddings are resized for another image size: paper (as in the authors' code) or timm."""
     announce: bool = False
     """Whether to print what was loaded."""
     image_size: int | Sequence[int] | None = None
-    """Pixels of an image's side, or [height, width]. None, here and below: the checkpoint's."""
+    """Side of the image in pixels, or [height, width]. None, here and below: the checkpoint's."""
     pooling: str | None = None
     """Pooling of the features of an image: class_token or patch_mean."""
     dropout: float | None = None
@@ -73,12 +73,12 @@ class LoadEncoder(ForeignEncoder):
 
 
 class LoadLayers(Options):
-    """The first layers of a checkpoint's encoder."""
+    """First layers of a checkpoint's encoder."""
 
     is_function: ClassVar[bool] = True
 
     path: str | Path | None
-    """As in `LoadEncoder`; None for no encoder."""
+    """Folder of the checkpoint, or a file of foreign weights; None for no encoder."""
     layer: Count | None = None
     """Number of the last of these layers, from 1; None: all layers."""
 

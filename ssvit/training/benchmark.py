@@ -146,6 +146,7 @@ class Steps:
         self.step = 0
 
     def __call__(self) -> int:
+        """Run one update and return its number of images."""
         self.numbers = update(self.state, self.batches, self.step)
         self.step += 1
         return self.recipe.batch_size
@@ -157,7 +158,7 @@ class Steps:
 
 
 def few(loader: Loader, images: int = 2) -> Batch:
-    """Return a batch with a number of images on the CPU."""
+    """Return a batch with `images` images on the CPU."""
     return next(replace(loader, batch_size=images, accumulate=1, workers=0, device="cpu").batches(0, 1))
 
 

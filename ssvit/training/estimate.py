@@ -57,7 +57,9 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """Return the seconds of steps and evaluations, without start-up, checkpoints and data waits; None if not measured.
+        """Return the seconds of all steps and evaluations, without start-up, checkpoints and waiting for data.
+
+        None if not measured.
         """
         return None if self.step is None else self.steps * self.step + (self.evaluations or 0)
 
@@ -93,8 +95,8 @@ def size(bytes: int) -> str:
 def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], *, first: int = 0) -> Estimate:
     """Estimate the time and memory of the remaining steps in each process.
 
-    Time is measured only in a single process without torch.compile. Activations are counted in the same step or, with
-    several processes, in a forward pass; not for a sharded model, since no process has all weights.
+    Time is measured only in a single process without torch.compile. Activations are counted in a forward pass, except
+    for a sharded model, since no process has all of its weights.
 
     Args:
         state: The training state.

@@ -148,7 +148,7 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
-        # Building on the meta device is impossible if weights are loaded from a file during construction.
+        # Parts that load weights from a file during construction need memory for them in every process.
         built = [options.encoder, options.target, *(part for _, part in parts(options.objective))]
         reads = any(getattr(part, name, None) is not None for part in built for name in ("checkpoint", "path"))
         with nullcontext() if reads else sharding.building(self.fabric):
