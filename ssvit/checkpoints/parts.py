@@ -2,8 +2,8 @@
 
 torch.distributed.checkpoint plans the shards of each process and copies them to host memory. A part is a safetensors
 file with the layout of torch's HuggingFaceStorageWriter: its header contains the offsets of the shards in the full
-tensors. The manifest is written last, so that a process that is killed leaves earlier checkpoints unchanged and no
-incomplete one.
+tensors. The manifest is written last, so that a process that is killed leaves no incomplete checkpoint, and earlier
+checkpoints are unchanged.
 """
 
 import json
@@ -27,7 +27,7 @@ from ssvit.checkpoints.manifest import CheckpointError
 
 
 class Saving:
-    """A sharded checkpoint that is being written."""
+    """Wait for a sharded checkpoint that is written in the background."""
 
     def __init__(self, future: "Future[Metadata]") -> None:
         self._future = future

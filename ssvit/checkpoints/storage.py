@@ -2,8 +2,8 @@
 
 step_00000500/ contains model.safetensors, optimizer.safetensors, ema.safetensors (if any) and manifest.json: the step,
 the encoder's arguments ("backbone" is the name of its module, if not encoder), the identity of the run, versions, and
-the sha256 of each file. A checkpoint is written to a hidden folder, synchronised to disk and renamed, so that it is
-complete at whatever point a process is killed. The newest three are kept; older ones are renamed to a hidden name
+the sha256 of each file. A checkpoint is written to a hidden folder, synchronised to disk and renamed, so that a process
+that is killed leaves no incomplete checkpoint. The newest three are kept; older ones are renamed to a hidden name
 before they are deleted; best/ is a second name of one of them. While a sharded run continues, part_00000.safetensors, …
 contain the shards of each process; see `parts`.
 """
@@ -37,7 +37,7 @@ _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
 class Pending:
-    """A checkpoint step_<step>/ of a run that is being written, in a hidden folder of the run folder.
+    """Write a checkpoint step_<step>/ of a run in a hidden folder, which is renamed when it is complete.
 
     The methods raise CheckpointError if a file cannot be written; earlier checkpoints are then unchanged.
 

@@ -29,7 +29,7 @@ _CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as a key of a di
 
 
 class CommandLine:
-    """The arguments of a command.
+    """Parse and store the arguments of a command.
 
     Attributes:
         aliases: Replacements of prefixes of options, such as {"probes=": "probe@probes="}.

@@ -16,7 +16,7 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Config:
-    """The composed options of a command.
+    """Store the composed options of a command.
 
     Attributes:
         written: The values; a reference to another option is written ${name}.

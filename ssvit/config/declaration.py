@@ -114,7 +114,7 @@ class Options(BaseModel):
 
 
 class Run:
-    """The options of a run, against which each part checks its requirements.
+    """Provide the options of a run, against which each part checks its requirements.
 
     Args:
         options: The options of a command. A part that is missing in them is None and is not checked.

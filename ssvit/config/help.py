@@ -27,7 +27,7 @@ _INDENT = 6  # indentation of a description below its option
 
 @dataclass(frozen=True)
 class Option:
-    """An option as it is typed, with its default, description and permitted values."""
+    """Describe an option as it is typed, with its default, description and permitted values."""
 
     name: str
     default: str = ""

@@ -35,7 +35,7 @@ class Numbers:
 
     @property
     def applied(self) -> Tensor:
-        """Return whether loss and gradient are finite, () bool. If not, the update must change nothing."""
+        """Return whether loss and gradient are finite, () bool; otherwise, the update has to be skipped."""
         return self.values[self.names.index("loss")].isfinite() & self.values[-2].isfinite()
 
 

@@ -80,7 +80,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Twin:
-    """A copy of an objective without weights, which is created before sharding and shares the buffers.
+    """Copy an objective before sharding, without its weights and with shared buffers.
 
     The hooks of a sharded model wait for all processes; the copy has no hooks, so that a single process can use it.
 
