@@ -1,1 +1,1 @@
-"""Evaluation of encoders: features, nearest neighbours and statistics, on which panels, probes and reports build."""
+"""Evaluation of encoders: features, nearest neighbours and statistics, used by panels, probes and reports."""

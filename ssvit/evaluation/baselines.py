@@ -1,5 +1,5 @@
-"""The names of the encoders that are measured next to the one in question."""
+"""Names of the evaluated encoder and of its baselines."""
 
-OWN = ""  # the encoder in question among those that are measured beside it, by their names
+OWN = ""  # name of the evaluated encoder among those that it is compared with
 RANDOM, PIXELS = "random weights", "pixels"
-RANDOM_PREFIX = "random_"  # of the names of the feature sets of random weights
+RANDOM_PREFIX = "random_"  # prefix of the feature sets of the random-weight encoder

@@ -1,8 +1,9 @@
-"""Frozen features, which every probe measures: computed once by an encoder in eval mode, and cached on disk if wanted.
+"""Frozen features for the probes: computed once by an encoder in eval mode, and optionally cached on disk.
 
-An `Extractor` is any function of images that gives features: `Frozen`, of an encoder, or `Pixels`, a baseline.
+An `Extractor` is a function of images that returns features, such as `Frozen` for an encoder or `Pixels` for a
+baseline.
 
-Letters: b, n images, c channels, h, w pixels, y, x rows and columns of patches, d width.
+Shapes use b, n images, c channels, h, w pixels, y, x rows and columns of patches, d width.
 """
 
 import contextlib
@@ -30,15 +31,19 @@ from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.encoder import Encoder
 from ssvit.options import UserError
 
-_LARGEST = 32  # pixels a side of an image as its own features
-_FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # what a file of kept features holds
+_LARGEST = 32  # maximum side in pixels of an image that is used as features
+_FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # tensors in a file of cached features
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features (n, d) of images, their labels as of a source, and the names of the classes.
+    """Features of images, with labels and class names.
 
-    Those of patches are (n, y, x, d), with masks (n, h, w) uint8, 255 where a pixel does not count.
+    Attributes:
+        values: One vector for each image, (n, d), or for each patch, (n, y, x, d).
+        labels: Labels of the source, (n,) or (n, classes) bool; None for images without labels.
+        classes: Class names.
+        masks: Segmentation masks, (n, h, w) uint8, where 255 is ignored; None for images without masks.
     """
 
     values: Tensor
@@ -48,19 +53,28 @@ class Features:
 
     @property
     def known_labels(self) -> Tensor:
-        """The labels of images that have them."""
+        """Return the labels of images that have labels."""
         assert self.labels is not None
         return self.labels
 
     @property
     def known_masks(self) -> Tensor:
-        """The masks of images that have them."""
+        """Return the masks of images that have masks."""
         assert self.masks is not None
         return self.masks
 
 
 def check(train: Features, test: Features, what: str) -> None:
-    """UserError unless a probe can be made of them; what: the probe, as "a k-NN vote"."""
+    """Check that features and labels suffice for a probe.
+
+    Args:
+        train: Features of the training images.
+        test: Features of the test images.
+        what: Name of the probe in messages, such as "a k-NN vote".
+
+    Raises:
+        UserError: If there are fewer than two classes, labels are missing or wrong, or features are not finite.
+    """
     if len(train.classes) < 2:
         raise UserError(f"{what} needs two classes or more, and there are {len(train.classes)}")
     for which, features in (("training", train), ("test", test)):
@@ -85,20 +99,36 @@ def check(train: Features, test: Features, what: str) -> None:
 
 
 class Extractor(Protocol):
-    """A function of images (b, c, h, w) that gives named features, each (b, d) or (b, y, x, d) float32.
+    """A function of images (b, c, h, w) that returns features by name, each (b, d) or (b, y, x, d) float32.
 
-    identity: what it is, in one string; identities: the same for each of its features alone.
+    Attributes:
+        identity: String that identifies the function.
+        identities: The same for each feature set separately.
     """
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Return a string that identifies the function."""
+        ...
+
     @property
-    def identities(self) -> Mapping[str, str]: ...
-    def __call__(self, images: Tensor) -> dict[str, Tensor]: ...
+    def identities(self) -> Mapping[str, str]:
+        """Return a string that identifies the function of each feature set."""
+        ...
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features by name."""
+        ...
 
 
 class Frozen:
-    """An encoder's features at some readings, of which it must have each; identity: of the weights, for a `Cache`."""
+    """Extract features of an encoder at some readings.
+
+    Args:
+        encoder: The encoder.
+        readings: Readings, which the encoder must support.
+        identity: String that identifies the weights, for a `Cache`.
+    """
 
     def __init__(self, encoder: Encoder, readings: Sequence[Reading], *, identity: str) -> None:
         for reading in readings:
@@ -109,7 +139,14 @@ class Frozen:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """(b, c, h, w), uint8 or in [0, 1] -> {reading's name: (b, d), (b, 2 d) or (b, y, x, d)}."""
+        """Return the features of images by name of the reading.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or in [0, 1].
+
+        Returns:
+            Features, each (b, d), (b, 2 d) or (b, y, x, d) float32.
+        """
         mode = self.encoder.training
         self.encoder.eval()
         try:
@@ -129,31 +166,32 @@ class Frozen:
 
 
 class Half:
-    """The features of another function in float16, which take half the memory."""
+    """Convert the features of another extractor to float16, which halves the memory."""
 
     def __init__(self, function: Extractor) -> None:
         self.function, self.identity = function, f"{function.identity} in float16"
         self.identities = {name: f"{identity} in float16" for name, identity in function.identities.items()}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """As the function, in float16. A feature that this cannot hold is infinite."""
+        """Return the features in float16; values out of its range are infinite."""
         return {name: values.half() for name, values in self.function(images).items()}
 
 
 class Pixels:
-    """The image itself as its features, (b, c h w) in [0, 1]; one larger than 32 pixels a side is averaged to that."""
+    """Use the pixels of an image as its features, (b, c h w) in [0, 1], average-pooled to at most 32 pixels a side."""
 
     identity = f"pixels, at most {_LARGEST} a side"
     identities: Mapping[str, str] = {"pixels": identity}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the pixels of images (b, c, h, w), uint8 or in [0, 1]."""
         images = images.float() / (255 if images.dtype == torch.uint8 else 1)
         h, w = (min(side, _LARGEST) for side in images.shape[2:])
         return {"pixels": F.adaptive_avg_pool2d(images, (h, w)).flatten(1)}
 
 
 class PatchPixels:
-    """The pixels of each patch as its features, (b, y, x, c p q) in [0, 1]; patches of p x q pixels."""
+    """Use the pixels of each patch of p x q pixels as its features, (b, y, x, c p q) in [0, 1]."""
 
     def __init__(self, patch_size: tuple[int, int]) -> None:
         self.patch_size = patch_size
@@ -161,6 +199,7 @@ class PatchPixels:
         self.identities: Mapping[str, str] = {"pixels": self.identity}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the pixels of images (b, c, h, w), uint8 or in [0, 1]."""
         images = images.float() / (255 if images.dtype == torch.uint8 else 1)
         p, q = self.patch_size
         return {"pixels": rearrange(images, "b c (y p) (x q) -> b y x (c p q)", p=p, q=q)}
@@ -168,9 +207,14 @@ class PatchPixels:
 
 @dataclass(frozen=True)
 class FeatureSets:
-    """Features of the same images by several functions: by name, each (n, d) or (n, y, x, d) float32.
+    """Features of the same images by several extractors.
 
-    places: which images of the source, (n,). digests: hashes of their pixels as the functions saw them, (n, 2) int64.
+    Attributes:
+        values: Features by name, each (n, d) or (n, y, x, d).
+        source: Source of the images.
+        places: Indices of the images in the source, (n,).
+        digests: Hashes of the transformed pixels, (n, 2) int64.
+        masks: Segmentation masks, (n, h, w) uint8, or None.
     """
 
     values: dict[str, Tensor]
@@ -187,36 +231,39 @@ class FeatureSets:
 
     @property
     def labels(self) -> Tensor | None:
-        """As of a source."""
+        """Return the labels of the source, or None."""
         return None if self.source.labels is None else self.source.labels[self.places]
 
     @property
     def known_labels(self) -> Tensor:
-        """The labels of images that have them."""
+        """Return the labels of images that have labels."""
         assert self.source.labels is not None
         return self.source.labels[self.places]
 
     def shows(self, other: "FeatureSets", *, seen_alike: bool = True) -> bool:
-        """Whether these are of the same pictures as others; seen_alike: through the same transform."""
+        """Return whether these feature sets are of the same images as others.
+
+        If `seen_alike` (both used the same transform), the transformed pixels are compared too.
+        """
         same = torch.equal(other.places, self.places)
         return same and (torch.equal(other.digests, self.digests) or not seen_alike)
 
     def beside(self, other: "FeatureSets") -> "FeatureSets":
-        """These and others of the same pictures."""
+        """Return these feature sets joined with others of the same images."""
         return replace(self, values=self.values | other.values)
 
     def images(self, rows: Tensor, transform: Transform) -> Tensor:
-        """The pictures at some rows through a transform: (b,) -> (b, c, h, w) uint8."""
+        """Return the transformed images at some rows: (b,) -> (b, c, h, w) uint8."""
         batches = evaluation_batches(self.source.take(self.places[rows]), transform, batch_size=len(rows))
         return torch.cat([batch.images for batch in batches])
 
     def picture(self, row: int) -> str:
-        """What to call the picture at a row."""
+        """Return the name of the image at a row."""
         return self.source.name(int(self.places[row]))
 
 
 def copies(train: FeatureSets, test: FeatureSets) -> list[tuple[int, int]]:
-    """Test images that stand among the training images too, pixel for pixel: rows of both, the first of equals."""
+    """Return exact copies of training images among the test images as pairs of rows (test, train)."""
     rows: dict[tuple[int, ...], int] = {}
     for row, digest in enumerate(map(tuple, train.digests.tolist())):
         rows.setdefault(digest, row)
@@ -233,11 +280,21 @@ def extract(
     progress: Callable[[int, int], None] | None = None,
     **loading: Unpack[Loading],
 ) -> FeatureSets:
-    """The features of each image of a source, in order, or of `limit` of them that are always the same.
+    """Extract the features of all images of a source in order, or of a fixed sample of `limit` images.
 
-    Processes share the work, and all get all. progress(done, all) is called after each batch. loading: as of
-    `evaluation_batches`. Unreadable files are left out. UserError, in all processes alike, if none can be read, or if a
-    feature is not finite.
+    Images are distributed over processes, and each process receives all features. Unreadable files are skipped.
+
+    Args:
+        function: Extractor.
+        source: Images.
+        transform: Transform of the evaluation.
+        batch_size: Batch size of each process.
+        limit: Number of images; None for all.
+        progress: Called with the numbers of processed and of all images after each batch.
+        **loading: Further options of `evaluation_batches`.
+
+    Raises:
+        UserError: In all processes, if no image is readable or a feature is not finite.
     """
     rank, world = rank_and_world()
     count = len(source) if limit is None else min(limit, len(source))
@@ -266,15 +323,15 @@ def extract(
 
 
 def _digests(images: Tensor) -> Tensor:
-    """128 bits of BLAKE2b of each image's pixels: (b, c, h, w) uint8 -> (b, 2) int64."""
+    """Return the 128-bit BLAKE2b hash of each image's pixels: (b, c, h, w) uint8 -> (b, 2) int64."""
     hashes = (hashlib.blake2b(pixels, digest_size=16).digest() for pixels in images.contiguous().cpu().numpy())
     return torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.int64).view(-1, 2)
 
 
 class Cache:
-    """Features kept in a folder, found again by what they were made of: the same encoder, images and transform.
+    """Cache features in a folder, under a hash of extractor, images, transform and precision.
 
-    Each set has a file, written whole or not at all and verified by its sha256; a damaged one is made anew.
+    Each feature set has a file, which is written atomically and verified by its sha256; damaged files are recomputed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -290,11 +347,18 @@ class Cache:
         anew: bool = False,
         **options: Any,
     ) -> FeatureSets:
-        """As the function `extract`; transform_options: those of the transform, since it cannot tell them itself.
+        """Return the features from the cache, or compute and store them by `extract`.
 
-        anew: compute the features in any case, and keep them in the place of those that are there. If one of the
-        function's features is not kept, all are computed, since that is one pass. Labels are the source's and not kept,
-        since images that are named anew have the same features.
+        If one of the feature sets is not cached, all are recomputed, since that takes a single forward pass. Labels are
+        not cached, because features do not depend on them.
+
+        Args:
+            function: Extractor.
+            source: Images.
+            transform: Transform of the evaluation.
+            transform_options: Options of the transform, for the hash.
+            anew: Recompute the features and replace those in the cache.
+            **options: Further arguments of `extract`.
         """
         device = torch.device(options.get("device", "cpu"))
         shared = {
@@ -319,7 +383,7 @@ class Cache:
             and len(kept) == len(paths)
             and all(file[part].equal(first[part]) for file in kept.values() for part in of_images)
         )
-        # Processes extract together or not at all, wherever each has its folder.
+        # All processes use the cache or none does, since their folders may be on different machines.
         if all(gather(lambda: is_kept)):
             values = {name: file[_VALUES] for name, file in kept.items()}
             return FeatureSets(values, source, first[_PLACES], first[_DIGESTS])
@@ -352,7 +416,7 @@ def _write(path: Path, made_of: str, tensors: Mapping[str, Tensor]) -> None:
         safetensors.torch.save_file(tensors, beside, metadata={"made_of": made_of, "sha256": _digest(tensors)})
         beside.replace(path)
     except FileNotFoundError:
-        pass  # another process that writes the same features took it for a leftover
+        pass  # a process that writes the same features removed the partial file
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path.parent}: features cannot be kept there ({reason})") from None
@@ -362,7 +426,7 @@ def _write(path: Path, made_of: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _read(path: Path, made_of: str) -> dict[str, Tensor] | None:
-    """What a file holds, or None if there is none or it is not whole."""
+    """Return the tensors of a file, or None if it is missing, incomplete or damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -1,4 +1,4 @@
-"""The options of an encoder's features: which of its outputs they are."""
+"""Define the options that select the outputs of an encoder used as features."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from ssvit.options import OptionError, one_of, whole
 
 AUTO: Final = "auto"
 POOLINGS = (*TOKENS, POOLED)
-FOLDER = "evaluation"  # of the report that names the chosen features, in the run's folder
+FOLDER = "evaluation"  # folder of the report, within that of the run
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Which outputs of an encoder are its features."""
+    """Outputs of an encoder that are used as features."""
 
     layer: int
-    """The layer whose outputs are taken, 1 for the first."""
+    """Layer number, counted from 1."""
     pooling: str = "patch_mean"
-    """patch_mean; class_token; both: concatenated, the class token first; pooled, of timm's models: what their
-    classifier takes; patches: each patch separately."""
+    """patch_mean; class_token; both: concatenated, the class token first; pooled (timm models only): the input of the
+    classifier; patches: one vector for each patch."""
     norm: str = "after"
-    """after: with the encoder's last norm; before: without it."""
+    """after: with the final norm of the encoder; before: without it."""
 
     def __post_init__(self) -> None:
         whole("layer", self.layer)
@@ -36,11 +36,11 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """The name for tables and files: layer6_patch_mean."""
+        """Return the name in tables and files, such as layer6_patch_mean."""
         return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
 
     def check(self, encoder: Any) -> None:
-        """OptionError unless an encoder with these options has it."""
+        """Raise OptionError unless an encoder with these options supports the reading."""
         if self.layer > encoder.depth:
             raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
         if self.pooling == PATCHES or self.pooling in encoder.poolings:
@@ -55,7 +55,7 @@ class Reading:
 
 
 def reading_of(name: str) -> Reading | None:
-    """The reading of whole images whose name a text ends with; None if there is none."""
+    """Return the reading of whole images whose name is a suffix of the text, or None."""
     found = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
     return found and Reading(int(found[1]), found[2], "before" if found[3] else "after")
 
@@ -67,34 +67,41 @@ def _layers(value: object) -> object:
 
 
 class Outputs(Options):
-    """The outputs of a layer that are features."""
+    """Options of the outputs of a layer that are used as features."""
 
     pooling: Annotated[str, OneOf(POOLINGS)] | None = None
-    """patch_mean; class_token; both: concatenated; pooled, of timm's models; null: the checkpoint's encoder.pooling."""
+    """patch_mean; class_token; both: concatenated; pooled (timm models only). None: encoder.pooling."""
     norm: Literal["after", "before"] = "after"
-    """after: with the encoder's last norm, at any layer; before: without it."""
+    """after: with the final norm of the encoder, at any layer; before: without it."""
 
 
 class OneLayer(Outputs):
-    """Which outputs of one layer of an encoder are its features."""
+    """Options of the outputs of one layer that are used as features."""
 
     layer: Annotated[Literal["auto", "last"] | Count, Expect("one of auto, last, a layer's number")] = AUTO
-    """The layer: its number, 1 for the first, or last. auto: that of the existing store; without one, the layer that
-    the last evaluation of the checkpoint chose, or else the last."""
+    """Layer number, counted from 1, or last. auto: that of the existing store or, without one, the layer chosen by the
+    last evaluation of the checkpoint, or else the last."""
 
 
 class Features(Outputs):
-    """Which outputs of an encoder are its features."""
+    """Options of the outputs of one or more layers that are used as features."""
 
     layer: Annotated[
         Literal["last", "all"] | Count | Sequence[Count],
         AfterValidator(_layers),
         Expect("last, all, a layer's number, or a list of different numbers"),
     ] = "last"
-    """The layer: last; its number, 1 for the first; a list of numbers; or all."""
+    """Layer: last, a number counted from 1, a list of numbers, or all."""
 
     def readings(self, encoder: Mapping[str, Any]) -> list[Reading]:
-        """Return the readings of an encoder (its arguments). OptionError for one that it does not have."""
+        """Return the readings of an encoder.
+
+        Args:
+            encoder: Arguments of the encoder.
+
+        Raises:
+            OptionError: If the encoder does not support a reading.
+        """
         options = of(encoder)
         last = options.depth
         if isinstance(self.layer, str):

@@ -1,8 +1,8 @@
-"""The nearest neighbours by cosine, found by faiss: exactly (`Flat`), in k-means cells (`IVF`), or in a graph (`HNSW`).
+"""Nearest-neighbour search by cosine similarity with faiss: exact (`Flat`), k-means cells (`IVF`) or a graph (`HNSW`).
 
-An index is built from the vectors each time. Cosines are products of vectors of length one in float32.
+An index is rebuilt from the vectors for each search. Cosines are inner products of unit vectors in float32.
 
-Letters: m queries, n images that are searched, d width, k neighbours.
+Shapes use m queries, n images searched, d width, k neighbours.
 """
 
 import math
@@ -20,36 +20,36 @@ from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import key
 
-_ROWS = 4096  # in float64 at a time
-_SAMPLED = 4096  # images by which a median distance is measured, at most
-_TIE = 1e-6  # of similarities: what float32 sums in another order differ by, at most
+_ROWS = 4096  # rows of a chunk in float64
+_SAMPLED = 4096  # maximum number of images for a median distance
+_TIE = 1e-6  # tolerance of similarities: the maximum effect of the order of summation in float32
 
 
 class Neighbours(NamedTuple):
-    """The most similar images, best first, equals in the order of the images.
+    """The most similar images in descending order; ties are in the order of the images.
 
-    Where an approximate index finds fewer than k, the similarity is -inf and the index -1.
+    If an approximate index returns fewer than k neighbours, the missing similarities are -inf and indices -1.
     """
 
-    similarities: Tensor  # (m, k) float32: cosines
+    similarities: Tensor  # cosines, (m, k) float32
     indices: Tensor  # (m, k) int64
 
 
 class Flat(neighbours_options.Flat):
-    """Exact: every image is compared."""
+    """Search exactly, by comparison with each image."""
 
     def over(self, vectors: Tensor) -> faiss.Index:
-        """Return the index of vectors (n, d) float32 of length one."""
+        """Build the index of unit vectors (n, d) float32."""
         index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors.numpy())
         return index
 
 
 class IVF(neighbours_options.IVF):
-    """Compare with the images of the `nprobe` nearest of `nlist` cells."""
+    """Search the images of the `nprobe` nearest of `nlist` cells."""
 
     def over(self, vectors: Tensor) -> faiss.Index:
-        """Return the index of vectors (n, d) float32 of length one."""
+        """Build the index of unit vectors (n, d) float32."""
         n, d = vectors.shape
         nlist = self.nlist or min(n, round(4 * math.sqrt(n)))
         if nlist > n:
@@ -58,7 +58,7 @@ class IVF(neighbours_options.IVF):
         index.cp.spherical = True
         index.cp.seed = key(self.seed, "ivf") & 0x7FFFFFFF
         index.cp.max_points_per_centroid = 64
-        index.cp.min_points_per_centroid = 1  # a small store has small cells, which need no warning
+        index.cp.min_points_per_centroid = 1  # avoids a warning for the small cells of a small store
         index.train(vectors.numpy())
         index.add(vectors.numpy())
         index.nprobe = min(self.nprobe or round(math.sqrt(nlist)), nlist)
@@ -66,13 +66,13 @@ class IVF(neighbours_options.IVF):
 
 
 class HNSW(neighbours_options.HNSW):
-    """Walk a graph in which each image has `links` neighbours.
+    """Search a graph in which each image has `links` neighbours.
 
-    Built on one thread: with more, faiss 1.9 makes another graph each time.
+    The graph is built on one thread: with several threads, faiss 1.9 is not deterministic.
     """
 
     def over(self, vectors: Tensor) -> faiss.Index:
-        """Return the index of vectors (n, d) float32 of length one."""
+        """Build the index of unit vectors (n, d) float32."""
         index = faiss.IndexHNSWFlat(vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = self.ef_construction
         with threadpool_limits(1, user_api="openmp"):
@@ -85,17 +85,17 @@ Kind = Flat | IVF | HNSW
 
 
 def search(queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
-    """Find the k nearest of train (n, d) for queries (m, d) exactly. With zeros every cosine is 0.
+    """Search the k nearest neighbours exactly. The cosine with a zero vector is 0.
 
     Args:
-        queries: Features of any length.
-        train: Features that are searched.
-        k: The number of neighbours.
-        own: (m,), each query's place in train, which is left out; -1 for none.
+        queries: Features of the queries, (m, d), of any length.
+        train: Features of the images searched, (n, d), of any length.
+        k: Number of neighbours.
+        own: Index of each query in train, (m,), which is excluded from its neighbours; -1 for none.
 
     Raises:
-        OptionError: There are fewer than k others.
-        UserError: A vector is not finite, or the widths differ.
+        OptionError: If fewer than k images can be neighbours.
+        UserError: If a vector is not finite, or the widths differ.
     """
     queries, train = _prepared(queries, train, k, own)
     return nearest(Flat().over(train), queries, k, own=own)
@@ -104,11 +104,16 @@ def search(queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None)
 def search_together(
     queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None, kind: Kind | None = None
 ) -> Neighbours:
-    """As `search`, each process for its part of the queries; every process calls it alike and gets all.
+    """Search as `search` does, with the queries distributed over all processes; each process receives all results.
 
-    kind: of the index, exact by default.
+    Args:
+        queries: Features of the queries, (m, d).
+        train: Features of the images searched, (n, d).
+        k: Number of neighbours.
+        own: Index of each query in train, see `search`.
+        kind: Kind of the index; None for exact search.
     """
-    queries, train = _prepared(queries, train, k, own)  # of all queries, so that an error names the image
+    queries, train = _prepared(queries, train, k, own)  # before the split, so that errors have the global index
     index = (kind or Flat()).over(train)
     rank, world = rank_and_world()
     part = queries.tensor_split(world)[rank]
@@ -118,13 +123,22 @@ def search_together(
 
 
 def nearest(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
-    """Find the k nearest by an index, for queries (m, d) float32 of length one. own: as of `search`.
+    """Search the k nearest neighbours with an index.
 
-    An image with the same vector as the query's own is a neighbour. OptionError if the index has fewer than k others.
+    Images with the same vector as the query count as neighbours, except the query itself.
+
+    Args:
+        index: The index.
+        queries: Unit vectors, (m, d) float32.
+        k: Number of neighbours.
+        own: Index of each query among the images searched, see `search`.
+
+    Raises:
+        OptionError: If fewer than k images can be neighbours.
     """
     check_k(k, index.ntotal, own=own is not None)
     if isinstance(index, faiss.IndexHNSW):
-        index.hnsw.efSearch = max(index.hnsw.efSearch, 2 * k)  # with k candidates some neighbours are missed
+        index.hnsw.efSearch = max(index.hnsw.efSearch, 2 * k)  # with k candidates, recall is low
     similarities, indices = index.search(queries.numpy(), k + (own is not None))
     if own is not None:
         indices[indices == own[:, None].numpy()] = -1
@@ -134,9 +148,9 @@ def nearest(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None =
 
 
 def recall(approximate: Neighbours, exact: Neighbours) -> float:
-    """Return the recall@k of an approximate index: the share of the exact k neighbours that it finds, 0 to 1.
+    """Return the recall@k of an approximate index in [0, 1]: the fraction of the exact neighbours that it returns.
 
-    An image as similar as the exact k-th counts as well as that one: which of equals is the neighbour is chance.
+    Images as similar as the k-th exact neighbour count as correct, since the order of ties is arbitrary.
     """
     least = exact.similarities[:, -1:] - _TIE
     return (approximate.similarities >= least).double().mean().item()
@@ -145,7 +159,7 @@ def recall(approximate: Neighbours, exact: Neighbours) -> float:
 def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -> Tensor:
     """Return the cosine distances of neighbours relative to the query's median distance to all training images.
 
-    The cosines of some encoders are all close to 1, and only their distances relative to each other differ visibly.
+    For some encoders all cosines are close to 1, so that only relative distances are informative.
 
     Args:
         neighbours: The neighbours (m, k) of the queries.
@@ -153,7 +167,7 @@ def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -
         train: Features (n, d), of which at most 4,096, evenly spaced, determine the median.
 
     Returns:
-        (m, k) float32: 0 for features of the same direction, 1 for the median distance.
+        Distances, (m, k) float32: 0 for features of the same direction, 1 for the median distance.
     """
     sample = _unit(train[:: -(-len(train) // _SAMPLED)], "training")
     medians = [(block @ sample.T).median(1, keepdim=True).values for block in _unit(queries, "query").split(_ROWS)]
@@ -162,7 +176,7 @@ def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -
 
 
 def check_k(k: int, images: int, *, own: bool) -> None:
-    """OptionError unless so many training images have k neighbours; own: for a query that is one of them."""
+    """Raise OptionError unless k neighbours exist; if `own`, the query is one of the images and is excluded."""
     whole("k", k)
     if k + own > images:
         besides = " besides the query itself" if own else ""
@@ -170,7 +184,7 @@ def check_k(k: int, images: int, *, own: bool) -> None:
 
 
 def _prepared(queries: Tensor, train: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both as unit vectors."""
+    """Return queries and images searched as unit vectors, after checks."""
     if train.shape[1] != (width := queries.shape[1]):
         raise UserError(f"the training images' features have width {train.shape[1]}, but the queries' {width}")
     check_k(k, len(train), own=own is not None)
@@ -178,7 +192,7 @@ def _prepared(queries: Tensor, train: Tensor, k: int, own: Tensor | None) -> tup
 
 
 def _unit(features: Tensor, which: str) -> Tensor:
-    """Vectors of length one, on the CPU: (n, d) -> (n, d) float32. Those of zeros stay zeros."""
+    """Return unit vectors on the CPU: (n, d) -> (n, d) float32. Zero vectors are unchanged."""
     eps = torch.finfo(torch.float64).tiny
     unit = torch.cat([F.normalize(rows.double(), eps=eps).float() for rows in features.split(_ROWS)]).cpu()
     if len(wrong := (~unit.isfinite().all(1)).nonzero()):

@@ -1,4 +1,4 @@
-"""The options of the indexes of a store."""
+"""Define the options of the indexes of a store."""
 
 from typing import Annotated, Self
 
@@ -12,19 +12,19 @@ from ssvit.options import OptionError
 
 @choice("index", "flat")
 class Flat(Options):
-    """Exact search: a query is compared with every image of the store."""
+    """Search exactly, by comparison with each image of the store."""
 
 
 @choice("index", "ivf")
 class IVF(Options):
-    """Search in the nearest cells of a spherical k-means on 64 images a cell."""
+    """Search the nearest cells of a spherical k-means clustering, fitted to 64 images for each cell."""
 
     nlist: Count | None = None
-    """Number of cells; null: 4 sqrt(n), as faiss advises for up to a million images."""
+    """Number of cells. None: 4 sqrt(n), as recommended by faiss for up to a million images."""
     nprobe: Count | None = None
-    """Number of cells that are searched; null: sqrt(nlist)."""
+    """Number of cells searched. None: sqrt(nlist)."""
     seed: Whole = 0
-    """Seed of the images from which the cells are made."""
+    """Seed of the k-means clustering."""
 
     @model_validator(mode="after")
     def _check_cells(self) -> Self:
@@ -35,11 +35,11 @@ class IVF(Options):
 
 @choice("index", "hnsw")
 class HNSW(Options):
-    """Search in a graph of neighbours (Malkov and Yashunin 2018). Larger values are slower and more exact."""
+    """Search a graph of neighbours (Malkov and Yashunin 2018). Larger values increase recall and time."""
 
     links: Annotated[int, Ge(2)] = 32
-    """Neighbours of an image (the paper's M; the lowest layer has twice as many)."""
+    """Neighbours of an image in the graph (M in the paper; the lowest layer has twice as many)."""
     ef_construction: Count = 80
-    """Candidates kept while the graph is built."""
+    """Candidates kept during construction."""
     ef_search: Count = 64
-    """Candidates kept while it is searched."""
+    """Candidates kept during search."""

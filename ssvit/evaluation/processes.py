@@ -1,4 +1,4 @@
-"""Communication of processes that evaluate together. Without torch.distributed there is one process."""
+"""Communication between the processes of an evaluation; without torch.distributed there is a single process."""
 
 import contextlib
 import signal
@@ -14,31 +14,34 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """A request to stop during the wait for data or an evaluation.
+    """A request to stop while waiting for data or during an evaluation.
 
-    Not an Exception: a decoder or a probe that catches its own failures must not catch it.
+    It is not an Exception, so that decoders and probes that handle their own failures do not catch it.
     """
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """A process shares this instead of a result once its part of an evaluation has ended, or was interrupted."""
+    """Message that a process exchanges instead of a result after the end or interruption of its evaluation."""
 
     stops: bool
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Which process of how many this is."""
+    """Return the rank of this process and the number of processes."""
     together = distributed.is_available() and distributed.is_initialized()
     return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
 
 
 def gather(act: Callable[[], T]) -> list[T]:
-    """Return what `act` returns in each process, in all of them, by rank.
+    """Call `act` in each process and return all results, by rank, in each process.
+
+    Args:
+        act: Function without arguments, whose result is pickled.
 
     Raises:
-        UserError: One of the processes has raised it, so that none waits.
-        Interrupted: Another process was interrupted, see `settle`.
+        UserError: In all processes, if `act` raised it in one of them.
+        Interrupted: If another process was interrupted, see `settle`.
     """
     _, world = rank_and_world()
     if world == 1:
@@ -46,7 +49,7 @@ def gather(act: Callable[[], T]) -> list[T]:
     try:
         result: object = act()
     except UserError as error:
-        result = UserError(str(error))  # an OptionError cannot be unpickled
+        result = UserError(str(error))  # because an OptionError cannot be unpickled
     results = _exchange(result)
     if any(isinstance(result, _Ended) for result in results):
         raise Interrupted
@@ -57,10 +60,10 @@ def gather(act: Callable[[], T]) -> list[T]:
 
 
 def settle(*, stops: bool) -> bool:
-    """Wait until all processes have ended their part of an evaluation; return whether any of them is to stop.
+    """Wait until all processes have ended their evaluation, and return whether any of them stops.
 
-    A process that was interrupted calls this while others may still wait for its results: `gather` then raises
-    Interrupted in those, and they call this in turn.
+    An interrupted process calls this while other processes may be waiting in `gather`, which then raises Interrupted in
+    them, upon which they call this too.
     """
     while True:
         results = _exchange(_Ended(stops))
@@ -69,7 +72,10 @@ def settle(*, stops: bool) -> bool:
 
 
 def _exchange(value: object) -> list[Any]:
-    """The values of all processes, by rank. A signal is handled afterwards: no process may leave a collective."""
+    """Return the values of all processes, by rank.
+
+    Signals are handled after the collective operation, because no process may leave it early.
+    """
     _, world = rank_and_world()
     if world == 1:
         return [value]
@@ -81,7 +87,7 @@ def _exchange(value: object) -> list[Any]:
 
 @contextlib.contextmanager
 def _delayed_signals() -> Iterator[None]:
-    """Call Python's handlers of SIGTERM and SIGINT after the block instead of within it."""
+    """Defer Python's handlers of SIGTERM and SIGINT to the end of the block."""
     received: list[int] = []
     former = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     handlers = {signum: handler for signum, handler in former.items() if callable(handler)}

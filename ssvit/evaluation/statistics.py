@@ -1,9 +1,9 @@
-"""Statistics of accuracies: above chance, still rising, significantly different. No torch; scipy is imported when used.
+"""Statistics of accuracies: comparison with chance, trends, and significance of differences.
 
-Paired functions take values of the same test images, such as 1 for a correct prediction and 0 for a wrong one: what is
-hard about an image cancels in the difference of two encoders.
+Paired functions take values for the same test images, such as 1 for a correct and 0 for a wrong prediction, so that the
+difficulty of an image cancels in the difference. This module does not import torch, and imports scipy when used.
 
-Letters: e encoders, m test images, s seeds.
+Shapes use e encoders, m test images, s seeds.
 """
 
 import math
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 NOTHING_YET = "above chance by two standard errors, so this tells nothing yet"
-"""What is written where nothing is above chance, after "not" or "neither is"."""
-LEVEL, POWER = 0.95, 0.8  # of intervals, and of the smallest difference that counts as detectable
-_POINTS, _RISES = 5, 0.05  # fewest points of a curve, and the level of its test
-_RESAMPLES, _HELD = 2000, 50  # of the bootstrap, and of these at a time
+"""Message for results that are not above chance, after "not" or "neither is"."""
+LEVEL, POWER = 0.95, 0.8  # confidence level of intervals, and power of the detectable difference
+_POINTS, _RISES = 5, 0.05  # minimum number of points of a curve, and significance level of its test
+_RESAMPLES, _HELD = 2000, 50  # bootstrap resamples, and the batch in which they are computed
 
 
 class Interval(NamedTuple):
-    """From `low` to `high`."""
+    """A confidence interval from `low` to `high`."""
 
     low: float
     high: float
 
     @property
     def sign(self) -> int:
-        """1 if all of it is above zero, -1 if all of it is below, 0 if it contains zero."""
+        """Return 1 if the interval is above zero, -1 if it is below, 0 if it contains zero."""
         return (self.low > 0) - (self.high < 0)
 
 
@@ -43,35 +43,41 @@ def chance(labels: Iterable[int]) -> float:
 
 
 def standard_error(accuracy: float, images: float) -> float:
-    """Return that of an accuracy measured on so many independent images (binomial)."""
+    """Return the binomial standard error of an accuracy on a number of independent images."""
     return math.sqrt(accuracy * (1 - accuracy) / images)
 
 
 def above_chance(accuracy: float, chance: float, images: float) -> bool:
-    """Return whether an accuracy on so many images is above chance by more than two standard errors of chance.
+    """Return whether an accuracy exceeds chance by more than two standard errors of chance.
 
-    With the continuity correction of half an image, a model that ignores the image passes in at most 4 % of cases.
+    With the continuity correction of half an image, the rate of false positives is at most 4 %.
     """
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
 
 
 def chance_of_rise(values: Sequence[float]) -> float:
-    """Return the probability that as many pairs of values, or more, would rise in a random order (Mann 1945).
+    """Return the exact p-value of a Mann-Kendall test for an increasing trend (Mann 1945).
 
-    Exact; of two equal values the later one counts as lower.
+    It is the probability of at least as many increasing pairs in a random order. A pair of ties counts as decreasing.
     """
     fallen = sum(later <= earlier for earlier, later in combinations(values, 2))
-    orders = [1]  # of 1, 2, … values: how many orders have 0, 1, 2, … pairs that fall
+    orders = [1]  # number of permutations with 0, 1, 2, … decreasing pairs, for 1, 2, … values
     for count in range(2, len(values) + 1):
         orders = [sum(orders[max(0, pairs - count + 1) : pairs + 1]) for pairs in range(len(orders) + count - 1)]
     return sum(orders[: fallen + 1]) / math.factorial(len(values))
 
 
 def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
-    """Return the step since which a curve has not risen; its last one if it still rises in its second half (5 % level).
+    """Return the step at which a curve plateaued, or its last step if its second half still increases (5 % level).
 
-    That is where it first came within a standard deviation of the mean of that half. None if the half has fewer than
-    five points.
+    The plateau starts where the curve first comes within one standard deviation of the mean of its second half.
+
+    Args:
+        steps: Steps of the curve.
+        values: Values of the curve.
+
+    Returns:
+        The step; None if the second half has fewer than five points.
     """
     half = values[len(values) // 2 :]
     if len(half) < _POINTS:
@@ -83,9 +89,9 @@ def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
 
 
 def bootstrap(values: "np.ndarray") -> list[Interval]:
-    """Return the interval of each row's mean over resampled images, the same for all rows: (e, m) -> e intervals.
+    """Return the percentile bootstrap interval of each row's mean over images: (e, m) -> e intervals.
 
-    The percentile interval (Efron, Tibshirani 1993, chapter 13). The same values give the same interval.
+    The resamples are the same for all rows and calls (Efron and Tibshirani 1993, chapter 13).
     """
     import numpy as np
     from scipy import stats
@@ -98,9 +104,9 @@ def bootstrap(values: "np.ndarray") -> list[Interval]:
 
 
 def mcnemar(first: "np.ndarray", second: "np.ndarray") -> float | None:
-    """Return the exact p of McNemar's test that two classifiers (m,) are equally accurate.
+    """Return the exact p-value of McNemar's test for equal accuracies of two classifiers, (m,) each.
 
-    None unless all values are 0 or 1. Recommended for classifiers that are trained once (Dietterich 1998).
+    None unless all values are 0 or 1. The test is recommended for classifiers that are trained once (Dietterich 1998).
     """
     from scipy import stats
 
@@ -111,9 +117,16 @@ def mcnemar(first: "np.ndarray", second: "np.ndarray") -> float | None:
 
 
 def of_seeds(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """Return the interval of the difference of means over seeds, by Student's t with Welch's degrees of freedom.
+    """Return the confidence interval of the difference of means over seeds, by Welch's t-test.
 
-    A side of one seed counts as exact; None if both have one.
+    A side with a single seed is taken as exact.
+
+    Args:
+        first: Value for each seed.
+        second: Value for each seed, subtracted from the first.
+
+    Returns:
+        The interval; None if both sides have a single seed.
     """
     import numpy as np
     from scipy import stats
@@ -124,7 +137,7 @@ def of_seeds(first: Sequence[float], second: Sequence[float]) -> Interval | None
     if np.ptp(ours) == np.ptp(theirs) == 0:
         difference = float(ours[0] - theirs[0])
         return Interval(difference, difference)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a side whose seeds are all alike
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # for equal values of one side
         if min(len(ours), len(theirs)) > 1:
             interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
         else:
@@ -133,12 +146,18 @@ def of_seeds(first: Sequence[float], second: Sequence[float]) -> Interval | None
 
 
 def detectable(differences: "np.ndarray") -> float:
-    """Return the least mean difference that as many images show with `POWER` (Cohen 1988, section 2.4): (m,)."""
+    """Return the smallest mean difference that a test on as many images detects with power `POWER`: (m,).
+
+    Source: Cohen 1988, section 2.4.
+    """
     errors = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) + statistics.NormalDist().inv_cdf(POWER)
     return errors * float(differences.std(ddof=1)) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
 
 
 def needed(differences: "np.ndarray") -> float:
-    """Return how many images like these would show their mean difference with `POWER`; infinite for none: (m,)."""
+    """Return the number of such images at which their mean difference is detected with power `POWER`: (m,).
+
+    It is infinite for a difference of zero.
+    """
     mean = abs(float(differences.mean()))
     return (detectable(differences) / mean) ** 2 * len(differences) if mean else math.inf

@@ -1,10 +1,10 @@
-"""The titles of probes in tables, pages and figures. Standard library only."""
+"""Titles of probes in tables, pages and figures. This module uses the standard library only."""
 
 import re
 
 _METHODS = {
     "few_shot": "ridge regression",
-    "knn": "",  # its columns are titles already: 20-NN
+    "knn": "",  # columns such as 20-NN are titles
     "sgd": "linear layer by SGD",
     "logistic": "logistic regression",
     "attentive": "attentive probe",
@@ -24,7 +24,7 @@ def title(name: str, column: str = "") -> str:
     count, _, variant = name.removeprefix(method).partition("_")
     if count:
         column = f"{count}-NN" if method == "knn" else labels(count)
-    column = re.sub(r"^(\w+) shot\b", lambda found: labels(found[1]), column)  # as the rows of docs/methods have it
+    column = re.sub(r"^(\w+) shot\b", lambda found: labels(found[1]), column)  # the format of rows in docs/methods
     parts = _METHODS.get(method, method.replace("_", " ")), column.removeprefix("test").strip()
     return ", ".join(filter(None, (*parts, _VARIANTS.get(variant, variant.replace("_", " "))))) or name
 

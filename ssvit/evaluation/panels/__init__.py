@@ -1,1 +1,1 @@
-"""Evaluations during training on held-out images: one module for each objective, probes and label-free measures."""
+"""Evaluate models on held-out images during training, with one module for each objective or kind of measure."""

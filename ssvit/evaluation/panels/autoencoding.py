@@ -1,7 +1,7 @@
-"""Is a masked autoencoder learning? Its loss on held-out images, compared with trivial baselines.
+"""Evaluate masked autoencoders by the loss on held-out images, compared with trivial baselines.
 
-The masks are fixed, so all evaluations of a run can be compared. Two baselines predict a masked patch from the visible
-ones of its image, normalised like the model's targets: the mean colour, and the nearest visible patch.
+The masks are fixed, so that all evaluations of a run are comparable. Two baselines predict a masked patch from the
+visible patches of its image, normalised like the targets of the model: the mean colour, and the nearest visible patch.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,13 @@ BASELINES = {
 
 
 class Autoencoding(Reconstruction):
-    """The evaluation of an `MAE` model."""
+    """Evaluate an `MAE` model."""
 
     def __call__(self, objective: MAE, history: History | None = None) -> Evaluation:
-        """Loss on all masked patches, and that of the baselines. Figures: `mosaic`, of some images, and `learning`."""
+        """Return the loss on all masked patches and that of the baselines.
+
+        Figures: `mosaic`, reconstructions of some images, and `learning`, the losses over the steps.
+        """
         metrics = self._metrics(objective)
         if history is None:
             return Evaluation(metrics=metrics)
@@ -67,6 +70,6 @@ class Autoencoding(Reconstruction):
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Return the loss next to each baseline, in words."""
+    """Return lines that compare the loss with each baseline."""
     passed = sum(metrics["loss"] < metrics[name] for name in BASELINES)
     return [*describe_losses(metrics, BASELINES, 4), conclude(passed, len(BASELINES))]

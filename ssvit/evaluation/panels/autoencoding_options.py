@@ -1,7 +1,7 @@
-"""The options of the evaluation of masked autoencoders."""
+"""Define the options of the evaluation of masked autoencoders."""
 
 from ssvit.evaluation.panels.reconstruction_options import Reconstruction
 
 
 class Autoencoding(Reconstruction):
-    """The evaluation of masked autoencoders."""
+    """Evaluate masked autoencoders."""

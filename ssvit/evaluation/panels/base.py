@@ -1,4 +1,4 @@
-"""The interface of evaluations during training: an `Evaluator` measures the model on held-out images."""
+"""Define the interface of evaluations during training: an `Evaluator` measures the model on held-out images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,20 @@ from ssvit.figures.base import Figure
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.plot import History
 
-COST = 0.5  # of a training image: a third for the pass forward, the rest for neighbours, fits and the figure
-SHARE = 0.05  # of the work of training, the most that evaluations at automatic steps may cost
+COST = 0.5  # relative to a training image: a third for the forward pass, plus neighbour search, fits and the figure
+SHARE = 0.05  # maximum cost of evaluations at automatic steps, relative to training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The result of an evaluator.
 
-    metrics: named numbers, the same in every process. lines: what they mean, in words, for the end of the run.
-    warnings: what the user should know at once. figures: their descriptions, by name, which are drawn
-    when they are saved. tables: text by file name. Only figures show the history.
+    Attributes:
+        metrics: Metrics by name, the same in each process.
+        lines: Sentences that interpret the metrics, printed at the end of the run.
+        warnings: Warnings that are printed immediately.
+        figures: Descriptions of figures by name, drawn when they are saved. Only figures use the history.
+        tables: Text by file name.
     """
 
     metrics: Mapping[str, float]
@@ -30,12 +33,14 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates a model on held-out images, the same ones each time; one call changes nothing for the next.
+    """Evaluate a model on a fixed set of held-out images; calls are independent of each other.
 
-    every: steps from one evaluation to the next; None for the recipe's evaluate_every. automatic: at the steps of
-    `interval` instead, which the run sets. at_end: only after all steps.
-    images: that an evaluation sees, for the estimate of a run's time; 0 where that is nothing beside the training.
-    display: makes the RGB images of figures, which the run sets by the options of its data set.
+    Attributes:
+        every: Steps between two evaluations; None for recipe.evaluate_every.
+        automatic: Whether the run sets the steps by `interval` instead.
+        at_end: Whether to evaluate only after the last step.
+        images: Number of images of an evaluation, for the estimate of the run's duration; 0 if negligible.
+        display: Conversion to RGB images for figures, set by the run from the options of its data set.
     """
 
     every: int | None = None
@@ -49,31 +54,38 @@ class Evaluator:
         self.every, self.automatic = (None, True) if every == "auto" else (every, False)
 
     def due(self, step: int, steps: int, evaluate_every: int) -> bool:
-        """Whether there is an evaluation once `step` of `steps` updates are complete."""
+        """Return whether to evaluate after `step` of `steps` updates."""
         return step == steps or (not self.at_end and step % (self.every or evaluate_every) == 0)
 
     def __call__(self, objective: Any, history: History | None = None) -> Evaluation:
-        """Of the model as it is now, in eval mode and without gradients. Every process calls it.
+        """Evaluate the model in its current state, in eval mode and without gradients. It is called in each process.
 
-        objective: any, or of the kind that the evaluator is for.
-
-        history: all rows so far, the last of them begun for this evaluation: the evaluator's own metrics by their
-        names, others as "train/…" or "validation/…"; None, but in the main process, asks for metrics alone.
+        Args:
+            objective: The model, of the type that the evaluator supports.
+            history: All rows of metrics so far, where the last row is that of this evaluation: metrics of this
+                evaluator by name, others as "train/…" or "validation/…". None if only metrics are required, as in all
+                processes but the main one.
         """
         raise NotImplementedError
 
 
 def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
-    """The same rows, the last of them with these metrics too."""
+    """Return the rows of the history with these metrics added to the last one."""
     numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return [*history[:-1], {**history[-1], **numbers}]
 
 
 def interval(*, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:
-    """Return the steps between two evaluations of `images` images; the first is at step 0, the last at the end.
+    """Return the number of steps between two evaluations, where the first is at step 0 and the last at the end.
 
     It is the smallest multiple of evaluate_every for which all evaluations take less than SHARE of the run, where an
-    image of an evaluation counts as COST of a training image; in a run too short for that, all steps.
+    image of an evaluation counts as COST of a training image. If there is none, it is the number of steps of the run.
+
+    Args:
+        images: Number of images of an evaluation.
+        steps: Number of steps of the run.
+        batch_size: Global batch size.
+        evaluate_every: Steps between two evaluations of the objective.
     """
     affordable = SHARE * steps * batch_size / (COST * images)
     for candidate in range(evaluate_every, steps, evaluate_every):

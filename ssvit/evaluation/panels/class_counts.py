@@ -1,4 +1,4 @@
-"""What a classifier predicts class by class, and the table of it. Standard library only."""
+"""Per-class counts of a classifier's predictions, and their table. This module uses the standard library only."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ClassCounts(NamedTuple):
-    """Images of a class, those of them that are predicted as it, and all that are predicted as it."""
+    """Counts of one class: its images, those predicted correctly, and all images predicted as the class."""
 
     name: str
     images: int
@@ -17,33 +17,36 @@ class ClassCounts(NamedTuple):
 
     @property
     def recall(self) -> float:
-        """The share of the class's images predicted as it; NaN without images."""
+        """Return the share of the class's images that are predicted correctly; NaN without images."""
         return self.correct / self.images if self.images else math.nan
 
     @property
     def precision(self) -> float:
-        """The share of correct ones among the images predicted as the class; NaN without any."""
+        """Return the share of correct predictions among those of the class; NaN without predictions."""
         return self.correct / self.guessed if self.guessed else math.nan
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of both, 0 where only one of them is defined; NaN where none is."""
+        """Return the harmonic mean of recall and precision: 0 if one of them is undefined, NaN if both are."""
         return 2 * self.correct / (self.images + self.guessed) if self.images + self.guessed else math.nan
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean of the values that are no NaN; NaN without any."""
+    """Return the mean of the values, ignoring NaNs; NaN if there is no value."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
 
 def percent(share: float) -> str:
-    """0.123 -> 12.3 %."""
+    """Format a share as a percentage: 0.123 -> 12.3 %."""
     return f"{100 * share:.1f} %"
 
 
 def as_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; shares have four digits, a NaN is empty. Names of folders may hold bytes that are no text."""
+    """Format a table as CSV, with four decimals for floats and empty cells for NaNs.
+
+    Class names are names of folders and may contain bytes that are not valid text, which are escaped.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(head)

@@ -1,8 +1,9 @@
-"""The accuracy of a classifier on each image of a source, and its confusion of classes.
+"""Evaluate the accuracy of a classifier on each image of a source, and its confusion matrix.
 
-Processes share the images, and all get all predictions, in the order of the source: the metrics depend on neither.
+Images are distributed over processes, and each process receives all predictions in the order of the source, so that the
+metrics do not depend on the number of processes.
 
-Letters: b images of a batch, n of the source, k classes.
+Shapes use b images of a batch, n images of the source, k classes.
 """
 
 import json
@@ -35,27 +36,33 @@ from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL, SIGMOID
 from ssvit.options import OptionError, UserError, one_line
 
-_SHOWN, _ACROSS = 24, 6  # mistakes in the picture, and in its row
-_NAMED, _BARS = 3, 40  # classes named in words, and in the picture of precisions
-_BLOCKS = 1000  # of classes in the confusion matrix, if there are more classes
+_SHOWN, _ACROSS = 24, 6  # mistakes in the figure, and in each of its rows
+_NAMED, _BARS = 3, 40  # classes named in the text, and in the figure of precisions
+_BLOCKS = 1000  # maximum number of rows of the confusion matrix, which merges neighbouring classes if there are more
 _IMAGENET_IMAGES, _IMAGENET_CLASSES = 50_000, 1000
 _IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
 _P = TypeVar("_P", "Predictions", MultiLabelPredictions)
 
 
 class Predictions(NamedTuple):
-    """The predictions of a model for images, in the order of the source; each (n,), on the CPU."""
+    """Predictions of a model for images in the order of the source; each column is (n,), on the CPU."""
 
-    place: Tensor  # which image of the source, int64
-    truth: Tensor  # its class, int64
-    guess: Tensor  # the most probable class, the first of equals, int64
-    among_five: Tensor  # whether the truth is among the five most probable, bool
-    loss: Tensor  # cross-entropy of softmax or sigmoid, as it was trained, float64
-    confidence: Tensor  # the probability of the guess, float64
+    place: Tensor  # index in the source, int64
+    truth: Tensor  # true class, int64
+    guess: Tensor  # most probable class, the first one in case of ties, int64
+    among_five: Tensor  # whether the true class is among the five most probable, bool
+    loss: Tensor  # cross-entropy of softmax or sigmoid, as in training, float64
+    confidence: Tensor  # probability of the predicted class, float64
 
     @classmethod
     def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Predictions":
-        """Return those of logits (b, k) of a batch; loss: that of `Classify`. Infinite logits are ordered too."""
+        """Compute the predictions of a batch.
+
+        Args:
+            logits: Logits, (b, k), which may be infinite.
+            batch: Batch with labels.
+            loss: Loss of the classifier, see `Classify`.
+        """
         logs = F.logsigmoid(logits.double()) if loss == SIGMOID else logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
         assert batch.labels is not None
@@ -70,28 +77,33 @@ class Predictions(NamedTuple):
 
     @property
     def correct(self) -> Tensor:
-        """Whether the guess is the truth: (n,)."""
+        """Return whether each prediction is correct, (n,) bool."""
         return self.guess == self.truth
 
     def confusion(self, classes: int, blocks: int | None = None) -> Tensor:
-        """Images of a class (row) that were predicted as a class (column): (k, k), or summed in blocks of classes."""
+        """Return the confusion matrix, (k, k): rows are true classes, columns predicted classes.
+
+        Args:
+            classes: Number of classes, k.
+            blocks: If set, neighbouring classes are merged to this number of rows and columns.
+        """
         side = blocks or classes
         row, column = (number * side // classes for number in (self.truth, self.guess))
         return torch.bincount(row * side + column, minlength=side * side).view(side, side)
 
     def worst(self, count: int) -> Tensor:
-        """Rows of the mistakes that the model was most confident of, those first; of equals in the order of places."""
+        """Return the rows of the wrong predictions of highest confidence, in descending order."""
         wrong = (~self.correct).nonzero()[:, 0]
         return wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:count]]
 
     def by_class(self, classes: Sequence[str]) -> list[ClassCounts]:
-        """The counts of each class, in their order."""
+        """Return the counts of each class, in the order of classes."""
         columns = (self.truth, self.truth[self.correct], self.guess)
         counts = (torch.bincount(column, minlength=len(classes)).tolist() for column in columns)
         return [ClassCounts(*row) for row in zip(classes, *counts, strict=True)]
 
     def confused(self, classes: Sequence[str]) -> list[tuple[str, int]]:
-        """The class that each class is most often taken for wrongly, the first of equals, and how often; or "", 0."""
+        """Return for each class the wrong class predicted most often, and how often; ("", 0) if there is none."""
         k = len(classes)
         pairs, counts = (self.truth * k + self.guess)[~self.correct].unique(return_counts=True)
         confused = [("", 0)] * k
@@ -102,7 +114,11 @@ class Predictions(NamedTuple):
 
 
 def read_real(path: str) -> list[set[int]]:
-    """The ReaL labels of ImageNet's validation images (Beyer et al. 2020). UserError unless it is the authors' file."""
+    """Read the ReaL labels of ImageNet's validation images (Beyer et al. 2020).
+
+    Raises:
+        UserError: If the file is not the file of the authors.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             entries = json.load(file)
@@ -122,8 +138,12 @@ def read_real(path: str) -> list[set[int]]:
 
 
 def allowed(source: Source, real: str) -> list[set[int]]:
-    """The ReaL labels of each image of a source. UserError if the images or the classes are not ImageNet's."""
-    # ReaL's class numbers count the wnids in order.
+    """Return the ReaL labels of each image of a source.
+
+    Raises:
+        UserError: If the images or classes are not those of ImageNet.
+    """
+    # The class numbers of ReaL are indices of the sorted wnids.
     if not are_imagenets(source.classes):
         raise UserError(f"real={real}: needs ImageNet's 1000 classes, named by wnid and in that order")
     numbers = []
@@ -138,7 +158,14 @@ def allowed(source: Source, real: str) -> list[set[int]]:
 
 
 class Classification(Evaluator):
-    """Accuracy of a classifier on every image of a source; part: test or validation, in words and figures."""
+    """Evaluate a classifier on each image of a source.
+
+    Args:
+        options: Options of the evaluation.
+        source: Images with labels.
+        transform: Transform of the evaluation.
+        part: Name of the images in texts and figures, "test" or "validation".
+    """
 
     def __init__(
         self,
@@ -156,16 +183,18 @@ class Classification(Evaluator):
         self._allowed = None if self.options.real is None else allowed(source, self.options.real)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
-        """accuracy, accuracy_top5 (of more than five classes), loss (cross-entropy), accuracy_per_class (the mean
-        recall of classes that have images), macro_f1 (the mean F1 of classes that have images or are guessed),
-        accuracy_constant (chance), images (how many), accuracy_real, and unreadable, if any: how many images are left
-        out because they cannot be read.
+        """Return accuracy and further metrics of the classifier.
 
-        Figures: `confusion`, `mistakes` (the most confident ones), `learning`. Tables: `classes.csv`, a line for each
-        class. UserError if images have no labels or other classes than the model, or if too many cannot be read.
+        Metrics: accuracy; accuracy_top5 (for more than five classes); loss (cross-entropy); accuracy_per_class (mean
+        recall of classes that have images); macro_f1 (mean F1 of classes that have images or are predicted);
+        accuracy_constant (chance); images (their number); accuracy_real (with ReaL labels); and unreadable, the number
+        of excluded images, if any. Figures: `confusion`, `mistakes` (those of highest confidence) and `learning`.
+        Tables: `classes.csv`, one line for each class. For multi-label images, metrics are those of
+        `MultiLabelPredictions`, and `precisions` replaces `confusion`.
 
-        Of images that may have several classes: those of `MultiLabelPredictions`, and `precisions` in place of
-        `confusion`.
+        Raises:
+            UserError: If images have no labels, classes differ from those of the model, or too many files are
+                unreadable.
         """
         if self.source.labels is not None and is_multi_label(self.source.labels):
             return self._of_several(objective, history)
@@ -188,12 +217,17 @@ class Classification(Evaluator):
         )
 
     def predictions(self, objective: Classify) -> Predictions:
-        """Return those of every image that can be read, in every process. UserError as above."""
+        """Return the predictions of all readable images, in each process.
+
+        Raises:
+            UserError: If images have no labels, classes differ from those of the model, or too many files are
+                unreadable.
+        """
         parts = self._gathered(objective, lambda logits, batch: Predictions.of(logits, batch, objective.options.loss))
         return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
     def _gathered(self, objective: Classify, of: Callable[[Tensor, Batch], _P]) -> list[_P]:
-        """Return what `of` makes of the logits of each batch, in every process."""
+        """Apply `of` to the logits of each batch and return the results of all processes, in each process."""
 
         def predict() -> list[_P]:
             self._check(objective)
@@ -210,7 +244,7 @@ class Classification(Evaluator):
         return parts
 
     def _of_several(self, objective: Classify, history: History | None) -> Evaluation:
-        """Return the evaluation on images that may have several classes."""
+        """Return the evaluation on multi-label images."""
         parts = self._gathered(objective, MultiLabelPredictions.of)
         predictions = MultiLabelPredictions(*map(torch.cat, zip(*parts, strict=True)))
         names, truth = self.source.classes, predictions.truth
@@ -237,7 +271,7 @@ class Classification(Evaluator):
         )
 
     def _check(self, objective: Classify) -> None:
-        """UserError unless the images can be asked of that model."""
+        """Raise UserError unless the images have labels that suit the model."""
         if self.source.labels is None:
             raise UserError(f"the {self.part} images have no labels, so there is nothing to measure a classifier by")
         if is_multi_label(self.source.labels) != (objective.options.loss == MULTI_LABEL):
@@ -302,7 +336,14 @@ class Classification(Evaluator):
         }
 
     def _mistakes(self, places: Tensor, captions: Sequence[tuple[str, str, float]], wrong: int, images: int) -> Gallery:
-        """Return the images at some places, with their class, the prediction and its probability."""
+        """Return a gallery of images with their class, the prediction and its probability.
+
+        Args:
+            places: Indices of the images in the source.
+            captions: True class, prediction and probability of each image.
+            wrong: Number of wrong predictions.
+            images: Number of images.
+        """
         batches = self._batches(self.source.take(places)) if len(places) else ()
         shown = (self.display(image) for batch in batches for image in batch.images)
         pictures = [
@@ -315,7 +356,7 @@ class Classification(Evaluator):
         return Gallery([pictures[row : row + _ACROSS] for row in range(0, len(pictures), _ACROSS)], title)
 
     def _precisions(self, by_class: Sequence[tuple[ClassCounts, float]], mean: float) -> Bars:
-        """Return the average precision of each class, highest first, next to that of a random order."""
+        """Return a bar chart of the average precision of each class, highest first, next to a random order."""
         ranked = sorted((pair for pair in by_class if pair[0].images), key=lambda pair: -pair[1])
         shown = ranked if len(ranked) <= _BARS else [*ranked[: _BARS // 2], *ranked[-_BARS // 2 :]]
         n = len(self.source)
@@ -328,9 +369,9 @@ class Classification(Evaluator):
     def _learning(
         self, history: History, measures: Mapping[str, str], levels: Sequence[Level] = (), entropy: Level | None = None
     ) -> Plot:
-        """Return loss and measures over the steps, next to a model that ignores the image.
+        """Plot loss and measures over the steps, next to a model that ignores the image.
 
-        Validation images have curves of their own next to test images, which are measured on at the end.
+        Validation images have separate curves if test images, which are evaluated at the end only, exist too.
         """
         has_validation = any(name.startswith("validation/") for row in history for name in row)
         lines = {"loss": [curve(history, "train/loss", "training", "train")], "share": []}

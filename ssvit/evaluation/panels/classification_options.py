@@ -1,4 +1,4 @@
-"""The options of the evaluation of a classifier."""
+"""Define the options of the evaluation of a classifier."""
 
 import os
 from typing import Self
@@ -10,16 +10,16 @@ from ssvit.options import OptionError
 
 
 class Classification(Options):
-    """How a classifier is evaluated."""
+    """Evaluate a classifier."""
 
     batch_size: Count = 256
-    """Images classified at a time, by each process."""
+    """Batch size of each process."""
     workers: Whole = 0
-    """Processes that read files, for each process."""
+    """Loader processes of each process."""
     timeout: NotNegative = 300.0
-    """Seconds to wait for a batch from these processes; 0: no limit."""
+    """Seconds to wait for a batch from the loader processes; 0: no limit."""
     real: str | None = None
-    """A file of ImageNet's ReaL labels, which are then evaluated too (Beyer et al. 2020)."""
+    """File of ImageNet's ReaL labels (Beyer et al. 2020) for the metric accuracy_real. None: without it."""
 
     @model_validator(mode="after")
     def _check_real(self) -> Self:

@@ -1,11 +1,11 @@
-"""Does self-distillation collapse? The spread of prototype assignments and of features on held-out images.
+"""Detect the collapse of self-distillation by the spread of prototype assignments and of features on held-out images.
 
-A collapsed model gives every image the same assignment, either to one prototype or uniformly to all. Both show in the
-mutual information of assignment and image: the entropy of the mean assignment (low if one prototype serves all images)
-minus the mean entropy of the single assignments (equally high if they are uniform). It is at most the log of the number
-of prototypes, or of images.
+A collapsed model assigns all images to the same prototype or uniformly to all prototypes. Both cases show in the mutual
+information of assignment and image: the entropy of the mean assignment (low if one prototype dominates) minus the mean
+entropy of the assignments (equally high if they are uniform). It is at most the log of the number of prototypes, or of
+images.
 
-Letters: b, n images, d width, k prototypes.
+Shapes use b, n images, d width, k prototypes.
 """
 
 import math
@@ -28,31 +28,32 @@ from ssvit.objectives.dino import Dino, entropy
 from ssvit.objectives.ibot import IBot
 from ssvit.schedule import Progress
 
-_LEAST_TOLD = 0.05  # of what assignments could tell of their images: less is a collapse
-_ROWS, _ACROSS = 8, 10  # prototypes in a picture, and images of each
+_LEAST_TOLD = 0.05  # fraction of the maximum mutual information, below which the model counts as collapsed
+_ROWS, _ACROSS = 8, 10  # prototypes in the figure, and images of each
 
 
 class Assignments(NamedTuple):
-    """The outputs of teacher and student for n images."""
+    """Outputs of teacher and student for n images."""
 
-    features: Tensor  # (n, d) of length 1
-    choices: Tensor  # the teacher's first choice, (n,)
+    features: Tensor  # (n, d), of unit length
+    choices: Tensor  # most probable prototype of the teacher, (n,)
     confidence: Tensor  # its probability, (n,)
     student_choices: Tensor  # (n,)
-    mean: Tensor  # the teacher's mean probabilities, (k,)
+    mean: Tensor  # mean probabilities of the teacher, (k,)
     student_mean: Tensor  # (k,)
-    single: Tensor  # the mean entropy of the teacher's probabilities, ()
+    single: Tensor  # mean entropy of the teacher's probabilities, ()
 
 
 class Collapse(HeldOut):
-    """The evaluation of a `Dino` model, with one view of each image and the teacher's last temperature."""
+    """Evaluate a `Dino` model with one view of each image and the final teacher temperature."""
 
     fewest = 2
 
     def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
-        """Entropies of the assignments in nats, spread of the features, agreement of student and teacher.
+        """Return entropies of the assignments in nats, spread of the features, and agreement of student and teacher.
 
-        Figures: `collapse`, these over the steps; `prototypes`, the images most surely assigned to the most chosen.
+        Figures: `collapse`, these metrics over the steps; `prototypes`, the images most confidently assigned to the
+        most frequent prototypes.
         """
         answers = self._answers(objective)
         metrics = measure(answers)
@@ -78,13 +79,17 @@ class Collapse(HeldOut):
 
 
 class PatchCollapse(Collapse):
-    """The evaluation of an `IBot` model: also of masked patches, in each image as many as training masks at most.
+    """Evaluate an `IBot` model, including masked patches, with the maximum number of masked patches in each image.
 
-    The teacher sees them and the student does not, so their agreement is what the student has learned from the context.
+    The teacher receives the masked patches and the student does not, so that their agreement measures what the student
+    predicts from the context.
     """
 
     def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
-        """As `Collapse`, and the metrics of patches as "patch_…". Figures: `patch_collapse`, `patch_prototypes`."""
+        """Return the metrics of `Collapse`, and those of patches as "patch_…".
+
+        Further figures: `patch_collapse` and `patch_prototypes`.
+        """
         found = super().__call__(objective, history)
         answers, windows, places = self._patch_answers(objective)
         own = {**measure(answers), "agreement_by_place": agreement_by_place(answers.choices, places)}
@@ -104,7 +109,7 @@ class PatchCollapse(Collapse):
         return Evaluation(metrics=metrics, lines=[*found.lines, *describe(own, what)], figures=figures)
 
     def _patch_answers(self, objective: IBot) -> tuple[Assignments, Tensor, Tensor]:
-        """And the window around each patch, (n, c, 3 p, 3 q) bytes, and the patch's place in the image, (n,)."""
+        """Return the assignments of patches, windows around them, (n, c, 3 p, 3 q) uint8, and position ids, (n,)."""
         device, temperature = objective.center.device, objective.schedules["patch_temperature"](Progress(1, 2))
         windows, places, own = [], [], objective.options
 
@@ -127,20 +132,20 @@ class PatchCollapse(Collapse):
 
 
 def agreement_by_place(choices: Tensor, places: Tensor) -> float:
-    """The share of patches, both (n,), that have the most frequent choice of their place: what positions alone give."""
+    """Return the share of patches (n,) that have the most frequent prototype of their position (n,)."""
     best = [choices[places == place].unique(return_counts=True)[1].max() for place in places.unique()]
     return torch.stack(best).sum().item() / len(choices)
 
 
 def around(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Each patch and its eight neighbours, beyond the border the nearest pixel: (b, c, h, w) -> (b, n, c, 3 p, 3 q)."""
+    """Return each patch with its eight neighbours, padded by the nearest pixel: (b, c, h, w) -> (b, n, c, 3 p, 3 q)."""
     p, q = patch
     padded = F.pad(images.float(), (q, q, p, p), mode="replicate").to(images.dtype)
     return rearrange(padded.unfold(2, 3 * p, p).unfold(3, 3 * q, q), "b c y x p q -> b (y x) c p q")
 
 
 def collect(said: Iterable[tuple[Tensor, ...]]) -> Assignments:
-    """From batches of features (b, d), the teacher's log-probabilities (b, k) and the student's logits (b, k)."""
+    """Join batches of features (b, d), log-probabilities of the teacher (b, k) and logits of the student (b, k)."""
     batches = []
     for features, teacher, student in said:
         confidence, choices = teacher.exp().max(-1)
@@ -155,7 +160,7 @@ def collect(said: Iterable[tuple[Tensor, ...]]) -> Assignments:
 
 
 def measure(answers: Assignments) -> dict[str, float]:
-    """Numbers of a collapse, and what they would be at most or by chance."""
+    """Return the metrics of a collapse, with their maxima and chance levels."""
     n = len(answers.features)
     spread = entropy(answers.mean.clamp(min=1e-300).log())
     return {
@@ -172,7 +177,12 @@ def measure(answers: Assignments) -> dict[str, float]:
 
 
 def describe(metrics: Mapping[str, float], what: str = "images") -> list[str]:
-    """Return whether the model has collapsed, and how. what: is assigned to prototypes, in the plural."""
+    """Return lines on whether and how the model has collapsed.
+
+    Args:
+        metrics: Metrics of `measure`.
+        what: Plural noun for what is assigned to prototypes.
+    """
     told, most = metrics["told"], metrics["told_at_most"]
     single, spread, uniform = metrics["entropy"], metrics["entropy_of_mean"], metrics["entropy_uniform"]
     lines = [
@@ -195,7 +205,7 @@ def describe(metrics: Mapping[str, float], what: str = "images") -> list[str]:
 
 
 def learning(history: History, what: str = "images") -> Plot:
-    """Return entropies, the spread of features and the agreement over the steps."""
+    """Plot entropies, spread of features and agreement over the steps."""
     entropies = (
         curve(history, "entropy_of_mean", "of the mean assignment"),
         curve(history, "entropy", "of a single one, mean", "replaced"),
@@ -215,7 +225,14 @@ def learning(history: History, what: str = "images") -> Plot:
 
 
 def prototypes(images: Tensor, answers: Assignments, display: Display, what: str = "images") -> Gallery:
-    """Return a row for each of the prototypes that are chosen most, the most confident images (n, c, h, w) first."""
+    """Return a gallery with one row for each of the most frequent prototypes, in descending order of confidence.
+
+    Args:
+        images: Images, (n, c, h, w).
+        answers: Assignments of the images.
+        display: Conversion to RGB images.
+        what: Plural noun for the images.
+    """
     numbers, counts = answers.choices.unique(return_counts=True)
     rows = []
     for place in counts.argsort(descending=True, stable=True)[:_ROWS]:

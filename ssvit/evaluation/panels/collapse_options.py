@@ -1,15 +1,15 @@
-"""The options of the evaluation of self-distillation."""
+"""Define the options of the evaluation of self-distillation."""
 
 from ssvit.config.declaration import AtLeastTwo
 from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
 class Collapse(HeldOut):
-    """The evaluation of self-distillation."""
+    """Evaluate self-distillation."""
 
     images: AtLeastTwo = 1024
-    """The most held-out images."""
+    """Maximum number of held-out images."""
 
 
 class PatchCollapse(Collapse):
-    """The evaluation of self-distillation with masked patches."""
+    """Evaluate self-distillation with masked patches."""

@@ -1,6 +1,6 @@
-"""Does a contrastive model tell images apart? Two fixed views of each held-out image, compared with chance.
+"""Evaluate contrastive models by instance discrimination: two fixed views of each held-out image, compared with chance.
 
-Letters: b, n images, v = 2 views, c channels, h, w pixels, d width, e numbers of a projection.
+Shapes use b, n images, v = 2 views, c channels, h, w pixels, d width, e width of a projection.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,18 @@ from ssvit.figures.style import evenly_spaced
 from ssvit.objectives.simclr import Contrastive, cosines, similarities, unit
 
 NONE: Mapping[str, float | None] = MappingProxyType({})
-_ROWS, _ACROSS = 8, 10  # images in a picture, and the images in each one's row
+_ROWS, _ACROSS = 8, 10  # query images in the figure, and images in the row of each
 
 
 class Contrast(HeldOut):
-    """The evaluation of a `Contrastive` model. augment: makes the views, as in training."""
+    """Evaluate a `Contrastive` model.
+
+    Args:
+        options: Options of the evaluation.
+        source: Held-out images.
+        transform: Transform of the evaluation.
+        augment: Augmentation that makes the views, as in training.
+    """
 
     fewest = 2
 
@@ -38,9 +45,9 @@ class Contrast(HeldOut):
         self.augment, self.seed = augment, options.seed
 
     def __call__(self, objective: Contrastive, history: History | None = None) -> Evaluation:
-        """Loss, share of views that find their other, alignment, uniformity and spread of the features.
+        """Return the loss, top-1 accuracy of matching views, alignment, uniformity and spread of the features.
 
-        Figures: `learning`, these over the steps, and `neighbours`, images beside those with the nearest features.
+        Figures: `learning`, these metrics over the steps, and `neighbours`, images with their nearest neighbours.
         """
         device = objective.encoder.mean.device
         projected, features = [], []
@@ -57,7 +64,7 @@ class Contrast(HeldOut):
         every = torch.cat([images for images, _ in self.batches])
         shown = evenly_spaced(len(every), _ROWS)
         near = cosines(vectors[shown], vectors)
-        near[range(len(shown)), shown] = 2.0  # first of all, also where another has the same features
+        near[range(len(shown)), shown] = 2.0  # the image itself comes first, even if another one has the same features
         nearest = near.topk(min(_ACROSS, len(every)))
         rows = [
             [
@@ -72,10 +79,10 @@ class Contrast(HeldOut):
 
 
 def measure(projections: Tensor) -> dict[str, float]:
-    """How well the views (v b, e) of length 1 find each other, and how they lie.
+    """Return matching accuracy, alignment and uniformity of projections of unit length, (v b, e).
 
-    alignment: the mean squared distance of an image's views. uniformity: of one view of all images, the log of the mean
-    of exp(-2 * squared distance), the mean over both views (Wang and Isola 2020, section 4.1.2).
+    alignment is the mean squared distance of the views of an image. uniformity is the log of the mean of
+    exp(-2 * squared distance) over pairs of images, averaged over the views (Wang and Isola 2020, section 4.1.2).
     """
     n = len(projections) // 2
     logits, partner = similarities(projections, projections, 0, 1.0)
@@ -91,7 +98,7 @@ def measure(projections: Tensor) -> dict[str, float]:
 
 
 def describe(metrics: Mapping[str, float], start: Mapping[str, float | None] = NONE) -> list[str]:
-    """Beside chance and the metrics at step 0, and whether it has collapsed, in words."""
+    """Return lines that compare the metrics with chance and with step 0, and state whether the model has collapsed."""
     loss, chance, top1 = metrics["loss"], metrics["loss_by_chance"], metrics["top1"]
     first_loss, first = start.get("loss"), start.get("top1")
     lines = [
@@ -113,7 +120,7 @@ def describe(metrics: Mapping[str, float], start: Mapping[str, float | None] = N
 
 
 def learning(history: History) -> Plot:
-    """Return the loss, the share of matching views, distances and the spread of features over the steps."""
+    """Plot the loss, the matching accuracy, distances and the spread of features over the steps."""
     matching = (
         curve(history, "top1", "held-out", scale=100),
         curve(history, "top1_by_chance", "by chance", "ink", 100, "-."),

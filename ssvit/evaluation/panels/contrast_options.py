@@ -1,4 +1,4 @@
-"""The options of the evaluation of contrastive methods."""
+"""Define the options of the evaluation of contrastive methods."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -8,11 +8,11 @@ from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
 class Contrast(HeldOut):
-    """The evaluation of contrastive methods."""
+    """Evaluate contrastive methods."""
 
     built_from: ClassVar[Mapping[str, str]] = {"augment": "data.augment"}
 
     images: AtLeastTwo = 1024
-    """The most held-out images."""
+    """Maximum number of held-out images."""
     seed: Whole = 0
     """Seed of the views."""

@@ -1,6 +1,6 @@
-"""Evaluators that read the same held-out images at each evaluation.
+"""Base class of evaluators that use the same held-out images at each evaluation.
 
-Letters: b images of a batch, c channels, h, w pixels.
+Shapes use b images of a batch, c channels, h, w pixels.
 """
 
 from functools import cached_property
@@ -16,9 +16,9 @@ from ssvit.options import UserError
 
 
 class HeldOut(Evaluator):
-    """An evaluator of some held-out images of a source."""
+    """Evaluate on some held-out images of a source."""
 
-    fewest = 1  # images on which it can be measured
+    fewest = 1  # minimum number of images
 
     def __init__(self, options: held_out_options.HeldOut, *, source: Source, transform: EvalTransform) -> None:
         self.source, self.transform, self.options = source, transform, options
@@ -26,7 +26,11 @@ class HeldOut(Evaluator):
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
-        """The images as bytes, (b, c, h, w), and their slots (b,), read once."""
+        """Return batches of images (b, c, h, w) uint8 and slots (b,), which are read once.
+
+        Raises:
+            UserError: If fewer than `fewest` images are readable.
+        """
         read = evaluation_batches(
             self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
         )

@@ -1,12 +1,12 @@
-"""The options of the evaluations of held-out images."""
+"""Define the options of evaluations on held-out images."""
 
 from ssvit.config.declaration import Count, Options
 
 
 class HeldOut(Options):
-    """The held-out images on which an objective is evaluated."""
+    """Held-out images on which an objective is evaluated."""
 
     images: Count = 1024
-    """The most held-out images."""
+    """Maximum number of held-out images."""
     batch_size: Count = 128
-    """Images predicted at a time."""
+    """Batch size of the forward pass."""

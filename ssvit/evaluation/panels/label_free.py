@@ -1,14 +1,15 @@
-"""How good are the features, without labels? Measures of their spectrum on held-out images, at every layer.
+"""Measure features without labels, by their spectrum on held-out images at each layer.
 
-RankMe (Garrido et al. 2023, arXiv 2210.02885): how many directions the features take, the effective rank.
-LiDAR (Thilak et al. 2024, arXiv 2312.04000): how many directions tell images apart from their own crops.
-alpha-ReQ (Agrawal et al. 2022, NeurIPS): how fast the eigenvalues of the covariance fall, as a power of their place.
-Spread: the standard deviation of features of length 1, and the mean cosine of two images.
+RankMe (Garrido et al. 2023, arXiv 2210.02885): effective rank of the features.
+LiDAR (Thilak et al. 2024, arXiv 2312.04000): effective rank of the variance between images, relative to that between
+crops of an image.
+alpha-ReQ (Agrawal et al. 2022, NeurIPS): exponent of the power-law decay of the eigenvalues of the covariance.
+Spread: standard deviation of features of unit length, and mean cosine similarity of two images.
 
-RankMe does not subtract the mean of the features, which dominates where images are reconstructed: so it stands here
-with the mean and without. None of them is sure to follow accuracy: docs/evaluation.md has what was measured.
+RankMe does not subtract the mean feature, which dominates for reconstruction objectives; it is therefore reported with
+and without the mean. No measure reliably predicts accuracy: see docs/evaluation.md for measurements.
 
-Letters: n images, v crops of each, d width, c channels, h, w pixels.
+Shapes use n images, v crops of each, d width, c channels, h, w pixels.
 """
 
 import math
@@ -31,22 +32,22 @@ from ssvit.evaluation.panels.spread import describe_spread, spread_of
 from ssvit.figures.plot import DASHED, History, Line, Panel, Plot, curve, spread
 from ssvit.objectives.base import Objective
 
-_EPSILON = 1e-7  # RankMe's and LiDAR's, added to each share
-_DELTA = 1e-4  # LiDAR's, added to the variances within images
-_FIRST, _LAST = 5, 100  # eigenvalues, counted from 1, to which alpha-ReQ's line is fitted
-_ALIKE = 0.02  # standard deviation of features of length 1: less is a collapse
-_LEFT = 0.25  # of the highest rank without the mean so far: less is a collapse
-_PROBES = re.compile(r"probe/[a-z_]+\d*")  # of the accuracies at the chosen layer, by what the run calls them
+_EPSILON = 1e-7  # added to each normalised singular value in RankMe and LiDAR
+_DELTA = 1e-4  # added to the within-image variances in LiDAR
+_FIRST, _LAST = 5, 100  # ranks, counted from 1, of the eigenvalues to which the line of alpha-ReQ is fitted
+_ALIKE = 0.02  # standard deviation of features of unit length, below which they count as collapsed
+_LEFT = 0.25  # fraction of the highest centred RankMe so far, below which features count as collapsed
+_PROBES = re.compile(r"probe/[a-z_]+\d*")  # names of the accuracies at the chosen layer in the metrics of a run
 _FINE = (
     f"no collapse: RankMe without the mean is not below {100 * _LEFT:.0f} % of its highest value so far, nor the "
     f"standard deviation of the features below {_ALIKE}"
 )
 TITLES = {"rankme": "RankMe", "rankme_centered": "RankMe without the mean", "lidar": "LiDAR", "alpha": "alpha-ReQ"}
-_FEWEST = 5  # evaluations by which a measure is compared with a probe
+_FEWEST = 5  # minimum number of evaluations for the rank correlation of a measure with a probe
 
 
 class LabelFree(HeldOut):
-    """The evaluation of any objective's backbone, pooled as it pools, after each layer and the last norm."""
+    """Evaluate the backbone of any objective after each layer and the final norm, with the pooling of the encoder."""
 
     options: label_free_options.LabelFree
 
@@ -56,10 +57,11 @@ class LabelFree(HeldOut):
         self.images *= 1 + options.views
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
-        """Each measure at the last layer, and at layer 3 as "rankme_layer3".
+        """Return each measure at the last layer, and at each layer with names such as "rankme_layer3".
 
-        None of a single image. A warning as soon as the features collapse, or else one line, that they have not.
-        Figure: `label_free`, the measures over the steps and the layers; the file label_free.md has them in words.
+        A single image gives no metrics. The result has a warning if the features collapse, or else a line stating that
+        they do not. Figure: `label_free`, the measures over steps and layers. Table: label_free.md, the measures in
+        sentences.
         """
         if sum(len(slots) for _, slots in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured, which needs two held-out images or more"])
@@ -92,9 +94,15 @@ class LabelFree(HeldOut):
 
 
 def measure(features: Tensor, crops: Tensor) -> dict[str, float]:
-    """All measures of features (n, d), and of crops of the same images (v, n, d), float64.
+    """Return all measures of features.
 
-    Without LiDAR if v < 2, and without alpha-ReQ of fewer than 15 images. NaN of features that are not finite.
+    Args:
+        features: Features, (n, d) float64.
+        crops: Features of crops of the same images, (v, n, d) float64.
+
+    Returns:
+        Measures by name: without LiDAR if v < 2, without alpha-ReQ for fewer than 15 images; NaN if features are not
+        finite.
     """
     if not (features.isfinite().all() and crops.isfinite().all()):
         features, crops = (torch.zeros_like(one) for one in (features, crops))
@@ -108,35 +116,43 @@ def measure(features: Tensor, crops: Tensor) -> dict[str, float]:
 
 
 def rankme(singular: Tensor) -> float:
-    """The exponential of the entropy of the shares (Roy and Vetterli 2007) of the singular values of features (n, d).
+    """Return the effective rank: the exponential of the entropy of the normalised singular values of features (n, d).
 
-    From 1 to min(n, d).
+    The value is in [1, min(n, d)] (Roy and Vetterli 2007).
     """
     shares = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny) + _EPSILON
     return torch.exp(-(shares * shares.log()).sum()).item()
 
 
 def lidar(crops: Tensor) -> float:
-    """The same of the covariance between images, whitened by that within images: (v, n, d), v > 1 crops.
+    """Return the effective rank of the between-image covariance, whitened by the within-image covariance.
 
-    At most min(n - 1, d); directions that say nothing of the image count by 1 / v.
+    The value is at most min(n - 1, d). Directions without information on the image contribute 1 / v.
+
+    Args:
+        crops: Features of v > 1 crops of n images, (v, n, d).
     """
     means = crops.mean(0)
     between, within = means - means.mean(0), (crops - means).flatten(0, 1)
     inside = within.T @ within / (len(means) * (len(crops) - 1))
     inside.diagonal().add_(_DELTA)
-    # Eigenvalues of inside^-1/2 between inside^-1/2 are squares of the singular values of between inside^-1/2.
+    # The eigenvalues of inside^-1/2 between inside^-1/2 are the squared singular values of between inside^-1/2.
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(inside), between.T, upper=False)
     return rankme(torch.linalg.svdvals(white).square())
 
 
 def alpha(singular: Tensor) -> float | None:
-    """The exponent a of the covariance's eigenvalues as place^-a, by least squares of the logarithms.
+    """Return the exponent a of a power law rank^-a, fitted to the eigenvalues of the covariance.
 
-    singular: the singular values of features (n, d) less their mean, whose squares the eigenvalues follow.
+    The fit is a weighted least-squares line of the logarithms, over ranks 5 to 100 or to the middle of fewer
+    eigenvalues. Ranks are weighted by 1 / rank, which gives each part of the logarithmic axis the same weight (Stringer
+    et al. 2019).
 
-    Fitted from the fifth place to the hundredth, or to the middle of fewer; a place weighs 1 / place, so that each part
-    of the logarithm counts alike (as Stringer et al. 2019). None if these are fewer than three.
+    Args:
+        singular: Singular values of the centred features (n, d); the eigenvalues are proportional to their squares.
+
+    Returns:
+        The exponent; None for fewer than three ranks.
     """
     values = singular.square()
     last = min(_LAST, int((values > values[0] * 1e-12).sum()) // 2)
@@ -149,7 +165,7 @@ def alpha(singular: Tensor) -> float | None:
 
 
 def warn(metrics: Mapping[str, float], history: History) -> list[str]:
-    """The signs that the features have collapsed, one way or into few directions."""
+    """Return a warning if the features have collapsed to one direction or to few directions, or an empty list."""
     signs = []
     if math.isnan(metrics["feature_std"]):
         return ["the features are not finite"]
@@ -165,8 +181,8 @@ def warn(metrics: Mapping[str, float], history: History) -> list[str]:
 
 
 def describe(metrics: Mapping[str, float], history: History) -> list[str]:
-    """The measures beside those of step 0, and how each went with the probes of the run, in words."""
-    from scipy.stats import kendalltau  # which would add to the start of every run
+    """Return lines that compare the measures with step 0 and correlate them with the probes of the run."""
+    from scipy.stats import kendalltau  # imported here to keep the start of a run short
 
     start = history[0] if history[0]["step"] == 0 else {}
     told = []
@@ -189,7 +205,7 @@ def describe(metrics: Mapping[str, float], history: History) -> list[str]:
 
 
 def plot(history: History, layers: int) -> Plot:
-    """Return the ranks over the steps and now over the layers (dashed: at step 0), alpha-ReQ and the spread."""
+    """Plot the ranks, alpha-ReQ and the spread over the steps, and the ranks over the layers (dashed: step 0)."""
     colors = {"rankme": "model", "rankme_centered": "unchanged", "lidar": "replaced"}
     numbers = range(1, layers + 1)
     first = history[0] if history[0]["step"] == 0 and len(history) > 1 else {}

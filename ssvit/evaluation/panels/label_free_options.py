@@ -1,4 +1,4 @@
-"""The options of the measures of features without labels."""
+"""Define the options of the label-free measures of features."""
 
 from typing import Annotated, Literal
 
@@ -11,16 +11,16 @@ from ssvit.evaluation.panels.online_options import Every
 
 @choice("evaluator", "label_free")
 class LabelFree(HeldOut):
-    """The measures of features without labels."""
+    """Measure features without labels."""
 
     images: Count = 512
-    """The most held-out images; ranks are at most their number, so there should be more than the encoder's width."""
+    """Maximum number of held-out images. It bounds the ranks and should therefore exceed the width of the encoder."""
     every: Every = AUTO
-    """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, at steps of
-    the probes (see `evaluation.base.interval`)."""
+    """Steps between two evaluations; auto: as often as takes less than 5 % of the training time, at steps of the probes
+    (see `evaluation.panels.base.interval`)."""
     views: Annotated[Literal[0] | AtLeastTwo, Expect("0, or a whole number, 2 or more")] = 3
     """Crops of each image for LiDAR, 2 or more; 0: without LiDAR."""
     scale: ShareLimits = (0.4, 1.0)
-    """Least and greatest part of the image's area that a crop has."""
+    """Minimum and maximum fraction of the image area covered by a crop."""
     seed: Whole = 0
     """Seed of the crops."""

@@ -1,10 +1,10 @@
-"""Is latent prediction learning, or does it collapse? The loss on held-out images, compared with trivial baselines.
+"""Evaluate latent prediction by the loss on held-out images, compared with trivial baselines, and detect its collapse.
 
-Targets change with the teacher, so a loss alone means little: every evaluation measures the baselines on the same
-targets. Two baselines ignore the image, and two know the targets of its visible patches, which the model does not.
-Targets that hardly differ between images are easy to predict; this is the sign of a collapse.
+Targets change with the teacher, so the loss alone is not informative: each evaluation measures the baselines on the
+same targets. Two baselines ignore the image; two use the targets of its visible patches, which are not available to the
+model. Targets that hardly differ between images are easy to predict, and indicate a collapse.
 
-Letters: b images, k masks an image, m masked patches, n patches, d numbers of a target.
+Shapes use b images, k masks of an image, m masked patches, n patches, d width of a target.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,18 @@ BASELINES = {
     "loss_mean": "the mean target of the image's visible patches",
     "loss_copying": "copying the nearest visible patch's target",
 }
-# Below these the authors' code stops (data2vec2.py: min_target_var, min_pred_var, which are deviations).
+# Standard deviations below which the authors' code stops (data2vec2.py: min_target_var, min_pred_var).
 LEAST_TARGET, LEAST_PREDICTION = 0.1, 0.01
 
 
 class LatentPrediction(Reconstruction):
-    """The evaluation of a `Latent` model, with the first of each image's masks."""
+    """Evaluate a `Latent` model with the first mask of each image."""
 
     def __call__(self, objective: Latent, history: History | None = None) -> Evaluation:
-        """Loss on masked patches and that of the baselines, deviations of targets and predictions.
+        """Return the loss on masked patches, that of the baselines, and standard deviations of targets and predictions.
 
-        Figures: `learning`, these over the steps; `features`, targets and predictions of some images as colours.
+        Figures: `learning`, these metrics over the steps; `features`, targets and predictions of some images as
+        colours.
         """
         metrics = self._metrics(objective)
         if history is None:
@@ -54,12 +55,12 @@ class LatentPrediction(Reconstruction):
             curve(history, "prediction_std", "predictions"),
         )
         panels = Panel("loss on masked patches", losses), Panel("standard deviation of a feature", deviations)
-        learning = Plot(panels, (14, 3.8), legend="right")  # lines are all over
+        learning = Plot(panels, (14, 3.8), legend="right")  # the curves cover the whole panel
         figures = {"learning": learning, "features": self._features(objective)}
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
     def _answers(self, objective: Latent, images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
-        """Targets (b, n, d), predictions (b, m, d), visible and masked ids of the first mask; images on the device."""
+        """Return images, targets (b, n, d), predictions (b, m, d), and visible and masked ids of the first mask."""
         images, noise = self.sampled(objective, images, slots)
         prediction, _ = objective.predict(images, noise)
         return (
@@ -105,19 +106,28 @@ class LatentPrediction(Reconstruction):
 
 
 def _deviation(vectors: Tensor) -> float:
-    """The standard deviation of a number over all vectors (n, d), the mean over the numbers."""
+    """Return the standard deviation of each feature over all vectors (n, d), averaged over features."""
     return vectors.double().std(0).mean().item()
 
 
 def colors(targets: Tensor, predictions: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> list[Tensor]:
-    """Both, (b, n, d), as images (b, 3, h, w) in [0, 1]: their first three principal components, those of the targets.
+    """Map targets and predictions to RGB by the first three principal components of the targets.
 
-    A component's middle 96 % of the targets spans the range of its colour.
+    The colour range of a component spans the central 96 % of the targets.
+
+    Args:
+        targets: Targets, (b, n, d).
+        predictions: Predictions, (b, n, d).
+        grid: Rows and columns of patches.
+        patch: Height and width of a patch in pixels.
+
+    Returns:
+        Two images, (b, 3, h, w) in [0, 1].
     """
     flat = targets.flatten(0, 1).double()
     mean = flat.mean(0)
     axes = torch.linalg.svd(flat - mean, full_matrices=False).Vh[:3]
-    axes = axes * axes.sum(1, keepdim=True).sign()  # a sign of an axis that is no chance of the library's
+    axes = axes * axes.sum(1, keepdim=True).sign()  # fix the sign of each axis, which is arbitrary in the SVD
     low, high = ((flat - mean) @ axes.T).quantile(torch.tensor([0.02, 0.98], dtype=torch.double, device=flat.device), 0)
     painted = []
     for features in (targets, predictions):
@@ -128,7 +138,7 @@ def colors(targets: Tensor, predictions: Tensor, grid: tuple[int, int], patch: t
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Above or below each baseline, and whether the targets differ, in words."""
+    """Return lines that compare the loss with each baseline and state whether the targets differ."""
     lines = describe_losses(metrics, BASELINES, 3)
     lines.append(
         f"standard deviation of the targets {metrics['target_std']:.2f}, from image to image at one place "

@@ -1,7 +1,7 @@
-"""The options of the evaluation of latent prediction."""
+"""Define the options of the evaluation of latent prediction."""
 
 from ssvit.evaluation.panels.reconstruction_options import Reconstruction
 
 
 class LatentPrediction(Reconstruction):
-    """The evaluation of latent prediction."""
+    """Evaluate latent prediction."""

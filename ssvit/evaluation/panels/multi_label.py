@@ -1,6 +1,6 @@
-"""A classifier's predictions for images that may have several classes or none: a class is predicted at 0.5 or above.
+"""Predictions of a multi-label classifier: a class is predicted at a probability of 0.5 or above.
 
-Letters: b images of a batch, n of the source, k classes.
+Shapes use b images of a batch, n images of the source, k classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,45 +15,47 @@ from ssvit.evaluation.panels.class_counts import ClassCounts, as_csv, mean, perc
 from ssvit.evaluation.precision import average_precisions, share_of_class
 from ssvit.options import one_line
 
-_NAMED = 3  # classes named in words
+_NAMED = 3  # classes named in the text
 
 
 class MultiLabelPredictions(NamedTuple):
-    """The predictions of a model for images, in the order of the source, on the CPU."""
+    """Predictions of a model for images in the order of the source, on the CPU."""
 
-    place: Tensor  # which image of the source, (n,) int64
-    truth: Tensor  # the classes that it has, (n, k) bool
+    place: Tensor  # index in the source, (n,) int64
+    truth: Tensor  # true classes, (n, k) bool
     logits: Tensor  # (n, k) float64
 
     @classmethod
     def of(cls, logits: Tensor, batch: Batch) -> "MultiLabelPredictions":
-        """Return those of logits (b, k) of a batch."""
+        """Return the predictions for logits (b, k) of a batch."""
         assert batch.labels is not None
         return cls(batch.slots.cpu(), batch.labels.cpu(), logits.double().cpu())
 
     @property
     def guess(self) -> Tensor:
-        """Whether a class is predicted, (n, k)."""
+        """Return whether each class is predicted, (n, k) bool."""
         return self.logits >= 0
 
     def worst(self, count: int) -> list[tuple[int, int, float]]:
-        """The wrong predictions of the highest probability, of each image one: its row, the class, the probability."""
+        """Return row, class and probability of each image's most confident wrong prediction, highest first."""
         wrong = (self.guess != self.truth) * self.logits.abs().sigmoid()
         highest, number = wrong.max(1)
         rows = highest.argsort(descending=True, stable=True)[:count]
         return [(row, int(number[row]), highest[row].item()) for row in rows.tolist() if highest[row] > 0]
 
     def by_class(self, classes: Sequence[str]) -> list[tuple[ClassCounts, float]]:
-        """The counts of each class, in their order, and its average precision, NaN without images."""
+        """Return the counts of each class and its average precision, which is NaN without images."""
         columns = (column.sum(0).tolist() for column in (self.truth, self.guess & self.truth, self.guess))
         counts = [ClassCounts(*row) for row in zip(classes, *columns, strict=True)]
         return list(zip(counts, average_precisions(self.logits, self.truth).tolist(), strict=True))
 
     def metrics(self, by_class: Sequence[tuple[ClassCounts, float]]) -> dict[str, float]:
-        """map (the mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have images
-        or are predicted), loss (binary cross-entropy, summed over the classes), images; and of the best model that
-        ignores the images: map_constant (random order), micro_f1_constant (the best set of classes, for every image)
-        and macro_f1_constant (all classes, for every image).
+        """Return metrics of the classifier and of the best predictions that ignore the images.
+
+        Metrics: map (mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have
+        images or are predicted), loss (binary cross-entropy summed over the classes), and images (their number).
+        Baselines: map_constant (random order), micro_f1_constant (the best set of classes for all images) and
+        macro_f1_constant (all classes for all images).
         """
         counts = [one for one, _ in by_class]
         n, total = len(self.truth), sum(one.images + one.guessed for one in counts)
@@ -74,7 +76,7 @@ class MultiLabelPredictions(NamedTuple):
 
 
 def lines(metrics: Mapping[str, float], by_class: Sequence[tuple[ClassCounts, float]]) -> list[str]:
-    """Return the metrics next to those of a model that ignores the image, and the classes of the lowest precision."""
+    """Return lines on the metrics, their baselines, and the classes of the lowest average precision."""
     measured = [(one, precision) for one, precision in by_class if one.images]
     at_half = ", ".join(
         f"{name}-F1 {percent(metrics[f'{name}_f1'])} (the same classes for all images: "
@@ -95,6 +97,6 @@ def lines(metrics: Mapping[str, float], by_class: Sequence[tuple[ClassCounts, fl
 
 
 def table(by_class: Sequence[tuple[ClassCounts, float]]) -> str:
-    """Return a line for each class, as CSV."""
+    """Return a CSV table with one line for each class."""
     head = ("class", "images", "correct", "guessed", "average_precision", "recall", "precision", "f1")
     return as_csv(head, ((*one, precision, one.recall, one.precision, one.f1) for one, precision in by_class))

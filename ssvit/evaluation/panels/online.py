@@ -1,7 +1,7 @@
-"""Do the features get better? Probes of the frozen encoder during training, compared with baselines and chance.
+"""Evaluate frozen features by probes during training, compared with baselines and chance.
 
-Each evaluation extracts the features of all layers once, for all probes: of labelled training images and of held-out
-images, the same each time. The baselines are the weights that the run began with, random ones by default, and pixels.
+Each evaluation extracts the features of all layers once for all probes, from fixed sets of labelled training images and
+of held-out images. The baselines are the initial weights of the run (random by default) and raw pixels.
 """
 
 import math
@@ -29,17 +29,27 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 
 RANDOM, GIVEN = "random weights", "the weights that it began with"
-_TWO_SIDED = 1.96  # standard errors of a 95 % interval
+_TWO_SIDED = 1.96  # half-width of a 95 % interval in standard errors
 _PERHAPS = "perhaps: by less than two standard errors"
-_OF_IMAGES = ("train_images", "test_images", "class_token", "multi_label")  # equal where metrics can be compared
+_OF_IMAGES = ("train_images", "test_images", "class_token", "multi_label")  # equal if comparable
 
 
 class Probing(Evaluator):
-    """Probes of the features after each layer and the encoder's last norm, pooled as the encoder pools.
+    """Probe the features after each layer and the final norm, with the pooling of the encoder.
 
-    Images are sampled from train and test, as many of each class, and read here, once. The attribute `probes` has those
-    that they suffice for; `refused` has a line on each other one. pretrained: whether training begins with trained
-    weights. The options are those of `online_options.Probing`.
+    Images are sampled from train and test, balanced over the classes, and read once, when the evaluator is built.
+
+    Args:
+        options: Options of the probes of a run.
+        probes: Probes by name.
+        train: Labelled images for the training of the probes.
+        test: Held-out images.
+        transform: Transform of the evaluation.
+        pretrained: Whether training starts from pre-trained weights.
+
+    Attributes:
+        probes: Probes for which the images suffice.
+        refused: One line for each other probe, with the reason.
     """
 
     def __init__(
@@ -81,7 +91,7 @@ class Probing(Evaluator):
                 self.refused.append(f"{probe.title}: not measured by {len(self._train)} training images{more}: {error}")
 
     def _read(self, source: Source, transform: EvalTransform) -> Memory:
-        """The images as the encoder sees them, as bytes. Each process has them all."""
+        """Read transformed images as bytes. Each process holds all of them."""
         batches = list(evaluation_batches(source, transform, batch_size=self.options.batch_size))
         if not batches:
             raise UserError("none of the images for the probes can be read")
@@ -89,25 +99,24 @@ class Probing(Evaluator):
         return Memory(images, labels, source.classes)
 
     def _features(self, function: Extractor, device: torch.device | str) -> list[FeatureSets]:
-        """Of the training and of the test images, which are transformed already."""
+        """Extract the features of the training and of the test images, which are already transformed."""
         size, both = self.options.batch_size, (self._train, self._test)
         return [extract(function, source, _as_they_are, batch_size=size, device=device) for source in both]
 
     def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...], int | None]:
-        """The accuracy, and `choice` and `choice_images` of the result."""
-        # The fits and the neighbours are exact, in whatever numbers the encoder computes.
+        """Return the last column of the result, its `choice` and its `choice_images`."""
+        # Fits and neighbour searches run in full precision, independent of the precision of the encoder.
         with torch.autocast("cpu", enabled=False):
             result = probe(train, test, choose=True)
         return list(result.scores.values())[-1], result.choice or (), result.choice_images
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
-        """Of each probe the accuracy at the chosen layer, which that is, at every layer, the last one, and of pixels.
+        """Return for each probe the chosen layer, and the accuracy at it, at each layer and on pixels.
 
-        Where an image may have several classes, accuracies are mAPs, and chance is the mAP of a random order.
-        "…_choice" is what chose the layer, of the training images alone (see `Result.choice`), and "…_choice_error" the
-        standard error of such an accuracy.
-
-        NaN if features are not finite. Lines: each probe beside its baselines. Figures: `probes`, over the steps.
+        For multi-label images, accuracies are mAPs, and chance is the mAP of a random order. "…_choice" is the score
+        that chose the layer, computed from the training images only (see `Result.choice`), and "…_choice_error" its
+        standard error. Metrics are NaN if features are not finite. Lines compare each probe with its baselines. Figure:
+        `probes`, accuracies over the steps.
         """
         metrics = self._metrics(objective)
         if history is None:
@@ -120,9 +129,9 @@ class Probing(Evaluator):
         return Evaluation(metrics=metrics, lines=lines, figures={"probes": figure} if panels else {})
 
     def _panel(self, history: History, probe: Probe, start: float | None) -> Panel:
-        """Return a probe's accuracies over the steps, with binomial intervals, next to its baselines."""
+        """Plot the accuracies of a probe over the steps, with binomial intervals, next to its baselines."""
         best = curve(history, probe.name, "layer chosen without test images", scale=100)
-        if not self._several:  # the error of an mAP is not known
+        if not self._several:  # the standard error of an mAP is unknown
             errors = [_TWO_SIDED * standard_error(value / 100, len(self._test)) for value in best.y]
             best = replace(best, around=[100 * error for error in errors])
         last = curve(history, f"{probe.name}_last", "last layer", "train", 100, DASHED)
@@ -138,9 +147,9 @@ class Probing(Evaluator):
         encoder = objective.backbone()
         layers = features_options.Features(layer="all").readings(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
-        if encoder.pooling == "class_token":  # numbers of other features are not to be compared with these
+        if encoder.pooling == "class_token":  # not comparable with metrics of other features
             metrics["class_token"] = 1
-        if self._several:  # mAPs are not to be compared with accuracies
+        if self._several:  # mAPs are not comparable with accuracies
             metrics["multi_label"] = 1
         metrics |= {"chance": self._chance, **self._pixels}
         metrics |= {f"{probe.name}_chance": self._chance for probe in self.probes if probe.is_accuracy}
@@ -165,14 +174,14 @@ class Probing(Evaluator):
 
     @cached_property
     def _pixels(self) -> dict[str, float]:
-        """Of each probe the accuracy on raw pixels, which needs no model."""
+        """Return the accuracy of each probe on raw pixels, which does not depend on the model."""
         with torch.autocast("cpu", enabled=False):
             train, test = (sets["pixels"] for sets in self._features(Pixels(), "cpu"))
         return {f"{probe.name}_pixels": self._scored(probe, train, test)[0] for probe in self.probes}
 
 
 def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, float | None]:
-    """The metrics of step 0 if they are of the same images and features; else empty."""
+    """Return the metrics of step 0 if they are of the same images and features, or else an empty mapping."""
     same = {name: metrics[name] for name in _OF_IMAGES if name in metrics}
     return next((row for row in history if row["step"] == 0 and same.items() <= row.items()), {})
 
@@ -180,7 +189,14 @@ def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, flo
 def describe(
     metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None], words: str = RANDOM
 ) -> list[str]:
-    """Each probe beside its baselines; start: the metrics of step 0. words: which weights those were."""
+    """Return lines that compare each probe with its baselines.
+
+    Args:
+        metrics: Metrics of `Probing`.
+        probes: The probes.
+        start: Metrics of step 0.
+        words: Description of the initial weights.
+    """
     return [
         *(_line(probe, metrics, start.get(probe.name), words) for probe in probes),
         f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
@@ -189,7 +205,7 @@ def describe(
 
 
 def rises(history: History, probes: Sequence[Probe]) -> list[str]:
-    """Whether each probe still rises at the end, or since when it does not, as far as its evaluations can tell."""
+    """Return for each probe whether it still improves, or the step at which it plateaued (Mann-Kendall test)."""
     told = []
     for probe in probes:
         points = [(row["step"], value) for row in history if (value := row.get(probe.name)) is not None]
@@ -203,7 +219,7 @@ def rises(history: History, probes: Sequence[Probe]) -> list[str]:
 
 
 def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start_words: str) -> str:
-    """A probe's accuracies beside chance, that of the start and that of the pixels."""
+    """Return a line that compares a probe with chance, with the initial weights and with pixels."""
     name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
     value = metrics[name]
     if math.isnan(value):
@@ -230,7 +246,7 @@ def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start
 
 
 def _verdict(value: float, baseline: float, images: float) -> str:
-    """Two accuracies on as many images, taken for independent: on the same ones a difference has less error."""
+    """Compare two accuracies as if they were measured on independent images, which overestimates the error."""
     if value <= baseline:
         return "NO better"
     error = math.hypot(standard_error(value, images), standard_error(baseline, images))
@@ -238,6 +254,6 @@ def _verdict(value: float, baseline: float, images: float) -> str:
 
 
 def _as_they_are(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
-    """The transform of images in memory that are transformed already."""
+    """Return images in memory unchanged, since they are already transformed."""
     assert isinstance(images, Tensor)
     return images

@@ -1,4 +1,4 @@
-"""The options of the probes of a run."""
+"""Define the options of the probes of a run."""
 
 from typing import Annotated, Literal
 
@@ -6,18 +6,18 @@ from ssvit.config.declaration import Count, Expect, Options
 from ssvit.evaluation.features_options import AUTO
 
 Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]
-"""How often an evaluator evaluates."""
+"""Interval between two evaluations, in steps, or auto."""
 
 
 class Probing(Options):
-    """The options of all probes of a run."""
+    """Options of all probes of a run."""
 
     every: Every = AUTO
-    """Steps from one evaluation to the next; auto: as often as takes less than 5 % of the training time, in multiples
-    of recipe.evaluate_every (see `evaluation.base.interval`)."""
+    """Steps between two evaluations; auto: as often as takes less than 5 % of the training time, in multiples of
+    recipe.evaluate_every (see `evaluation.panels.base.interval`)."""
     train_images: Count = 2000
     """Labelled training images of the probes, balanced over the classes."""
     test_images: Count = 2000
-    """Held-out images on which the probes are measured."""
+    """Held-out images on which the probes are evaluated."""
     batch_size: Count = 128
-    """Images encoded at a time."""
+    """Batch size of the encoder."""

@@ -1,7 +1,8 @@
-"""Is it learning? Masked patch prediction on held-out images, compared with trivial baselines.
+"""Evaluate masked patch prediction on held-out images, compared with trivial baselines.
 
-The corruption is fixed, so all evaluations of a run can be compared. Three baselines: the entropy of the labels (the
-least loss of a model that ignores the image), the most frequent label, and copying the nearest uncorrupted patch.
+The corruption is fixed, so that all evaluations of a run are comparable. Three baselines: the entropy of the labels
+(the minimum loss of a model that ignores the image), the most frequent label, and a copy of the nearest uncorrupted
+patch.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from ssvit.models.block import gather
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED
 
-# By the score: the least loss of a constant prediction, and the constant guess that scores best.
+# For each score: the minimum loss of a constant prediction, and the constant prediction of the best score.
 _CONSTANTS = {
     "accuracy": ("entropy", "most frequent class"),
     "squared_error": ("variance", "mean patch"),
@@ -32,12 +33,12 @@ _LEGEND = {
 
 
 class Prediction(Reconstruction):
-    """The evaluation of a `MaskedPatch` model."""
+    """Evaluate a `MaskedPatch` model."""
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
-        """Loss and score over all corrupted patches and apart for masked, replaced and unchanged, and baselines.
+        """Return loss and score over all corrupted patches and for each corruption type, and those of the baselines.
 
-        Figures: `mosaic`, of some images, and `learning`.
+        Figures: `mosaic`, predictions for some images, and `learning`.
         """
         metrics = self._metrics(objective)
         if history is None:
@@ -96,7 +97,7 @@ class Prediction(Reconstruction):
 
 
 def _learning(history: History, score_name: str) -> Plot:
-    """Return loss and score over the steps, next to the baselines."""
+    """Plot loss and score over the steps, next to the baselines."""
     is_share = score_name == "accuracy"
     scale = 100 if is_share else 1
     ignorant, constant = _CONSTANTS.get(score_name, _CONSTANTS["squared_error"])
@@ -111,7 +112,7 @@ def _learning(history: History, score_name: str) -> Plot:
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Above or below each baseline, in words."""
+    """Return lines that compare loss and score with each baseline."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
     words, is_share = name.replace("_", " "), name == "accuracy"
     ignorant, constant_guess = _CONSTANTS.get(name, _CONSTANTS["squared_error"])

@@ -1,7 +1,7 @@
-"""The options of the evaluation of masked patch prediction."""
+"""Define the options of the evaluation of masked patch prediction."""
 
 from ssvit.evaluation.panels.reconstruction_options import Reconstruction
 
 
 class Prediction(Reconstruction):
-    """The evaluation of masked patch prediction."""
+    """Evaluate masked patch prediction."""

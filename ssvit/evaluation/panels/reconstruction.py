@@ -1,6 +1,6 @@
-"""The common part of evaluations of predicted patches: held-out images with fixed corruption, and baselines.
+"""Base class of evaluations of predicted patches, on held-out images with fixed corruption, and their baselines.
 
-Letters: b images, n patches, m corrupted patches an image.
+Shapes use b images, n patches, m corrupted patches of an image.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,18 @@ _SHOWN = 12  # images in a mosaic
 
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
-    """For each corrupted patch the nearest (Euclidean) one that is not: at (b, m) -> (b, m). ValueError without one."""
+    """Return the nearest uncorrupted patch of each corrupted one, by Euclidean distance on the grid.
+
+    Args:
+        at: Indices of the corrupted patches, (b, m).
+        grid: Rows and columns of patches.
+
+    Returns:
+        Indices of uncorrupted patches, (b, m).
+
+    Raises:
+        ValueError: If all patches are corrupted.
+    """
     n = grid[0] * grid[1]
     if at.shape[1] >= n:
         raise ValueError("every patch is corrupted, so there is none to copy")
@@ -27,13 +38,13 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     rows, columns = place // grid[1], place % grid[1]
     distance = (rows[:, None] - rows).square() + (columns[:, None] - columns).square()
     corrupted = torch.zeros(len(at), n, dtype=torch.bool, device=at.device).scatter(1, at, True)
-    # Distances of equals are told apart by the place itself, so that the answer is the same on every device.
+    # Ties are broken by the index of the patch, so that the result is the same on all devices.
     cost = distance[at] * n + place
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
 class Reconstruction(HeldOut):
-    """The evaluation of an objective that predicts patches, with the same random choices each time."""
+    """Evaluate an objective that predicts patches, with the same random choices in each evaluation."""
 
     def __init__(
         self, options: reconstruction_options.Reconstruction, *, source: Source, transform: EvalTransform
@@ -43,26 +54,38 @@ class Reconstruction(HeldOut):
 
     @property
     def shown(self) -> tuple[Tensor, Tensor]:
-        """Images and slots of a few of them, spread over all, since files come sorted by class."""
+        """Return images and slots for the mosaic, spread evenly over the batches because files are sorted by class."""
         images, slots = (torch.cat(parts) for parts in zip(*self.batches, strict=True))
         chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
         return images[chosen], slots[chosen]
 
     def sampled(self, objective: Objective, images: Tensor, slots: Tensor) -> tuple[Tensor, Any]:
-        """Images and the objective's random choices about them, on the model's device."""
+        """Return images and the random choices of the objective for them, on the device of the model."""
         device = objective.encoder.mean.device
         noise = objective.sample(slots, seed=self.seed)
         return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
 
 
 def beside(value: float, baseline: float, *, higher: bool = False) -> str:
-    """Return on which side of a baseline a value is, and whether that is better; higher: if higher values are."""
+    """Return text on which side of a baseline a value is, and whether that is better.
+
+    Args:
+        value: Value of the model.
+        baseline: Value of the baseline.
+        higher: Whether higher is better.
+    """
     better = value > baseline if higher else value < baseline
     return f"{'above' if value > baseline else 'below'}, {'better than' if better else 'NO better than'}"
 
 
 def describe_losses(metrics: Mapping[str, float], baselines: Mapping[str, str], digits: int) -> list[str]:
-    """Return the loss next to each baseline, metrics by their descriptions."""
+    """Return lines that compare the loss with each baseline.
+
+    Args:
+        metrics: Metrics, including "loss" and the baselines.
+        baselines: Descriptions of the baselines by metric.
+        digits: Number of decimals.
+    """
     loss = metrics["loss"]
     return [
         f"loss on masked patches {loss:.{digits}f}: {beside(loss, metrics[name])} {words}, {metrics[name]:.{digits}f}"
@@ -71,7 +94,7 @@ def describe_losses(metrics: Mapping[str, float], baselines: Mapping[str, str], 
 
 
 def conclude(passed: int, baselines: int) -> str:
-    """In words, by how many of the baselines are beaten."""
+    """Return a sentence on how many baselines the model beats."""
     if passed == baselines:
         return "the model has learned to use the context"
     return f"the model beats {passed} of {baselines} baselines: it has not learned to use the context yet"

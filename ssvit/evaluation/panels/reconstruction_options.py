@@ -1,11 +1,11 @@
-"""The options of the evaluation of predicted patches."""
+"""Define the options of the evaluation of predicted patches."""
 
 from ssvit.config.declaration import Whole
 from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
 class Reconstruction(HeldOut):
-    """The evaluation of an objective that predicts patches."""
+    """Evaluate an objective that predicts patches."""
 
     seed: Whole = 0
-    """Seed of the objective's random choices about the images."""
+    """Seed of the random choices of the objective, such as masks."""

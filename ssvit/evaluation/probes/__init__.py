@@ -1,1 +1,1 @@
-"""Probes of frozen features: one module for each."""
+"""Define the probes of frozen features, one module for each."""

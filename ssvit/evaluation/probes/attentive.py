@@ -1,10 +1,11 @@
-"""Attention pooling of frozen patches and a linear classifier: for knowledge that a mean over the patches dilutes.
+"""Attentive probe: attention pooling of frozen patch features, followed by a linear classifier.
 
-The head is that of CAPI (Darcet et al. 2025, eval_classification.py), without augmentation, since features are computed
-once: a learned query attends to the patches, heads are 64 wide, and there is no layer after the pooling but the
-classifier. I-JEPA's successors put a whole block in its place (Bardes et al. 2024).
+It measures information that mean pooling over the patches dilutes. The head is that of CAPI (Darcet et al. 2025,
+eval_classification.py): a learned query attends to the patches, heads are 64 wide, and the classifier is the only layer
+after the pooling. There is no augmentation, because features are computed once. The successors of I-JEPA use a full
+transformer block instead (Bardes et al. 2024).
 
-Letters: b images of a batch, n patches, d width, h heads, e width of a head, k classes, r classifiers of a grid.
+Shapes use b images of a batch, n patches, d width, h heads, e width of a head, k classes, r classifiers of the grid.
 """
 
 import math
@@ -33,7 +34,7 @@ _IMAGES = 256  # at a time, where nothing is trained
 
 
 class Attentive(attentive_options.Attentive, Linear):
-    """A pooling and a classifier for each learning rate and weight decay, trained by AdamW on the same batches."""
+    """Train an attention pooling and a classifier for each learning rate and weight decay, on the same batches."""
 
     name: ClassVar[str] = "attentive"
     features: ClassVar[str] = "patches"
@@ -41,10 +42,11 @@ class Attentive(attentive_options.Attentive, Linear):
 
     @property
     def most_images(self) -> tuple[int | None, int | None]:
+        """Return the maximum number of training and of test images."""
         return self.train_images, self.test_images
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""
+        """Return the accuracy on the training, validation and test images, one column for each."""
         trained, held_out = self.split(train, test)
         grid = list(product(map(float, self.learning_rates), map(float, self.weight_decays)))
         scaled = Scaled.of(train.values, trained, self.standardize)
@@ -59,7 +61,7 @@ class Attentive(attentive_options.Attentive, Linear):
             self._train(heads, grid, shown, steps)
 
         def scored(of: Features, rows: Tensor, which: Sequence[int]) -> LinearScores:
-            """The scores of some classifiers for the images at `rows`."""
+            """Score the classifiers `which` on the images at `rows`."""
             parts = (heads(scaled(of.values, part), which).movedim(0, 2) for part in rows.split(_IMAGES))
             return score(parts, of.known_labels.to(of.values.device)[rows])
 
@@ -77,7 +79,7 @@ class Attentive(attentive_options.Attentive, Linear):
     def _train(
         self, heads: "Heads", grid: Sequence[tuple[float, float]], shown: Iterator[tuple[Tensor, Tensor]], steps: int
     ) -> None:
-        """AdamW; each learning rate rises over a tenth of the steps and falls along half a cosine."""
+        """Train by AdamW with a linear warm-up over a tenth of the steps and a cosine decay to 0."""
         groups = []
         for place, (rate, decay) in enumerate(grid):
             for group, weight_decay in ((heads.weights, decay), (heads.biases, 0.0)):
@@ -87,7 +89,7 @@ class Attentive(attentive_options.Attentive, Linear):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share(step, steps))
         for x, y in shown:
             logits = heads(x, range(len(grid)))
-            # A sum, so that a classifier's gradient does not depend on how many others there are.
+            # Losses are summed over classifiers, so that the gradient of each does not depend on the size of the grid.
             loss = losses(logits, y).sum() / len(y)
             optimizer.zero_grad()
             loss.backward()
@@ -96,7 +98,16 @@ class Attentive(attentive_options.Attentive, Linear):
 
 
 def losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropies: logits (b, r, k), labels (b,) -> (b, r); of labels (b, k) bool binary, summed over classes."""
+    """Return the cross-entropy of each image and classifier.
+
+    Args:
+        logits: Logits, (b, r, k).
+        labels: Class numbers, (b,), or multi-label targets, (b, k) bool, for which the binary cross-entropy is summed
+            over the classes.
+
+    Returns:
+        Losses, (b, r).
+    """
     if is_multi_label(labels):
         truth = labels[:, None].expand_as(logits).to(logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(2)
@@ -104,7 +115,7 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def share(step: int, steps: int) -> float:
-    """Of the learning rate at a step."""
+    """Return the factor in [0, 1] by which the schedule multiplies the learning rate at a step."""
     warmup = max(1, round(_WARMUP * steps))
     if step < warmup:
         return (step + 1) / warmup
@@ -112,14 +123,20 @@ def share(step: int, steps: int) -> float:
 
 
 class Scaled(NamedTuple):
-    """Makes patches (d,) of deviation 1 about 0, by the mean and the deviation of those of the images trained on."""
+    """Standardise patches by the mean and standard deviation (d,) over the training patches."""
 
     mean: Tensor
     scale: Tensor
 
     @classmethod
     def of(cls, values: Tensor, trained: Tensor, standardize: bool) -> "Scaled":
-        """values (n, y, x, d), of which those at `trained` count; without `standardize` patches stay as they are."""
+        """Compute the statistics of the images at some rows.
+
+        Args:
+            values: Patch features, (n, y, x, d).
+            trained: Rows of the training images, whose patches are used.
+            standardize: If false, patches are left unchanged.
+        """
         zeros = torch.zeros(values.shape[-1], dtype=torch.float64, device=values.device)
         if not standardize:
             return cls(zeros.float(), zeros.float() + 1)
@@ -135,16 +152,16 @@ class Scaled(NamedTuple):
         return cls(mean.float(), torch.where(varies, 1 / deviation, 0).float())
 
     def __call__(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Of the images at some rows: (n, y, x, d) -> (b, y x, d) float32."""
+        """Return the standardised patches of the images at `rows`: (n, y, x, d) -> (b, y x, d) float32."""
         return (values[rows].flatten(1, 2).float() - self.mean) * self.scale
 
 
 class Heads(nn.Module):
-    """Classifiers of a grid, each with its pooling; computed together, since all read the same patches.
+    """Compute the classifiers of a grid together, each with its attention pooling.
 
-    Attention with a single query is linear in the patches but for its weights. So the query goes through the keys'
-    weights once, patches are averaged before the values' weights, and the keys' bias, the same for each patch, is left
-    out: the function is that of keys and values of each patch, at a fortieth of the cost.
+    With a single query, attention is linear in the patches except for its weights. The query is therefore projected by
+    the key weights once, patches are averaged before the value projection, and the key bias, which is constant over
+    patches, is omitted. The function equals attention with keys and values for each patch, at a fortieth of the cost.
     """
 
     def __init__(self, width: int, classes: int, *, count: int, generator: torch.Generator) -> None:
@@ -163,16 +180,16 @@ class Heads(nn.Module):
 
     @property
     def weights(self) -> tuple[nn.ParameterList, ...]:
-        """Of every classifier, those that weight decay is for."""
+        """Return the parameters of each classifier that are subject to weight decay."""
         return self.query, self.key, self.value, self.classifier
 
     @property
     def biases(self) -> tuple[nn.ParameterList, ...]:
-        """Of every classifier."""
+        """Return the biases of each classifier, which are not subject to weight decay."""
         return self.value_bias, self.bias
 
     def forward(self, patches: Tensor, which: Sequence[int]) -> Tensor:
-        """Patches (b, n, d) -> the logits of some of the classifiers, (b, r, k)."""
+        """Return the logits (b, r, k) of the classifiers `which` for patches (b, n, d)."""
         split = {"h": self.heads}
 
         def of(parameters: nn.ParameterList) -> Tensor:

@@ -1,6 +1,6 @@
-"""The interface of probes: a `Probe` measures frozen features, of any encoder or baseline.
+"""Define the interface of probes: a `Probe` evaluates frozen features of an encoder or of a baseline.
 
-Letters: h, w pixels, n training images, m test images.
+Shapes use h, w pixels, n training images, m test images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,18 @@ from ssvit.options import OptionError, UserError
 class Result:
     """The result of a probe on one feature set.
 
-    scores: by the name of a column, as "all labels", a share in [0, 1]; the last stands for the probe. deviations: of a
-    column, over samples, if several. choice: how good the features are by the training images alone, the more the
-    better, to choose a layer by; None if unknown. choice_images: of how many predictions the first number of `choice`
-    is the accuracy; None where it is none. numbers: all that was found, as plain data. predictions: the class of each
-    test image, (m,), or of each of its pixels, (m, h, w). per_image: of each test image measured on, (m,) float64,
-    what the last column is the mean of: 1 where it is right, 0 where not, or the mean of these over samples; None where
-    the last column is no such mean. The same images for other features.
+    Attributes:
+        scores: Metrics in [0, 1] by column name, such as "all labels". The last column is the headline metric.
+        deviations: Standard deviation over samples, by column name, for columns measured on several samples.
+        choice: Score computed from the training images only, by which a layer is chosen; higher is better, compared
+            lexicographically. None if not computed.
+        choice_images: Number of predictions of which the first number of `choice` is the accuracy; None if it is not an
+            accuracy.
+        numbers: All numbers of the probe, as plain data for JSON.
+        predictions: Predicted class of each test image, (m,), or of each pixel, (m, h, w).
+        per_image: Score of each measured test image, (m,) float64, whose mean is the last column: 1 for a correct
+            prediction and 0 for a wrong one, or the mean of these over samples. None if the last column is not such a
+            mean. The images are the same for each feature set.
     """
 
     scores: Mapping[str, float]
@@ -38,13 +43,20 @@ class Result:
 
 
 class Probe:
-    """A measure of frozen features, the same in training and afterwards.
+    """A measure of frozen features, used both during training and afterwards.
 
-    name: in metrics, different for other options; title: for people. chosen_by: what `Result.choice` is. is_accuracy:
-    whether the last column is an accuracy, which is compared with chance; of images that may have several classes it is
-    the mAP then. multi_label: whether it measures such images. features: "images", one vector each, or "patches", one
-    vector for each patch, not during training. truth: what they are measured against, "labels" or "masks". half:
-    whether features of patches are held in 16 bits. train_images, test_images: it reads at most so many; None: all.
+    Attributes:
+        name: Name in metrics, which depends on the options.
+        title: Name for display.
+        chosen_by: Description of `Result.choice`.
+        is_accuracy: Whether the last column is an accuracy, which is compared with chance. For multi-label images the
+            column is the mAP.
+        multi_label: Whether the probe supports multi-label classification.
+        features: "images" for one vector for each image, or "patches" for one vector for each patch, which is not
+            available during training.
+        truth: Ground truth of the probe, "labels" or "masks".
+        half: Whether patch features are stored in 16 bits.
+        most_images: Maximum number of training and of test images; None for all.
     """
 
     chosen_by: ClassVar[str] = "the training images"
@@ -56,36 +68,65 @@ class Probe:
 
     @property
     def most_images(self) -> tuple[int | None, int | None]:
-        """The most training and test images that it reads; None for all."""
+        """Return the maximum number of training and of test images, None for all."""
         return None, None
 
     @property
     def name(self) -> str:
+        """Return the name in metrics."""
         return "probe"
 
     @property
     def title(self) -> str:
+        """Return the name for display."""
         return title(self.name)
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError or UserError unless images with these labels, of n and m images as of a source, suffice."""
+        """Check that the probe can be computed from images with these labels.
+
+        Args:
+            train_labels: Labels of the training images, (n,) or (n, classes) bool.
+            test_labels: Labels of the test images, (m,) or (m, classes) bool.
+            classes: Class names.
+
+        Raises:
+            OptionError: If an option does not suit the number of images.
+            UserError: If the labels do not suffice.
+        """
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """The same in every process that calls it with the same features. No test label chooses anything.
+        """Evaluate the features. The result is the same in each process, and test labels are used for scoring only.
 
-        choose: whether `Result.choice` is needed, where that is extra work. UserError if it cannot be measured.
+        Args:
+            train: Features of the training images.
+            test: Features of the test images.
+            choose: Whether `Result.choice` is required, where it takes extra work.
+
+        Raises:
+            UserError: If the probe cannot be computed.
         """
         raise NotImplementedError
 
 
 def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[str]) -> None:
-    """OptionError or UserError unless images with these labels suffice for a probe, and are of a kind that it takes."""
+    """Check that a probe supports the kind of labels and can be computed from them.
+
+    Args:
+        probe: The probe.
+        train: Labels of the training images, (n,) or (n, classes) bool.
+        test: Labels of the test images, (m,) or (m, classes) bool.
+        classes: Class names.
+
+    Raises:
+        OptionError: If an option does not suit the number of images.
+        UserError: If the labels are multi-label and the probe is not, or if they do not suffice.
+    """
     if is_multi_label(train) and not probe.multi_label and probe.truth == "labels":
         raise UserError(f"{probe.title} takes images of one class each, and these may have several")
     probe.check_classes(train, test, classes)
 
 
 def check_others(k: int, images: int) -> None:
-    """OptionError unless each of so many training images has k others."""
+    """Raise OptionError unless k is below the number of training images."""
     if k >= images:
         raise OptionError("k", k, f"must be below {images}, the training images")

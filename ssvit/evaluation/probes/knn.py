@@ -1,6 +1,6 @@
-"""Accuracy of the vote of the nearest training images; nothing is fitted to the features.
+"""Weighted k-nearest-neighbour classification of frozen features.
 
-Letters: m test images, b of them at a time, k neighbours, c classes.
+Shapes use m test images, b of them at a time, k neighbours, c classes.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,15 @@ from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.standard import standardized
 from ssvit.options import OptionError
 
-_VOTES = 1 << 22  # votes held at a time
+_VOTES = 1 << 22  # maximum number of votes in memory
 _NEVER = 1 << 30  # the rank of a class without a vote
 
 
 class Knn(knn_options.Knn, Probe):
-    """The vote of the k nearest training images by cosine. One search, shared by processes, serves every k.
+    """Classify test images by the vote of the k nearest training images in cosine similarity.
 
-    The vote on the training images, of which none votes for itself, chooses among feature sets, by the best k.
+    One distributed search serves each k. Feature sets are chosen by the leave-one-out accuracy on the training images,
+    with the best k.
     """
 
     chosen_by: ClassVar[str] = "leave-one-out on the training images"
@@ -34,20 +35,20 @@ class Knn(knn_options.Knn, Probe):
 
     @property
     def name(self) -> str:
-        """knn20; with the protocol's name where it is not DINO's, and the index's where it is not exact."""
+        """Return the name, such as knn20, with the protocol if it is not DINO's and the index if it is not exact."""
         parts = [f"knn{self.k[-1]}", self.protocol * (self.protocol != "dino"), "standardized" * self.standardize]
         if not isinstance(self.index, Flat | None):
             parts.append(type(self.index).__name__.lower())
         return "_".join(filter(None, parts))
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError unless each training image has so many others."""
+        """Raise OptionError unless the largest k is below the number of training images."""
         check_others(self.k[-1], len(train_labels))
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """A column for each k: the share of test images whose class has most votes.
+        """Return one column for each k: the top-1 accuracy on the test images.
 
-        Where an image may have several classes: the mAP of the classes' shares among the neighbours, weighted as votes.
+        For multi-label images, the column is the mAP of the weighted class frequencies among the neighbours.
         """
         check(train, test, "a k-NN vote")
         numbers, per_image = self._measured(train, test)
@@ -66,7 +67,13 @@ class Knn(knn_options.Knn, Probe):
     def _measured(
         self, train: Features, test: Features, own: Tensor | None = None
     ) -> tuple[dict[str, dict[int, float]], Tensor | None]:
-        """Return top1 and top5, or mAP, by k, and `Result.per_image`; own: places of the test images in train."""
+        """Return the top-1 and top-5 accuracy, or the mAP, for each k, and `Result.per_image`.
+
+        Args:
+            train: Features of the images searched.
+            test: Features of the queries.
+            own: Index of each query in `train`, which is excluded from its neighbours; None if the sets are disjoint.
+        """
         queries, keys = standardized(test.values, train.values) if self.standardize else (test.values, train.values)
         kind = None if self.index is None else self.index.build()
         nearest = search_together(queries, keys, self.k[-1], own=own, kind=kind)
@@ -84,9 +91,18 @@ class Knn(knn_options.Knn, Probe):
 
 
 def class_shares(nearest: Neighbours, labels: Tensor, *, temperature: float | None, k: Sequence[int]) -> Tensor:
-    """The share of each class among the k nearest, weighted as votes, for each k: labels (n, c) bool -> (len(k), m, c).
+    """Return the weighted frequency of each class among the k nearest neighbours.
 
-    On the CPU, in float64 and then rounded to float32, so that equal shares stay equal, of which mAP makes no order.
+    It is computed on the CPU in float64 and rounded to float32, so that ties stay ties, which the mAP does not order.
+
+    Args:
+        nearest: Neighbours of m queries.
+        labels: Multi-label targets of the images searched, (n, c) bool.
+        temperature: Temperature of the weights exp(cosine / temperature); None for equal weights.
+        k: Numbers of neighbours.
+
+    Returns:
+        Frequencies in [0, 1], (len(k), m, c).
     """
     size = max(1, _VOTES // (labels.shape[1] * nearest.indices.shape[1]))
     parts = zip(nearest.similarities.split(size), nearest.indices.split(size), strict=True)
@@ -109,10 +125,21 @@ def vote(
     temperature: float | None,
     k: Sequence[int],
 ) -> Tensor:
-    """Return how many classes have more votes than that of each test image, for each k, rising: (len(k), m).
+    """Return the rank of the true class of each test image by votes, counted from 0.
 
-    Of classes with equal votes the one with the nearest image comes first. A class without a neighbour is never right,
-    so for k < 5 the five are fewer.
+    Ties are broken in favour of the class of the nearest image. A class without a vote never counts as correct, so that
+    for k < 5 top-5 accuracy considers fewer than five classes.
+
+    Args:
+        nearest: Neighbours of m test images.
+        train_labels: Class numbers of the training images, (n,).
+        test_labels: Class numbers of the test images, (m,).
+        classes: Number of classes.
+        temperature: Temperature of the weights exp(cosine / temperature); None for equal weights.
+        k: Numbers of neighbours, ascending.
+
+    Returns:
+        Number of classes ranked above the true one, (len(k), m).
     """
     size = max(1, _VOTES // max(classes, nearest.indices.shape[1]))
     columns = (nearest.similarities, train_labels[nearest.indices], test_labels)
@@ -122,8 +149,8 @@ def vote(
 
 
 def _weights(similarities: Tensor, temperature: float | None) -> Tensor:
-    """Of the neighbours' votes, (b, k) float64."""
-    # As the nearest has the weight 1, none is too large for float64; a common factor changes no order.
+    """Return the weights of the neighbours' votes, (b, k) float64."""
+    # Weights relative to that of the nearest neighbour cannot overflow; a common factor does not change the ranking.
     below = similarities.double() - similarities[:, :1].double()
     return torch.ones_like(below) if temperature is None else (below / temperature).exp()
 
@@ -131,7 +158,7 @@ def _weights(similarities: Tensor, temperature: float | None) -> Tensor:
 def _ranks(
     similarities: Tensor, voters: Tensor, truth: Tensor, classes: int, temperature: float | None, ks: Sequence[int]
 ) -> Tensor:
-    """How many classes come before the true one, for each k: (b, k) twice and (b,) -> (len(ks), b)."""
+    """Return the number of classes ranked above the true one for each k: (b, k) twice and (b,) -> (len(ks), b)."""
     b, most = voters.shape
     weights = _weights(similarities, temperature)
     place = torch.arange(most).expand(b, most)

@@ -1,4 +1,4 @@
-"""The options of the k-NN probe."""
+"""Define the options of the k-NN probe."""
 
 from typing import Annotated
 
@@ -8,26 +8,26 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Counts, OneOf, Options, Part
 
 KNN_TEMPERATURES: dict[str, float | None] = {
-    # Wu et al. 2018, section 3.4; the temperature is their code's for CIFAR (0.07 for ImageNet), and lightly's.
+    # Wu et al. 2018, section 3.4. The temperature is that of their code for CIFAR (0.07 for ImageNet) and of lightly.
     "instance_discrimination": 0.1,
-    # facebookresearch/dino, eval_knn.py. DINOv2 divides the weights by their sum, which changes no order of classes.
+    # facebookresearch/dino, eval_knn.py. DINOv2 normalises the weights, which does not change the ranking of classes.
     "dino": 0.07,
     # vturrisi/solo-learn, solo/utils/knn.py.
     "solo_learn": 0.07,
     "uniform": None,
 }
-"""By protocol: a neighbour's vote weighs exp(cosine / temperature), or 1 without a temperature."""
+"""Temperature of each protocol: a neighbour's vote has the weight exp(cosine / temperature), or 1 for None."""
 
 
 @choice("probe", "knn")
 class Knn(Options):
-    """The vote of the nearest training images by cosine."""
+    """Classify by the vote of the nearest training images in cosine similarity."""
 
     protocol: Annotated[str, OneOf(KNN_TEMPERATURES)] = "dino"
-    """The protocol of the vote."""
+    """Protocol, which sets the weights of the votes."""
     k: Counts = Field(20, validate_default=True)
-    """Number of neighbours that vote, or a list of numbers."""
+    """Number of neighbours, or a list of numbers."""
     standardize: bool = False
-    """Give every feature mean 0 and deviation 1 over the training images, so that none outweighs the others."""
+    """Scale each feature to mean 0 and standard deviation 1 over the training images."""
     index: Part = None
-    """Index of faiss that finds the neighbours: flat is exact, ivf and hnsw are approximate; null: flat."""
+    """faiss index of the neighbour search: flat is exact, ivf and hnsw are approximate. None: flat."""

@@ -1,10 +1,10 @@
-"""The common part of the linear probes: the held-out images, the scaling of features, and the scores of a layer.
+"""Shared parts of the linear probes: the validation split, the scaling of features, and the scores of a layer.
 
-Both choose on a held-out part of the training images; the test images are for the chosen layer alone. A layer is
-(k, d + 1), its last column the bias, for which rows of features end in a 1. All is computed on the features' device and
-in their precision.
+Hyper-parameters are chosen on a held-out part of the training images; the test images are used for the chosen layer
+only. A layer is (k, d + 1), where the last column is the bias and rows of features end in a 1. All computations run on
+the device and in the precision of the features.
 
-Letters: n images, d width, k classes, r layers.
+Shapes use n images, d width, k classes, r layers.
 """
 
 import math
@@ -23,19 +23,29 @@ from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
-CHUNK = 1024  # rows at a time, few enough that what comes of them stays in a processor's cache
+CHUNK = 1024  # rows of a chunk, small enough for the intermediate results to stay in the CPU cache
 
 
 class Linear(linear_options.Linear, Probe):
-    """A linear layer, chosen by its accuracy on the held-out images, as feature sets are; of equals, by its loss."""
+    """A linear layer and a feature set chosen by validation accuracy; ties are broken by the validation loss."""
 
-    chosen_by: ClassVar[str] = "validation accuracy"  # or mAP, where an image may have several classes
+    chosen_by: ClassVar[str] = "validation accuracy"  # mAP for multi-label images
     multi_label: ClassVar[bool] = True
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError or UserError if no image can be held out, or a class is tested that is not trained.
+        """Check that a validation split exists and that each tested class has training images.
 
-        A class that an image may have beside others counts, trained or not: its average precision is that of no order.
+        The second check does not apply to multi-label images: the average precision of an untrained class is that of a
+        random order.
+
+        Args:
+            train_labels: Labels of the training images, (n,) or (n, k) bool.
+            test_labels: Labels of the test images, (m,) or (m, k) bool.
+            classes: Class names.
+
+        Raises:
+            OptionError: If no image can be held out.
+            UserError: If a class has test images and no training image.
         """
         if is_multi_label(train_labels):
             hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
@@ -47,17 +57,33 @@ class Linear(linear_options.Linear, Probe):
         hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
 
     def split(self, train: Features, test: Features) -> tuple[Tensor, Tensor]:
-        """The places of the images to train on and of those held out. UserError unless features and labels suffice."""
+        """Return the indices of the training and of the validation images.
+
+        Raises:
+            OptionError: If no image can be held out.
+            UserError: If features or labels do not suffice.
+        """
         check(train, test, "a linear probe")
         self.check_classes(train.known_labels, test.known_labels, train.classes)
         return hold_out_by_class(train.known_labels, fraction=self.held_out, seed=self.seed)
 
 
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Split the images into (train, held out), each class alike: labels (n,) -> places of both, ascending.
+    """Split images into training and validation images, stratified by class.
 
-    Of each class the fraction is rounded, but at least one image is trained on and, of several, one held out. Where an
-    image may have several classes, (n, k), they count as one. OptionError if nothing can be held out.
+    The number of validation images of each class is rounded. At least one image of each class is used for training and,
+    for classes of several images, at least one for validation.
+
+    Args:
+        labels: Class numbers, (n,), or multi-label targets, (n, k) bool, whose images are split without stratification.
+        fraction: Fraction of each class to hold out, in (0, 0.9].
+        seed: Seed of the split.
+
+    Returns:
+        Indices of the training and of the validation images, ascending.
+
+    Raises:
+        OptionError: If no class has two images.
     """
     labels = labels.cpu()
     if is_multi_label(labels):
@@ -75,12 +101,12 @@ def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Te
 
 
 def is_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether the highest logit is the label's, and all are finite: logits (r, k, b), labels (b,) -> (r, b)."""
+    """Return whether predictions are correct and all logits finite: logits (r, k, b), labels (b,) -> (r, b)."""
     return (logits.argmax(1) == labels) & logits.isfinite().all(1)
 
 
 class LinearScores(NamedTuple):
-    """The accuracy, or mAP, and the mean loss of each layer, and which images it predicts correctly: (r, n) or None."""
+    """Accuracy or mAP and mean loss of each layer, and the correct predictions (r, n), None for multi-label images."""
 
     accuracies: list[float]
     losses: list[float]
@@ -88,21 +114,25 @@ class LinearScores(NamedTuple):
 
     @property
     def per_image(self) -> Tensor | None:
-        """Those of the first layer as `Result.per_image` has them."""
+        """Return the scores of the first layer in the format of `Result.per_image`."""
         return None if self.correct is None else self.correct[0].double().cpu()
 
 
 def logits_of(layers: Tensor, rows: Tensor) -> Iterator[Tensor]:
-    """Yield the logits (r, k, b) of layers (r, k, d + 1) for consecutive parts of rows (n, d + 1)."""
+    """Yield the logits (r, k, b) of layers (r, k, d + 1) for consecutive chunks of rows (n, d + 1)."""
     for x in rows.split(CHUNK):
         yield (layers.flatten(0, 1) @ x.T).unflatten(0, layers.shape[:2])
 
 
 def score(logits: Iterable[Tensor], labels: Tensor) -> LinearScores:
-    """Score logits (r, k, b) of consecutive parts of images with labels (n,).
+    """Return accuracy and mean cross-entropy of each layer.
 
-    A prediction that is not finite is wrong, and the loss of a layer that gives one is infinite. With labels (n, k)
-    bool: the mAP, and the binary cross-entropy summed over the classes.
+    A prediction with a non-finite logit counts as wrong and makes the loss of its layer infinite.
+
+    Args:
+        logits: Logits (r, k, b) of consecutive chunks of the images.
+        labels: Class numbers, (n,), or multi-label targets, (n, k) bool, for which the scores are the mAP and the
+            binary cross-entropy summed over the classes.
     """
     if is_multi_label(labels):
         pairs = [score_several(of_layer.T, labels) for of_layer in torch.cat(list(logits), 2)]
@@ -121,7 +151,7 @@ def score(logits: Iterable[Tensor], labels: Tensor) -> LinearScores:
 
 
 def score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """mAP and loss of logits (n, k) for labels (n, k) bool, as `score`; 0 for an mAP of no class."""
+    """Return mAP and loss of logits (n, k) for multi-label targets (n, k) bool; the mAP is 0 if no class has images."""
     loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum") / len(logits)
     finite = torch.where(logits.isfinite().all(1, keepdim=True), logits, -math.inf)
     precision = mean_average_precision(finite, labels)
@@ -129,7 +159,7 @@ def score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
 
 
 def best(scores: LinearScores) -> int:
-    """Return the place of the highest accuracy; of equals, of the least loss; of these, the first."""
+    """Return the index of the layer of highest accuracy; ties are broken by lower loss, then lower index."""
     pairs = list(zip(scores.accuracies, scores.losses, strict=True))
     return max(range(len(pairs)), key=lambda place: (pairs[place][0], -pairs[place][1]))
 
@@ -143,7 +173,17 @@ def result(
     numbers: Mapping[str, object],
     predictions: Tensor | None = None,
 ) -> Result:
-    """Return the result of the layer that was chosen among the validated ones, on which others are measured alone."""
+    """Return the result of the chosen layer.
+
+    Args:
+        on_train: Scores of the chosen layer on the training images.
+        validated: Scores of all layers on the validation images.
+        on_test: Scores of the chosen layer on the test images.
+        chosen: Index of the chosen layer.
+        held_out: Indices of the validation images.
+        numbers: Further numbers for `Result.numbers`.
+        predictions: Predicted class of each test image, (m,); None if not reported.
+    """
     accuracies = (on_train.accuracies[0], validated.accuracies[chosen], on_test.accuracies[0])
     scores = dict(zip(("train", "validation", "test"), accuracies, strict=True))
     return Result(

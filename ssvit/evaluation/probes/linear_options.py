@@ -1,4 +1,4 @@
-"""The options that linear probes share."""
+"""Define the options that the linear probes share."""
 
 from typing import Annotated
 
@@ -8,12 +8,12 @@ from ssvit.config.declaration import Options, Whole
 
 
 class Linear(Options):
-    """The options that linear probes share."""
+    """Options that the linear probes share."""
 
     held_out: Annotated[float, Gt(0), Le(0.9)] = 0.1
-    """The fraction of each class that is held out from training to choose options."""
+    """Fraction of each class that is held out as validation images to choose hyper-parameters."""
     standardize: bool = True
-    """Whether each feature is scaled to mean 0 and standard deviation 1 over the training images, so that one grid of
-    options suits features of any scale."""
+    """Scale each feature to mean 0 and standard deviation 1 over the training images, so that one grid of
+    hyper-parameters suits features of any scale."""
     seed: Whole = 0
-    """Seed of the held-out images and of the order of batches."""
+    """Seed of the validation split and of the order of batches."""

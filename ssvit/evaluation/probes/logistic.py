@@ -1,6 +1,6 @@
-"""A linear layer on frozen features as the exact optimum of a penalised logistic regression.
+"""Penalised logistic regression on frozen features, solved to convergence.
 
-Letters: n images, d width, k classes.
+Shapes use n images, d width, k classes.
 """
 
 from functools import partial
@@ -22,17 +22,19 @@ _CHANGE = 1e-10  # or where the loss falls by less in one iteration
 
 
 class Logistic(logistic_options.Logistic, Linear):
-    """Multinomial logistic regression by L-BFGS on all images at once: mean cross-entropy + l2 / 2 |weights|^2.
+    """Fit multinomial logistic regression by full-batch L-BFGS: mean cross-entropy + l2 / 2 |weights|^2.
 
-    Each fit starts from that of the next stronger penalty, and the chosen one is fitted again to all training images.
+    Each fit starts from that of the next larger penalty. The chosen penalty is refitted on all training images.
     """
 
     name: ClassVar[str] = "logistic"
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for the accuracy on the training and test images, by the fit to all training images, and between them
-        for that on held-out training images, by the fit without them.
+        """Return the training, validation and test accuracy, one column for each.
+
+        Training and test accuracy are those of the fit to all training images, validation accuracy that of the fit
+        without the validation images.
         """
         trained, held_out = self.split(train, test)
         values, y = train.values, train.known_labels.to(train.values.device)
@@ -62,14 +64,14 @@ class Logistic(logistic_options.Logistic, Linear):
 
 
 class LogisticFit(NamedTuple):
-    """A layer (k, d + 1), and whether it is the optimum, reached before the iterations ran out."""
+    """A layer (k, d + 1), and whether L-BFGS converged within the iteration limit."""
 
     layer: Tensor
     converged: bool
 
 
 def moment(rows: Tensor) -> Tensor:
-    """The mean of x x' over rows (n, d + 1): (d + 1, d + 1) float64."""
+    """Return the mean of x x' over rows (n, d + 1): (d + 1, d + 1) float64."""
     gram = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
     for x in rows.split(CHUNK):
         x = x.double()
@@ -87,18 +89,26 @@ def fit(
     start: Tensor | None = None,
     iterations: int = 500,
 ) -> LogisticFit:
-    """The layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not among the weights.
+    """Fit a layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not penalised.
 
-    rows (n, d + 1), labels (n,), or the shares (n, k) of the classes in each row; start: a layer near the optimum. With
-    labels (n, k) bool, of rows of several classes or none, the cross-entropy is binary and summed over the classes.
+    L-BFGS runs in preconditioned variables, in which the Hessian is close to the identity: the correlated features of
+    an encoder would otherwise need thousands of iterations instead of tens. The moment is used for preconditioning
+    only, so an approximation suffices.
 
-    L-BFGS works in variables in which the curvature is about the identity, since an encoder's correlated features would
-    need thousands of iterations in place of tens. The moment only changes variables, so it may be an approximation.
+    Args:
+        rows: Features ending in a 1, (n, d + 1).
+        labels: Class numbers, (n,), soft labels, (n, k) float, or multi-label targets, (n, k) bool, for which the
+            binary cross-entropy is summed over the classes.
+        moment: Second moment of the rows, see `moment`.
+        classes: Number of classes, k.
+        l2: Penalty.
+        start: Initial layer, (k, d + 1); None for zeros.
+        iterations: Maximum number of iterations.
     """
     start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
-    # The second derivative by one class's weights is the mean of p (1 - p) x x'; this is the product of the means.
+    # The Hessian of one class's weights is the mean of p (1 - p) x x', approximated here by the product of the means.
     curvature = moment * _variance(start, rows, labels.dtype == torch.bool)
-    # The first sum keeps it positive definite in float64 where the features are large and the penalty is small.
+    # The first term keeps the matrix positive definite in float64 for large features and a small penalty.
     curvature.diagonal().add_(1e-12 * curvature.trace())
     curvature.diagonal()[:-1].add_(l2)
     root = torch.linalg.cholesky(curvature)
@@ -127,7 +137,10 @@ def fit(
 
 
 def _variance(layer: Tensor, rows: Tensor, binary: bool) -> float:
-    """The mean of p (1 - p) over rows and classes, at least 1 % of that of equal p: a wrongly sure start shall move."""
+    """Return the mean of p (1 - p) over rows and classes, at least 1 % of its value for uniform p.
+
+    The lower bound keeps a confident but wrong initial layer from stalling.
+    """
     k = len(layer)
     if binary:
         shares = ((layer @ x.T).sigmoid() for x in rows.split(CHUNK))
@@ -137,7 +150,7 @@ def _variance(layer: Tensor, rows: Tensor, binary: bool) -> float:
 
 
 def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[float, Tensor]:
-    """What is minimised, and its gradient (k, d + 1)."""
+    """Return the objective and its gradient (k, d + 1)."""
     gradient = torch.zeros_like(layer)
     loss = layer.new_zeros((), dtype=torch.float64)
     for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):

@@ -1,4 +1,4 @@
-"""The options of logistic regression."""
+"""Define the options of logistic regression."""
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Different
@@ -7,9 +7,9 @@ from ssvit.evaluation.probes.linear_options import Linear
 
 @choice("probe", "logistic")
 class Logistic(Linear):
-    """Multinomial logistic regression by L-BFGS on all images at once."""
+    """Fit multinomial logistic regression by full-batch L-BFGS."""
 
     l2s: Different = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-    """The penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias is not penalised."""
+    """L2 penalties to choose from (scikit-learn's C is 1 / (n l2)); the bias is not penalised."""
     iterations: Count = 500
-    """The most iterations of a fit."""
+    """Maximum number of iterations of a fit."""

@@ -1,6 +1,7 @@
-"""Are the images nearest to an image of its class? Recall, precision and mean average precision against labels.
+"""Image retrieval by nearest neighbours: recall, precision and mean average precision against labels.
 
-Letters: m queries, n images searched, d width, k neighbours, r images searched that are of a query's class.
+Shapes use m queries, n images searched, d width, k neighbours, r relevant images (images searched of the query's
+class).
 """
 
 import math
@@ -20,16 +21,15 @@ from ssvit.evaluation.probes.standard import standardized
 from ssvit.options import OptionError, UserError, whole
 from ssvit.randomness import permutation
 
-_NONE = -1  # the label of no class, the place of no image
-_BLOCK = 1 << 25  # similarities held at a time
+_NONE = -1  # label of an image without a class; index of a missing neighbour
+_BLOCK = 1 << 25  # maximum number of similarities in memory
 
 
 class Retrieval(retrieval_options.Retrieval, Probe):
-    """Whether the training images most like a test image are of its class, over the whole ranking too.
+    """Rank the training images by cosine similarity to a test image and score the ranking.
 
-    Where an image may have several classes, those are right that share one of them with it.
-
-    As many training images as queries, searched among the others, choose among feature sets.
+    A training image is relevant if it has the class of the query or, for multi-label images, shares a class with it.
+    Feature sets are chosen by the leave-one-out mAP of as many training images as queries.
     """
 
     chosen_by: ClassVar[str] = "the mAP of training images, each left out"
@@ -38,15 +38,15 @@ class Retrieval(retrieval_options.Retrieval, Probe):
 
     @property
     def name(self) -> str:
-        """retrieval, or retrieval_standardized."""
+        """Return the name, retrieval or retrieval_standardized."""
         return "retrieval" + "_standardized" * self.standardize
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError unless each training image has so many others."""
+        """Raise OptionError unless the largest k is below the number of training images."""
         check_others(self.k[-1], len(train_labels))
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for recall@k and precision@k of each k, and for the mAP."""
+        """Return recall@k and precision@k for each k, and the mAP, one column for each."""
         check(train, test, "retrieval")
         measures, per_image = self._measures(train, test, leave_one_out=False)
         left_out = self._measures(train, train, leave_one_out=True)[0] if choose else None
@@ -80,15 +80,25 @@ def measure(
     own: Tensor | None = None,
     ks: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
-    """Neighbours against labels, query_labels (m,) and labels (n,): means over the queries, 0 to 1, for each k of `ks`.
+    """Return recall@k, precision@k and map@k of neighbours, averaged over the queries.
 
-    With labels (m, k) and (n, k) bool, an image is of the query's class that shares a class with it.
+    recall@k is 1 if one of the first k neighbours is relevant. precision@k is the fraction of relevant images among
+    them. map@k is the mean of AP@k = sum over i <= k of precision@i [the i-th is relevant] / min(k, r). Queries without
+    a class (-1) or without a relevant image are excluded.
 
-    recall@k: there is an image of the query's class among the first k. precision@k: their share of the first k.
-    map@k: the mean of AP@k = sum over i <= k of precision@i [the i-th is right] / min(k, r).
+    Args:
+        neighbours: Neighbours of m queries.
+        query_labels: Labels of the queries, (m,), or multi-label targets, (m, classes) bool.
+        labels: Labels of the images searched, (n,), or multi-label targets, (n, classes) bool.
+        own: Index of each query among the images searched, -1 if it is not among them; None if none is.
+        ks: Numbers of neighbours.
 
-    Queries without a class (-1), or with r = 0, are left out; "queries" counts the others. OptionError if a k is more
-    than was searched for, UserError if no query is left.
+    Returns:
+        The metrics in [0, 1] by name, and "queries", the number of queries measured.
+
+    Raises:
+        OptionError: If a k exceeds the number of neighbours searched for.
+        UserError: If no query can be measured.
     """
     width = neighbours.indices.shape[1]
     for k in ks:
@@ -111,9 +121,17 @@ def measure(
 def average_precisions(
     queries: Tensor, query_labels: Tensor, vectors: Tensor, labels: Tensor, *, own: Tensor | None = None
 ) -> Tensor:
-    """AP over the whole ranking of each query that `measure` counts: the sum over i of precision@i [i-th right] / r.
+    """Return the average precision over the full ranking for each query that `measure` counts.
 
-    It sorts all vectors (n, d) for each query (m, d): for 10,000 queries of 50,000 images that is minutes.
+    It is the sum over i of precision@i [the i-th is relevant] / r. All vectors are sorted for each query, which takes
+    minutes for 10,000 queries and 50,000 images.
+
+    Args:
+        queries: Query vectors of length 1, (m, d).
+        query_labels: Labels of the queries, see `measure`.
+        vectors: Vectors of length 1 of the images searched, (n, d).
+        labels: Labels of the images searched.
+        own: Index of each query among the images searched, -1 if it is not among them; None if none is.
     """
     answerable, total = _answerable(query_labels, labels, own)
     own = torch.full((len(queries),), _NONE) if own is None else own
@@ -130,7 +148,7 @@ def average_precisions(
 
 
 def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which queries have images of their class, (m,) bool, and r of each, (m,) int64. UserError if none has."""
+    """Return which queries have relevant images, (m,) bool, and their number r, (m,) int64; UserError if none has."""
     if is_multi_label(labels):
         total = torch.cat([part.sum(1) for part in _shared(query_labels, labels)])
         if own is not None:
@@ -151,19 +169,19 @@ def _checked(answerable: Tensor) -> Tensor:
 
 
 def _shared(query_labels: Tensor, labels: Tensor) -> Iterator[Tensor]:
-    """Whether a query and an image searched share a class: (m, k), (n, k) -> parts of (m, n) bool."""
+    """Yield chunks of the (m, n) bool matrix of queries and images that share a class, from (m, k) and (n, k)."""
     searched = labels.float().T
     for part in query_labels.split(_rows(labels)):
         yield part.float() @ searched > 0
 
 
 def _rows(labels: Tensor) -> int:
-    """Queries at a time, of so many images searched."""
+    """Return the number of queries of a chunk."""
     return max(1, _BLOCK // len(labels))
 
 
 def _hits(indices: Tensor, query_labels: Tensor, labels: Tensor) -> Tensor:
-    """Whether a neighbour, of which -1 is none, is of the query's class: (m, k) bool."""
+    """Return whether each neighbour is relevant, (m, k) bool; the index -1 is a missing neighbour."""
     if is_multi_label(labels):
         parts = zip(_shared(query_labels, labels), indices.split(_rows(labels)), strict=True)
         return torch.cat([shared.gather(1, own.clamp(min=0)) & (own >= 0) for shared, own in parts])

@@ -1,4 +1,4 @@
-"""The options of the retrieval probe."""
+"""Define the options of the retrieval probe."""
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Counts, Options
@@ -6,11 +6,12 @@ from ssvit.config.declaration import Count, Counts, Options
 
 @choice("probe", "retrieval")
 class Retrieval(Options):
-    """Whether the training images nearest to a test image are of its class."""
+    """Score the ranking of training images by similarity to each test image."""
 
     k: Counts = (1, 5, 10)
     """Number of neighbours, or a list of numbers."""
     queries: Count | None = 1000
-    """The most test images, always the same ones, since each sorts all training images; None: all."""
+    """Maximum number of test images used as queries, a fixed sample, since each query sorts all training images. None:
+    all."""
     standardize: bool = False
-    """Whether each feature is scaled to mean 0 and standard deviation 1 over the training images."""
+    """Scale each feature to mean 0 and standard deviation 1 over the training images."""

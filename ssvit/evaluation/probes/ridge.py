@@ -1,9 +1,10 @@
-"""Ridge regression on frozen features: targets in {-1, 1}^k, solved exactly, for every penalty at once.
+"""Ridge regression on frozen features with targets in {-1, 1}^k, solved in closed form for all penalties together.
 
-Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features, in float64, is decomposed once; each L2 penalty
-then costs one small product. So do its exact leave-one-out predictions, which choose the penalty without a test label.
+The probe is that of Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features is decomposed once, in
+float64; each L2 penalty, and its exact leave-one-out predictions, then cost one small product. The penalty is chosen by
+the leave-one-out predictions.
 
-Letters: n training images, m test images, b rows, d width, r the smaller of n and d, k classes, p penalties.
+Shapes use n training images, m test images, b rows, d width, r = min(n, d), k classes, p penalties.
 """
 
 import statistics
@@ -24,18 +25,23 @@ from ssvit.evaluation.titles import labels
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
 
-_CHUNK = 256  # rows of which the predictions of all penalties are held at a time
-_BLOCK = 96  # rows of the Gram matrix at a time: what is below its diagonal is left out
+_CHUNK = 256  # rows of a chunk of leave-one-out predictions, for all penalties
+_BLOCK = 96  # rows of a block of the Gram matrix, of which only the upper triangle is computed
 _LEAST_DEVIATION = 1e-5
-_BIAS = 100.0  # large, so that the penalty hardly touches the intercept
+_BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
 
 
 @dataclass(frozen=True)
 class RidgeFit:
-    """One regression: its seed (None for all images), how many images, the penalty, the accuracy on the test images.
+    """A fitted ridge regression.
 
-    left_out: how many of its images are right in leave-one-out; error: the squared error of these predictions. Where an
-    image may have several classes, accuracy and left_out are mAPs.
+    Attributes:
+        seed: Seed of the sample of images; None if all images are used.
+        images: Number of training images.
+        l2: Chosen penalty.
+        accuracy: Accuracy on the test images; mAP for multi-label images.
+        left_out: Number of correct leave-one-out predictions; their mAP for multi-label images.
+        error: Squared error of the leave-one-out predictions.
     """
 
     seed: int | None
@@ -48,9 +54,14 @@ class RidgeFit:
 
 @dataclass(frozen=True)
 class ShotsScore:
-    """The fits of as many shots: mean accuracy, and the sample standard deviation over seeds (None for one fit).
+    """The fits of one number of shots.
 
-    per_image: as of `Result`.
+    Attributes:
+        shots: Training images of each class, or "all".
+        mean: Mean accuracy over the fits.
+        deviation: Sample standard deviation over seeds; None for a single fit.
+        fits: The fits, one for each seed.
+        per_image: Score of each test image, see `Result.per_image`.
     """
 
     shots: int | str
@@ -61,18 +72,18 @@ class ShotsScore:
 
 
 class FewShot(ridge_options.FewShot, Probe):
-    """Ridge regression on a few images of each class, sampled anew for each seed: fewer shots are a part of more."""
+    """Fit ridge regression to a few images of each class, sampled for each seed; samples are nested over the shots."""
 
     chosen_by: ClassVar[str] = "leave-one-out on the most shots"
     multi_label: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
-        """few_shot5; with the protocol's name where it is not the paper's."""
+        """Return the name, such as few_shot5, with the protocol if it is not the paper's."""
         return f"few_shot{self.shots[-1]}" + (f"_{self.protocol}" if self.protocol != "paper" else "")
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """OptionError unless every class has as many training images as the shots, and one at least."""
+        """Raise OptionError unless each class has at least as many training images as shots, and at least one."""
         several = is_multi_label(train_labels)
         images = train_labels.sum(0) if several else torch.bincount(train_labels, minlength=len(classes))
         fewest = int(images.argmin())
@@ -83,7 +94,7 @@ class FewShot(ridge_options.FewShot, Probe):
                 raise OptionError("shots", count, f"{has}, and at least {needed} are needed")
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """A column for each of the shots."""
+        """Return one column for each number of shots."""
         scores = self.fit(train, test)
         most = max(scores, key=lambda score: score.fits[0].images)
         several = is_multi_label(train.known_labels)
@@ -98,7 +109,12 @@ class FewShot(ridge_options.FewShot, Probe):
         )
 
     def fit(self, train: Features, test: Features) -> list[ShotsScore]:
-        """The score of each of the shots. UserError if features or labels do not suffice."""
+        """Return the score of each number of shots.
+
+        Raises:
+            OptionError: If a class has too few training images.
+            UserError: If features or labels do not suffice.
+        """
         check(train, test, "few-shot accuracy")
         self.check_classes(train.known_labels, test.known_labels, train.classes)
         values, classes, several = train.values, len(train.classes), is_multi_label(train.known_labels)
@@ -118,7 +134,7 @@ class FewShot(ridge_options.FewShot, Probe):
         for count in self.shots:
             if isinstance(count, int):
                 supports = [torch.cat([places[:count] for places in of_class]) for of_class in samples]
-                if several:  # an image counts for each of its classes
+                if several:  # an image may be sampled for several of its classes
                     supports = [support.unique() for support in supports]
                 found = [fit(seed, values[support], labels[support]) for seed, support in enumerate(supports)]
             else:  # all
@@ -132,7 +148,13 @@ class FewShot(ridge_options.FewShot, Probe):
 
 
 def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
-    """All images of each class, as places in the training set, in a random order: the first so many are the shots."""
+    """Return the shuffled training indices of each class, whose first elements are the few-shot sample.
+
+    Args:
+        labels: Class numbers, (n,), or multi-label targets, (n, k) bool.
+        classes: Number of classes.
+        seed: Seed of the order.
+    """
     of_class: Sequence[Tensor]
     if is_multi_label(labels):
         of_class = [column.nonzero()[:, 0] for column in labels.T]
@@ -145,18 +167,18 @@ def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
 
 
 def whiten(support: Tensor, features: Tensor) -> Tensor:
-    """(features - mean) / deviation of the support set, and a constant for the bias: (n, d) -> (n, d + 1) float64."""
+    """Standardise features by the statistics of the support set and append a bias: (n, d) -> (n, d + 1) float64."""
     deviation, mean = torch.std_mean(support.double(), dim=0, correction=0)
     return F.pad((features.double() - mean).div_(deviation + _LEAST_DEVIATION), (0, 1), value=_BIAS)
 
 
 def signs(labels: Tensor, classes: int) -> Tensor:
-    """Labels, (n,) or (n, k) bool, as rows of {-1, 1}: (n, k) float64."""
+    """Return labels, (n,) or (n, k) bool, as targets in {-1, 1}: (n, k) float64."""
     return 2 * (labels if is_multi_label(labels) else F.one_hot(labels, classes)).double() - 1
 
 
 def choose_by_precision(path: "RidgePath", l2: Sequence[float]) -> tuple[float, float, float]:
-    """As `choose_penalty`, by the mAP of the leave-one-out predictions, for images that may have several classes."""
+    """Choose the penalty by the mAP of the leave-one-out predictions, for multi-label images."""
     found = []
     for penalty in map(float, l2):
         targets, predictions = map(torch.cat, zip(*((y, p[0]) for y, p in path.leave_one_out([penalty])), strict=True))
@@ -167,10 +189,17 @@ def choose_by_precision(path: "RidgePath", l2: Sequence[float]) -> tuple[float, 
 
 
 def choose_penalty(path: "RidgePath", l2: Sequence[float]) -> tuple[float, int, float]:
-    """The penalty with the most right leave-one-out predictions; of equals, with the least squared error.
+    """Choose the penalty with the most correct leave-one-out predictions; ties are broken by the squared error.
 
-    Returns it, how many are right, and the error. Accuracy comes first because it is what is reported: with few shots
-    the least error is often at too strong a penalty. With one shot nothing of the class is left, and the error decides.
+    Accuracy takes precedence because it is the reported metric: with few shots, the lowest error often has too large a
+    penalty. With one shot no image of the class remains for training, and the error decides.
+
+    Args:
+        path: Ridge regression on the training images.
+        l2: Penalties to choose from.
+
+    Returns:
+        The penalty, the number of correct leave-one-out predictions, and their squared error.
     """
     tallies = [
         ((predictions.argmax(-1) == targets.argmax(-1)).sum(1), (predictions - targets).square().sum((1, 2)))
@@ -182,16 +211,20 @@ def choose_penalty(path: "RidgePath", l2: Sequence[float]) -> tuple[float, int, 
 
 
 class RidgePath:
-    """Ridge regression for every penalty: W = (X'X + l2)^-1 X'Y = X'(XX' + l2)^-1 Y, by one eigendecomposition.
+    """Solve ridge regression for several penalties by one eigendecomposition.
 
-    features: X, (n, d) float64; targets: Y, (n, k) float64. XX' (dual) is decomposed if it is no larger than X'X.
+    The solution is W = (X'X + l2)^-1 X'Y = X'(XX' + l2)^-1 Y. XX' (the dual form) is decomposed if n <= d.
+
+    Args:
+        features: X, (n, d) float64.
+        targets: Y, (n, k) float64.
     """
 
     def __init__(self, features: Tensor, targets: Tensor) -> None:
         n, d = features.shape
         self.dual = n <= d
         self._features, self._targets = features, targets
-        # W = left diag(1 / (values + l2)) right, and the penalty stands in the diagonal alone.
+        # W = left diag(1 / (values + l2)) right, where only the diagonal depends on the penalty.
         if self.dual:
             values, self._vectors = torch.linalg.eigh(features @ features.T)
             self._left, self._right = features.T @ self._vectors, self._vectors.T @ targets
@@ -204,24 +237,24 @@ class RidgePath:
         self._values = values.clamp_min(0)  # rounding may make them negative
 
     def weights(self, l2: Sequence[float]) -> Tensor:
-        """W of each penalty: (p, d, k)."""
+        """Return W for each penalty: (p, d, k)."""
         return (self._left @ self._scaled(l2)).unflatten(1, (len(l2), -1)).movedim(1, 0)
 
     def predict(self, features: Tensor, l2: Sequence[float]) -> Tensor:
-        """XW of other rows, (m, d), for each penalty: (p, m, k)."""
+        """Return the predictions for further rows (m, d) for each penalty: (p, m, k)."""
         return (features @ (self._left @ self._scaled(l2))).unflatten(1, (len(l2), -1)).movedim(1, 0)
 
     def leave_one_out(self, l2: Sequence[float]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The prediction for each row by the fit to all others: chunks of targets (b, k) and predictions (p, b, k).
+        """Yield exact leave-one-out predictions as chunks of targets (b, k) and predictions (p, b, k).
 
-        Exact: (fit - h y) / (1 - h), where h is the row's element on the diagonal of the hat matrix.
+        The prediction is (fit - h y) / (1 - h), where h is the row's diagonal element of the hat matrix.
         """
         shrinkage, scaled = self._shrinkage(l2), self._scaled(l2)
         basis = self._vectors if self.dual else self._features
         for rows, targets in zip(basis.split(_CHUNK), self._targets.split(_CHUNK), strict=True):
             y = targets[:, None]
             if self.dual:
-                # 1 - h and the residual, both over l2: nothing cancels where a penalty is small.
+                # Both 1 - h and the residual are divided by l2, which avoids cancellation for small penalties.
                 residual, free = rows @ scaled, rows.square() @ shrinkage
                 predictions = y - residual.unflatten(1, (len(l2), -1)) / free[:, :, None]
             else:
@@ -231,9 +264,9 @@ class RidgePath:
             yield targets, predictions.movedim(1, 0)
 
     def _shrinkage(self, l2: Sequence[float]) -> Tensor:
-        """1 / (eigenvalue + penalty): (r, p)."""
+        """Return 1 / (eigenvalue + penalty): (r, p)."""
         return 1 / (self._values[:, None] + self._values.new_tensor(l2))
 
     def _scaled(self, l2: Sequence[float]) -> Tensor:
-        """The right-hand side of every penalty, side by side: (r, p k)."""
+        """Return the right-hand sides of all penalties, concatenated: (r, p k)."""
         return (self._shrinkage(l2)[:, :, None] * self._right[:, None]).flatten(1)

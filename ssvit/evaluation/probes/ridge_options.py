@@ -1,4 +1,4 @@
-"""The options of ridge regression on a few images of each class."""
+"""Define the options of few-shot ridge regression."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Shots = Annotated[
 
 @dataclass(frozen=True)
 class FewShotProtocol:
-    """See `FewShot`."""
+    """Default options of a protocol of `FewShot`."""
 
     shots: tuple[int | Literal["all"], ...]
     seeds: int
@@ -24,28 +24,28 @@ class FewShotProtocol:
 
 
 FEW_SHOT_PROTOCOLS = {
-    # The paper names the regression and ImageNet's 5 shots. The penalties are those of the authors' older public
-    # evaluator (uncertainty-baselines: jft/experiments/common_fewshot.py), whose "leave-self-out" chooses among them.
+    # The paper specifies the regression and 5 shots for ImageNet. The penalties, and their choice by leave-one-out, are
+    # those of the authors' older public evaluator (uncertainty-baselines: jft/experiments/common_fewshot.py).
     "paper": FewShotProtocol(shots=(5,), seeds=3, l2=tuple(2.0**i for i in range(-10, 20))),
     # google-research/big_vision, evaluators/fewshot_lsr.py and the configurations that use it.
     "big_vision": FewShotProtocol(shots=(1, 5, 10, 25), seeds=3, l2=(2.0**10,)),
 }
 
 
-_OF_PROTOCOL: Any = None  # the protocol's value takes its place before the options are checked
+_OF_PROTOCOL: Any = None  # replaced by the protocol's value before validation
 
 
 class FewShot(Options):
-    """Ridge regression on a few images of each class."""
+    """Fit ridge regression to a few images of each class."""
 
     protocol: Annotated[str, OneOf(FEW_SHOT_PROTOCOLS)] = "paper"
-    """The protocol, which has values for the other options."""
+    """Protocol, which sets the defaults of the other options."""
     shots: Shots = _OF_PROTOCOL
     """Training images of each class, or all; or a list of numbers. None: the protocol's."""
     seeds: Count = _OF_PROTOCOL
-    """Samples for each number of shots. None: the protocol's."""
+    """Number of samples for each number of shots. None: the protocol's."""
     l2: Annotated[Sequence[Positive], MinLen(1), Expect("a list of numbers above 0")] = _OF_PROTOCOL
-    """Penalties, from which leave-one-out accuracy on the sampled images chooses one. None: the protocol's."""
+    """L2 penalties, from which leave-one-out accuracy on the sampled images chooses one. None: the protocol's."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,9 +1,10 @@
-"""The class of each pixel from the frozen features of patches: mean intersection over union against masks.
+"""Semantic segmentation from frozen patch features: mean intersection over union (mIoU) against masks.
 
-A patch gets a score for each class by a linear layer (Oquab et al. 2024, section 7.4), or by the shares of the classes
-in the nearest training patches (Balazevic et al. 2023, section 3). Scores are enlarged bilinearly to the mask's size.
+Class scores of a patch are computed by a linear layer (Oquab et al. 2024, section 7.4) or as the class frequencies of
+the nearest training patches (Balazevic et al. 2023, section 3), and upsampled bilinearly to the size of the mask.
 
-Letters: n training images, m test images, h, w pixels, y, x rows and columns of patches, r patches, d width, k classes.
+Shapes use n training images, m test images, h, w pixels, y, x rows and columns of patches, r patches, d width, k
+classes.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,12 @@ from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
-_ROWS = 4096  # patches whose votes are counted at a time
-_SCORES = 1 << 24  # enlarged at a time
+_ROWS = 4096  # patches of a chunk of the k-NN vote
+_SCORES = 1 << 24  # maximum number of upsampled scores in memory
 
 
 class Segmentation(segmentation_options.Segmentation, Probe):
-    """The class of each pixel; held-out training images choose the penalty of the linear layer."""
+    """Predict the class of each pixel; the penalty of the linear layer is chosen on validation images."""
 
     name: ClassVar[str] = "segmentation"
     chosen_by: ClassVar[str] = "the mIoU of held-out training images"
@@ -40,12 +41,14 @@ class Segmentation(segmentation_options.Segmentation, Probe):
 
     @property
     def most_images(self) -> tuple[int | None, int | None]:
+        """Return the maximum number of training and of test images."""
         return self.train_images, self.test_images
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for the mIoU of the training masks' most frequent class, of the nearest patches, and of the linear
-        layer, whose answers are the predictions.
+        """Return the mIoU of the most frequent training class, of k-NN and of the linear layer, one column for each.
+
+        The predictions are those of the linear layer.
         """
         counts, tested = (torch.bincount(of.known_masks.flatten(), minlength=256)[:IGNORED] for of in (train, test))
         if len(train.values) < 2 or counts.count_nonzero() < 2:
@@ -70,9 +73,15 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         )
 
     def vote(self, train: Tensor, shares: Tensor, test: Tensor) -> Tensor:
-        """The mean shares of the patches nearest by cosine, weighted by exp(cosine / temperature): (m, y, x, k).
+        """Return the mean class frequencies of the nearest patches by cosine, weighted by exp(cosine / temperature).
 
-        train (n, y, x, d), their shares (n, y, x, k), test (m, y, x, d).
+        Args:
+            train: Patches of the training images, (n, y, x, d).
+            shares: Their class frequencies, (n, y, x, k).
+            test: Patches of the test images, (m, y, x, d).
+
+        Returns:
+            Class scores, (m, y, x, k).
         """
         counts = shares.sum(-1) > 0
         voters, shares = train[counts], shares[counts]
@@ -83,7 +92,7 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         return votes.unflatten(0, test.shape[:3])
 
     def _layer(self, train: Features, shares: Tensor) -> tuple["Layer", float, float]:
-        """The layer of all training images, its penalty, and the mIoU on held-out ones that has chosen this."""
+        """Return the layer fitted to all training images, its penalty, and the validation mIoU of that penalty."""
         count = len(train.values)
         order = permutation(self.seed, "segmentation, held out", count)
         size = min(max(1, round(self.held_out * count)), count - 1)
@@ -99,9 +108,13 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         return self.fit(train.values, shares, l2s[chosen], layers[chosen].weights), l2s[chosen], scores[chosen]
 
     def fit(self, values: Tensor, shares: Tensor, l2: float, start: Tensor | None = None) -> "Layer":
-        """The layer of the least mean cross-entropy of the patches' shares + l2 / 2 |weights|^2.
+        """Fit the layer that minimises the mean cross-entropy of the patches' class frequencies + l2 / 2 |weights|^2.
 
-        values (n, y, x, d), shares (n, y, x, k); patches without a pixel that counts are left out.
+        Args:
+            values: Patches, (n, y, x, d).
+            shares: Class frequencies, (n, y, x, k). Patches without a labelled pixel are excluded.
+            l2: Penalty.
+            start: Initial layer; None for zeros.
         """
         counts = shares.sum(-1) > 0
         values, shares = values[counts], shares[counts]
@@ -114,20 +127,28 @@ class Segmentation(segmentation_options.Segmentation, Probe):
 
 
 class Layer(NamedTuple):
-    """How features become rows, and the weights (k, d + 1) of these."""
+    """A linear layer for standardised features, with weights (k, d + 1)."""
 
     standard: Standard
     weights: Tensor
 
     def __call__(self, values: Tensor) -> Tensor:
-        """(m, y, x, d) -> (m, y, x, k)."""
+        """Return the class scores of patches: (m, y, x, d) -> (m, y, x, k)."""
         return (self.standard(values.flatten(0, 2)) @ self.weights.T).unflatten(0, values.shape[:3])
 
 
 def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:
-    """The shares of the classes in the pixels of each patch that count: (n, h, w) uint8 -> (n, y, x, k), or all 0.
+    """Return the class frequencies of each patch's labelled pixels, all 0 for a patch without one.
 
-    Patches that share pixels, of an encoder that sees the images in another size, count these for both.
+    If the mask is not divisible into the grid (the encoder resizes images), patches overlap and share pixels.
+
+    Args:
+        masks: Masks, (n, h, w) uint8.
+        grid: Rows and columns of patches, (y, x).
+        classes: Number of classes.
+
+    Returns:
+        Frequencies in [0, 1], (n, y, x, k).
     """
     y, x = grid
     if masks.shape[1] % y or masks.shape[2] % x:
@@ -142,12 +163,12 @@ def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:
 
 
 def _planes(mask: Tensor, classes: int) -> Tensor:
-    """1 where a pixel is of a class: (h, w) -> (k, h, w)."""
+    """Return the one-hot encoding of a mask: (h, w) -> (k, h, w)."""
     return (mask == torch.arange(classes, device=mask.device)[:, None, None]).float()
 
 
 def label(scores: Tensor, size: Sequence[int]) -> Tensor:
-    """The class of each pixel: scores of patches (m, y, x, k) -> (m, h, w) uint8."""
+    """Return the predicted class of each pixel: scores of patches (m, y, x, k) -> (m, h, w) uint8."""
     images = max(1, _SCORES // (scores.shape[-1] * size[0] * size[1]))
     return torch.cat([
         F.interpolate(rearrange(part, "m y x k -> m k y x"), size=size, mode="bilinear").argmax(1).to(torch.uint8)
@@ -156,7 +177,7 @@ def label(scores: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def mean_iou(answers: Tensor, masks: Tensor, classes: int) -> float:
-    """mIoU of all images together, (m, h, w) uint8, without pixels of masks that are 255 and classes that none has."""
+    """Return the mIoU over all images, (m, h, w) uint8, without pixels of value 255 and without absent classes."""
     metric = MulticlassJaccardIndex(classes, ignore_index=IGNORED)
     for answer, mask in zip(answers, masks, strict=True):
         metric.update(answer.long()[None], mask.long()[None])

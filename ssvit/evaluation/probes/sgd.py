@@ -1,6 +1,6 @@
-"""A linear layer on frozen features by SGD: a grid of learning rates at once, as DINOv2 does (Oquab et al. 2023).
+"""Linear probe trained by SGD for a grid of learning rates together, as in DINOv2 (Oquab et al. 2023).
 
-Letters: n images, d width, k classes, r learning rates.
+Shapes use n images, d width, k classes, r learning rates.
 """
 
 import math
@@ -20,13 +20,13 @@ from ssvit.randomness import permutation
 
 
 class Sgd(sgd_options.Sgd, Linear):
-    """A linear layer for each learning rate, trained by SGD on the same batches, from zero: see `sgd_options.Sgd`."""
+    """Train a linear layer for each learning rate by SGD on the same batches, initialised at zero."""
 
     name: ClassVar[str] = "sgd"
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Columns for the accuracy on the images trained on, on those held out of them, and on the test images."""
+        """Return the accuracy on the training, validation and test images, one column for each."""
         trained, held_out = self.split(train, test)
         y, rates = train.known_labels.to(train.values.device), tuple(map(float, self.learning_rates))
         standard = Standard.of(train.values[trained], self.standardize)
@@ -54,7 +54,14 @@ class Sgd(sgd_options.Sgd, Linear):
 
 
 def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Places of `count` images in batches whose sizes differ by one at most: each image once an epoch, in its order."""
+    """Yield batches of indices in a random order for each epoch; batch sizes differ by at most one.
+
+    Args:
+        count: Number of images.
+        batch_size: Maximum batch size.
+        epochs: Number of epochs.
+        seed: Seed of the orders.
+    """
     for epoch in range(epochs):
         order = permutation(seed, f"linear probe, order of epoch {epoch}", count)
         yield from order.tensor_split(math.ceil(count / batch_size))
@@ -71,11 +78,22 @@ def descend(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
 ) -> Tensor:
-    """Train a layer for each learning rate, all in one pass: (r, k, d + 1).
+    """Train a layer for each learning rate in one pass by SGD with momentum and a cosine decay to 0.
 
-    rows (n, d + 1), labels (n,), order: the rows of each of the `steps` batches. The layers are one matrix of r k
-    outputs, so the grid costs a few times what one of them does. The gradient is softmax minus truth, or for labels
-    (n, k) bool sigmoid minus truth.
+    The layers form one matrix of r k outputs, so that the grid costs a few times as much as one layer.
+
+    Args:
+        rows: Features ending in a 1, (n, d + 1).
+        labels: Class numbers, (n,), or multi-label targets, (n, k) bool.
+        order: Row indices of each batch.
+        classes: Number of classes.
+        learning_rates: Initial learning rates.
+        steps: Number of batches.
+        momentum: Momentum in [0, 1).
+        weight_decay: Weight decay of weights and biases.
+
+    Returns:
+        The layers, (r, k, d + 1).
     """
     layers = rows.new_zeros(len(learning_rates) * classes, rows.shape[1])
     velocity = torch.zeros_like(layers)

@@ -1,6 +1,6 @@
-"""Features standardised by the mean and deviation of each number.
+"""Standardise features by mean and standard deviation.
 
-Letters: m, n images, d numbers of a feature.
+Shapes use m, n images, d width.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,18 @@ from torch import Tensor
 
 
 class Standard(NamedTuple):
-    """How features become rows: (features - mean) * scale and a last 1."""
+    """Statistics (d,) that map features to rows: (features - mean) * scale, followed by a 1."""
 
     mean: Tensor
     scale: Tensor
 
     @classmethod
     def of(cls, features: Tensor, standardize: bool) -> "Standard":
-        """By the features' own mean and deviation (d,), or as they are. What varies by rounding alone gets 0."""
+        """Compute the statistics of features (n, d).
+
+        If `standardize` is false, features are left unchanged. The scale of features that vary by rounding errors only
+        is 0.
+        """
         if not standardize:
             return cls(features.new_zeros(features.shape[1]), features.new_ones(features.shape[1]))
         deviation, mean = torch.std_mean(features, dim=0, correction=0)
@@ -25,17 +29,17 @@ class Standard(NamedTuple):
         return cls(mean, torch.where(varies, 1 / deviation, 0))
 
     def scaled(self, features: Tensor) -> Tensor:
-        """(features - mean) * scale, (n, d) -> (n, d)."""
+        """Return (features - mean) * scale: (n, d) -> (n, d)."""
         return (features - self.mean) * self.scale
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(n, d) -> (n, d + 1)."""
+        """Return standardised rows with a final 1: (n, d) -> (n, d + 1)."""
         rows = features.new_ones(len(features), features.shape[1] + 1)
         torch.sub(features, self.mean, out=rows[:, :-1]).mul_(self.scale)
         return rows
 
 
 def standardized(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Both (m, d) and (n, d) by the mean and deviation of the keys."""
+    """Standardise queries (m, d) and keys (n, d) by the statistics of the keys."""
     standard = Standard.of(keys, standardize=True)
     return standard.scaled(queries), standard.scaled(keys)

@@ -1,1 +1,1 @@
-"""Reports: scores of several encoders, their comparison, and the HTML page."""
+"""Reports of evaluations: scores of several encoders, their comparison, and the HTML page."""

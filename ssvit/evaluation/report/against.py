@@ -1,4 +1,4 @@
-"""The encoders that a run is compared with: against=[RUN,FILE,{path:FILE,image_size:224}]. No torch."""
+"""Encoders for comparison: against=[RUN,FILE,{path:FILE,image_size:224}]. This module does not import torch."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.options import OptionError, UserError, pair, within
 
 _OPTIONS = ("path", "image_size", "resize", "pooling", *FOREIGN_OPTIONS)
-# What runs may differ in that are one configuration with several seeds.
+# Options in which runs of one configuration with several seeds may differ.
 _FREE = (
     "recipe.seed", "name", "command", "outputs", "overwrite", "workers", "loader_timeout", "fabric", "logger", "probe",
     "probing", "seeds", "data.cache", "data.download",
@@ -26,7 +26,7 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Other:
-    """An encoder to compare with, and which of its features are evaluated."""
+    """An encoder for comparison, and the readings of its features."""
 
     name: str
     loading: LoadEncoder
@@ -34,12 +34,12 @@ class Other:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the images that it sees: those that it was trained on, unless others are asked for."""
+        """Return height and width of its images, those of its training unless other values are configured."""
         return pair("image_size", self.loading.loaded().image_size)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it is and how it sees the images, as plain data."""
+        """Return path, image size and features of the encoder as plain data."""
         trained = self.loading.checkpoint().encoder
         return {
             "path": str(self.loading.path),
@@ -51,9 +51,14 @@ class Other:
 
 
 def others(options: Evaluate, own: Checkpoint) -> list[Other]:
-    """The encoders of the option `against`, whose names are those of their runs or files, or else their paths.
+    """Return the encoders of the option `against`, named by run or file, or by path if names are not unique.
 
-    OptionError for an entry that is none, or is there twice, or lacks a layer that is asked for.
+    Args:
+        options: Options of the evaluation.
+        own: The evaluated checkpoint.
+
+    Raises:
+        OptionError: If an entry is invalid, repeated, or lacks one of the layers.
     """
     entries = [{"path": entry} if isinstance(entry, str) else entry for entry in options.against]
     opened: list[tuple[LoadEncoder, Checkpoint]] = []
@@ -84,7 +89,13 @@ def others(options: Evaluate, own: Checkpoint) -> list[Other]:
 
 
 def groups(own: Checkpoint, compared: Sequence[Other], *, baselines: bool) -> dict[str, list[str]]:
-    """The encoders of each entry, by its name, that of the checkpoint first; runs that differ in the seed are one."""
+    """Group runs that differ only in the seed into one entry, and return the encoders by entry, the checkpoint first.
+
+    Args:
+        own: The evaluated checkpoint.
+        compared: The encoders for comparison.
+        baselines: Whether the baselines are evaluated.
+    """
     baseline = {RANDOM: [RANDOM], PIXELS: [PIXELS]} if baselines else {}
     runs = {OWN: own, **{other.name: other.loading.checkpoint() for other in compared}}
     by_configuration: dict[str, dict[object, str]] = {}
@@ -102,7 +113,7 @@ def groups(own: Checkpoint, compared: Sequence[Other], *, baselines: bool) -> di
 
 
 def _but_for_seed(found: Checkpoint) -> tuple[str, object]:
-    """What a run computes, as text, and its seed; of a file its path."""
+    """Return the configuration of a run without the seed, as text, and the seed; for a file, its path and None."""
     if found.foreign is None:
         try:
             config = Configuration.read(found.path.parent / "config.yaml")
@@ -115,7 +126,7 @@ def _but_for_seed(found: Checkpoint) -> tuple[str, object]:
 
 
 def _name(names: Sequence[str]) -> str:
-    """The common beginning of the names of several seeds: mae_seed0, mae_seed1 -> mae."""
+    """Return the common prefix of the names of several seeds: mae_seed0, mae_seed1 -> mae."""
     if len(names) == 1:
         return names[0]
     first = names[0]

@@ -1,4 +1,4 @@
-"""The conclusion of an evaluation: whether frozen features are better than the baselines, and what to try if not."""
+"""Conclusion of an evaluation: whether frozen features outperform the baselines, and advice if they do not."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from ssvit.evaluation.statistics import NOTHING_YET
 
 
 def conclude(scores: Sequence[Scores], compared: SideBySide, *, side: int, size: int) -> list[str]:
-    """Return sentences: the probes by which a baseline is better, then the gains, then advice where it is needed.
+    """Return sentences: probes by which a baseline is better, then the gains, then advice if it applies.
 
     A gain is significant if the intervals of the differences from all baselines exclude zero (`Difference.sign`).
-    Advice is given if a baseline is significantly better, or if no gain is significant.
+    Advice is included if a baseline is significantly better, or if no gain is significant.
 
     Args:
         scores: The results of all probes.
         compared: The same probes, with the checkpoint as the first entry.
         side: The shorter side of the images in pixels (median).
-        size: The shorter side, in pixels, at which the encoder sees them.
+        size: The shorter side of the encoder's input in pixels.
     """
     baselines = [name for name in (RANDOM, PIXELS) if name in compared.groups]
     losses: dict[str, list[str]] = {name: [] for name in baselines}
@@ -72,7 +72,7 @@ def conclude(scores: Sequence[Scores], compared: SideBySide, *, side: int, size:
 
 
 def _advice(side: int, size: int) -> str:
-    """Return what to try where frozen features gain nothing, and the command that measures fine-tuning."""
+    """Return advice for the case of no gain, and the command that measures fine-tuning."""
     tries = ["existing weights (the command pretrain with checkpoint=PATH)"]
     if side > size:
         tries.append(
@@ -84,9 +84,10 @@ def _advice(side: int, size: int) -> str:
 
 
 def higher_baseline(one: Scores) -> tuple[str | None, float | None]:
-    """Return the chosen features of the higher baseline, and the difference of the encoder from it in [-1, 1], if any.
+    """Return the chosen features of the better baseline and the difference of the encoder from it in [-1, 1].
 
-    The difference is rounded as it is written, so that +0.0 percentage points are no gain.
+    Both are None without a baseline. The difference is rounded to the printed precision, so that +0.0 percentage points
+    are not a gain.
     """
     features = [one.chosen[name] for name in (RANDOM, PIXELS) if name in one.chosen]
     values = {name: one.values[name][-1] for name in features if math.isfinite(one.values[name][-1])}

@@ -1,6 +1,6 @@
-"""The figures of a report: encoders by probe, layer and column, and images with what the features make of them.
+"""Figures of a report: scores by encoder, layer and column, and images with their neighbours, components or masks.
 
-Letters: b, m images, y, x rows and columns of patches, d width, k classes.
+Shapes use b, m images, y, x rows and columns of patches, d width, k classes.
 """
 
 import math
@@ -29,15 +29,20 @@ from ssvit.figures.style import evenly_spaced
 
 _SHOWN = 6  # images with components or masks
 _LEGEND = 12  # classes in the legend of masks
-_COUNT = re.compile(r"\d+ labels? per class|all labels|\d+")  # what a column counts: labels, 20-NN, recall@10
-_DARK = (0.16, 0.16, 0.2)  # of class 0
-_CLIPPED = 0.01  # of the patches at either end of a component, which would leave the others pale
+_COUNT = re.compile(r"\d+ labels? per class|all labels|\d+")  # number in a column's name: 20-NN
+_DARK = (0.16, 0.16, 0.2)  # colour of class 0
+_CLIPPED = 0.01  # fraction of patches clipped at both ends of a component, since outliers would reduce the contrast
 
 
 def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
     """Return the figures by name.
 
-    Images are shown by the features that k-NN has chosen, or else the first probe of whole images.
+    Images are shown by the features chosen by k-NN, or else by the first probe of whole images.
+
+    Args:
+        splits: Feature sets by probe.
+        scores: Results of the probes.
+        compared: Comparison of the encoders.
     """
     of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
     found: dict[str, Figure] = {}
@@ -64,7 +69,7 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
 
 
 def side_by_side(compared: SideBySide) -> Intervals:
-    """Return every encoder by every probe."""
+    """Return the score of each encoder in each probe, with intervals."""
     standings = {probe: list(rows) for probe, rows in groupby(compared.standings, key=lambda one: one.probe)}
     return Intervals(
         {probe: [Dot(one.encoder, one.interval, one.values) for one in rows] for probe, rows in standings.items()},
@@ -73,9 +78,13 @@ def side_by_side(compared: SideBySide) -> Intervals:
 
 
 def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Plot:
-    """Return the last column of each probe after each layer; own: the encoder's feature sets, in the order of layers.
+    """Plot the last column of each probe over the layers.
 
-    The title names the layer that was chosen without test labels, and its difference from the last layer in points.
+    The title states the layer chosen without test labels, and its difference from the last layer in percentage points.
+
+    Args:
+        scores: Results of the probes.
+        own: Feature sets of the encoder, in the order of layers.
     """
     layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in own}  # layer3_patch_mean: 3
     panels = []
@@ -97,9 +106,9 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Plot:
 
 
 def by_column(scores: Sequence[Scores]) -> Plot:
-    """Return every column of each probe, for the chosen features and their baselines; deviations are bands.
+    """Plot each column of each probe for the chosen features and their baselines; bands are standard deviations.
 
-    Columns that count the same thing, such as labels, are joined by a line, evenly spaced; others are points.
+    Columns that differ in a number, such as labels, are joined by a line and evenly spaced; other columns are points.
     """
     styles = {"": ("encoder", "model", "-"), RANDOM_PREFIX: ("random weights", "replaced", "--")}
     panels = []
@@ -133,7 +142,7 @@ def _chance(one: Scores) -> Level:
 
 
 def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:
-    """Return the confusion matrix; by: the classifier."""
+    """Return the confusion matrix of predictions; `by` names the classifier."""
     truth, k = split.test.known_labels, len(split.classes)
     counts = torch.bincount(truth * k + predictions.cpu(), minlength=k * k).view(k, k)
     accuracy = counts.trace().item() / len(truth)
@@ -141,7 +150,7 @@ def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:
 
 
 def neighbours(split: Split, name: str) -> Gallery:
-    """Return test images, evenly from all classes, and the training images whose features are most like theirs."""
+    """Return test images, evenly spaced over the classes, and their nearest training images."""
     train, test, several = split.train, split.test, split.is_multi_label
     rows = torch.tensor(evenly_spaced(len(test), QUERIES))
     if not several:
@@ -164,7 +173,7 @@ def neighbours(split: Split, name: str) -> Gallery:
 
 
 def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
-    """Return test images beside the training images that they are nearly the same as, evenly from all pairs."""
+    """Return test images next to the training images that they nearly duplicate, evenly spaced over all pairs."""
     shown = [pairs[place] for place in evenly_spaced(len(pairs), PAIRS)]
     rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
     ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
@@ -172,9 +181,9 @@ def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
 
 
 def patches(split: Split, one: Scores) -> Mosaic:
-    """Return images next to the components of their patches and, where there are masks, these and the predictions.
+    """Return images next to the principal components of their patches and, if available, masks and predictions.
 
-    Ignored pixels are white. Class 0, often the background, is dark; the colours of more than twenty others repeat.
+    Ignored pixels are white and class 0, often the background, is dark. Colours repeat after twenty classes.
     """
     test = split.test
     rows = torch.tensor(evenly_spaced(len(test), _SHOWN))
@@ -193,11 +202,12 @@ def patches(split: Split, one: Scores) -> Mosaic:
 
 
 def components(values: Tensor) -> Tensor:
-    """Return the first three principal components of patches, stretched to [0, 1]: (m, y, x, d) -> (m, y, x, 3).
+    """Return the first three principal components of patches, scaled to [0, 1]: (m, y, x, d) -> (m, y, x, 3).
 
-    As in DINOv2 (Oquab et al. 2024, section 7.5), of all images together, so that a colour means the same in each. What
-    patches at a place have in common in all images is left out first, since masked models keep much of a patch's
-    position. Each component points to where its largest weight is positive. One that does not vary is 0.5.
+    As in DINOv2 (Oquab et al. 2024, section 7.5), components are computed over all images, so that colours are
+    comparable. The mean over images at each position is subtracted first, because features of masked models retain much
+    of the position of a patch. Signs are such that the largest weight of a component is positive. Constant components
+    are 0.5.
     """
     values = values.double()
     rows = (values - values.mean(0)).flatten(0, 2)

@@ -1,7 +1,4 @@
-"""The frozen features that a command evaluates: of the encoder and its baselines, computed in all processes.
-
-Loading this module loads torch.
-"""
+"""Compute the frozen features of encoders and baselines in all processes. This module imports torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,9 +34,15 @@ from ssvit.randomness import key
 
 
 class EncoderViews(NamedTuple):
-    """What gives features: its name, what their names begin with, and the images that it sees.
+    """An extractor with its name and transform.
 
-    view: the options of the transform; seen_alike: whether that is the one of the encoder in question.
+    Attributes:
+        name: Name of the encoder or baseline.
+        prefix: Prefix of the names of its feature sets.
+        function: The extractor.
+        eval_transform: Transform of its images.
+        view: Options of the transform.
+        seen_alike: Whether the transform is that of the evaluated encoder.
     """
 
     name: str
@@ -53,8 +56,12 @@ class EncoderViews(NamedTuple):
 def images(config: Config, probes: Mapping[str, Probe]) -> Data:
     """Build the images of an evaluation.
 
+    Args:
+        config: Configuration of the evaluation.
+        probes: Probes by name.
+
     Raises:
-        UserError: They do not suffice for the probes, as far as their labels show it.
+        UserError: If images or labels do not suffice for the probes.
     """
     options: Evaluate = config.options
     data: Data = config.build("data.source")
@@ -80,7 +87,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
 def read(
     options: Evaluate, data: Data, encoders: Sequence[EncoderViews], probes: Mapping[str, Probe], fabric: Fabric
 ) -> dict[str, Split]:
-    """Compute the features for each probe in all processes, or take them from the cache.
+    """Compute the features for each probe in all processes, or read them from the cache.
 
     Args:
         options: The options of the evaluation.
@@ -90,8 +97,9 @@ def read(
         fabric: The processes.
 
     Returns:
-        The feature sets by the names of the probes: first those of whole images, which are the same for all their
-        probes. Features of patches are of the last reading alone.
+        Feature sets by probe. Those of whole images come first and are shared by their probes; those of patches are of
+        the
+        last reading only.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     paired = options.duplicates and options.report  # near-duplicates are reported once, for the first probe's split
@@ -109,7 +117,7 @@ def read(
 
 
 def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
-    """At most so many training images, and of those reported on, which alone are kept to measure on; None: all."""
+    """Reduce the training and the reported images to these numbers (None: all) and drop other splits."""
     part, test = data.reported
     train, test = (
         source if images is None else subset(source, images=min(images, len(source)))
@@ -122,7 +130,14 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
 def encoders_of(
     config: Config, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
 ) -> list[EncoderViews]:
-    """The encoder of the checkpoint, the baselines, and the others."""
+    """Return the encoder of the checkpoint, the baselines, and the encoders for comparison.
+
+    Args:
+        config: Configuration of the evaluation.
+        checkpoint: The evaluated checkpoint.
+        readings: Readings of its features.
+        others: Encoders for comparison.
+    """
 
     def frozen(encoder: Encoder, readings: Sequence[Reading], weights: str) -> Frozen:
         accelerate(encoder)
@@ -155,9 +170,12 @@ def encoders_of(
 
 
 def _of_patches(function: Extractor, own: EncoderViews, *, half: bool) -> Extractor:
-    """The features of single patches: of an encoder at its last reading, or pixels of patches of the size of our own.
+    """Return an extractor of patch features: those of an encoder's last reading, or the pixels of patches.
 
-    half: in float16.
+    Args:
+        function: Extractor of whole images.
+        own: The evaluated encoder.
+        half: Whether to convert to float16.
     """
     of_patches: Extractor
     if isinstance(function, Frozen):
@@ -170,7 +188,7 @@ def _of_patches(function: Extractor, own: EncoderViews, *, half: bool) -> Extrac
 
 
 def _resized(view: CenterCrop, size: tuple[int, int]) -> CenterCrop:
-    """The options of a transform that shows the same part of an image in another (height, width)."""
+    """Return the options of a transform that shows the same part of an image at another size (height, width)."""
     if size == view.size:
         return view
     resize = None if view.resize is None else round(view.resize * min(size) / min(view.size))
@@ -186,9 +204,15 @@ def _split(
     masked: bool = False,
     paired: bool = False,
 ) -> Split:
-    """Compute the features, each process its part, or take them from the cache.
+    """Compute the features, distributed over processes, or read them from the cache.
 
-    masked: with the images' masks. paired: with the near-duplicates among them.
+    Args:
+        data: The images.
+        encoders: The encoders, the evaluated one first.
+        options: The options of the evaluation.
+        fabric: The processes.
+        masked: Whether to read segmentation masks.
+        paired: Whether to detect near-duplicates.
     """
     loading: dict[str, Any] = {
         "batch_size": options.batch_size,
@@ -229,7 +253,7 @@ def _split(
             if found and not found.shows(sets, seen_alike=encoder.seen_alike):
                 if anew:
                     raise UserError(f"the {which} images change while features of them are computed")
-                # Kept features are of files that were since replaced by others of the same name and size.
+                # The cached features are of files that were replaced by others of the same name and size.
                 return all_extracted(source, which, anew=True)
             found = found.beside(sets) if found else sets
         assert found is not None
@@ -252,5 +276,5 @@ def _split(
 
 
 def _named(prefix: str, features: str) -> str:
-    """The name of a feature set among those of several encoders."""
+    """Return the name of a feature set with the prefix of its encoder."""
     return features if features == prefix else f"{prefix}{features}"

@@ -1,4 +1,4 @@
-"""What an evaluation measured: as plain data for files, and as text for a terminal."""
+"""Metadata and results of an evaluation: plain data for files, and text for the terminal."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,8 +14,8 @@ from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.evaluation.statistics import NOTHING_YET
 
-_PAIRS = 1000  # of near-duplicates that are named in a file
-_EXAMPLES = 3  # images in both sets that are named
+_PAIRS = 1000  # maximum number of near-duplicates listed in a file
+_EXAMPLES = 3  # copies listed as examples
 
 
 def facts(
@@ -26,7 +26,16 @@ def facts(
     pooling: str,
     others: Sequence[Other],
 ) -> dict[str, Any]:
-    """Return what was measured, and what the checkpoint is compared with, as plain data."""
+    """Return data, features, versions and compared encoders of an evaluation as plain data.
+
+    Args:
+        options: Options of the evaluation.
+        checkpoint: The evaluated checkpoint.
+        split: Feature sets of the first probe.
+        scores: Results of the probes.
+        pooling: Pooling of the features.
+        others: Encoders for comparison.
+    """
     train, test = split.train, split.test
     found = copies(train, test)
     examples = [{"test": test.picture(one), "train": train.picture(other)} for one, other in found[:_EXAMPLES]]
@@ -70,7 +79,7 @@ def _named(source: Options) -> str:
 
 
 def describe(found: Scores, split: Split) -> str:
-    """Describe the result of a probe: a row for each feature set, the chosen one, and whether it is above chance."""
+    """Format the result of a probe: one row for each feature set, the chosen one, and whether it is above chance."""
     rows = [["features", *found.columns]]
     for name, values in found.values.items():
         rows.append([name, *map(_percent, values, found.deviations[name])])
@@ -83,7 +92,7 @@ def describe(found: Scores, split: Split) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Align cells in columns, the first to the left."""
+    """Align cells in columns, the first one to the left, the following ones to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
@@ -92,5 +101,5 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _percent(share: float, deviation: float | None = None) -> str:
-    """0.523 -> 52.3 %."""
+    """Format a share as a percentage: 0.523 -> 52.3 %."""
     return f"{100 * share:.1f} %" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")

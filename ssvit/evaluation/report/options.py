@@ -1,4 +1,4 @@
-"""The options of the commands that evaluate frozen features."""
+"""Define the options of the commands that evaluate frozen features."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,51 +15,50 @@ from ssvit.options import OptionError, file_to_write
 
 
 class Evaluate(Pretrained):
-    """Frozen features of one or several encoders, and the probes by which they are measured."""
+    """Evaluate frozen features of one or more encoders by probes."""
 
     against: Annotated[
         Sequence[Name | Mapping[str, Any]],
         Expect("a list of runs and files of weights, each a path or {path: PATH, image_size: 224}"),
     ] = ()
-    """Encoders for comparison: runs, and files of other projects' weights, as [A,B] or [{path: A, image_size: 224}].
-    Each encodes images of the size that it was trained on. Runs that differ only in the seed count as one encoder."""
+    """Encoders for comparison: runs, and weight files of other projects, as [A,B] or [{path: A, image_size: 224}]. Each
+    encoder receives images of its training size. Runs that differ only in the seed count as one encoder."""
     encoder: Part = None
-    """The model: the checkpoint's."""
+    """The model. None: the checkpoint's."""
     data: Part = None
-    """The images: those of the checkpoint's run, unless another data set is named."""
+    """The data set. None: that of the checkpoint's run."""
     probes: Parts = Field(default_factory=dict)
-    """The probes; probes.sgd=null leaves one out."""
+    """The probes; probes.sgd=null removes one."""
     features: Features = Features(layer="all")
-    """Which outputs of the encoder are measured."""
+    """Outputs of the encoder that are used as features."""
     baselines: bool = True
-    """Whether the same encoder with random weights, and raw pixels, are measured too."""
+    """Whether to evaluate the same encoder with random weights, and raw pixels."""
     train_images: Count | None = 10_000
-    """The most training images, balanced over the classes; null: all."""
+    """Maximum number of training images, balanced over the classes. None: all."""
     test_images: Count | None = 5_000
-    """The most test images, or validation images if there are no test images; null: all."""
+    """Maximum number of test images, or of validation images without a test set. None: all."""
     duplicates: bool = True
-    """Whether the report names test images that are nearly the same as a training image."""
+    """Whether the report lists near-duplicates of training images among the test images."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
-    """The precision of the encoder; auto: bf16-mixed on devices with native support of it."""
+    """Precision of the encoder; auto: bf16-mixed on devices with native support."""
     batch_size: Count = 256
-    """Images encoded at a time."""
+    """Batch size of the encoder."""
     workers: Whole = 0
-    """Processes that decode image files, for each process that computes features."""
+    """Loader processes of each process."""
     loader_timeout: NotNegative = 300
-    """Seconds to wait for a batch from these processes; 0: no limit."""
+    """Seconds to wait for a batch from the loader processes; 0: no limit."""
     cache: Name | None = "${outputs}/features"
-    """The folder where features are stored, so that they are computed once; null: they are not stored."""
+    """Folder in which features are cached. None: features are not cached."""
     report: bool = True
-    """Whether a report is written; false: print the table of a single probe."""
+    """Whether to write a report; false: print the table of a single probe."""
     output: Name | None = None
-    """The folder of the report; null: evaluation/ in the run's folder. With report=false: a file for the numbers as
-    JSON."""
+    """Folder of the report. None: evaluation/ in the run's folder. With report=false: a JSON file for the numbers."""
     fabric: Fabric = Fabric()
-    """Where features are computed; the probes are fitted in one process."""
+    """Devices and processes that compute features; probes are fitted in one process."""
 
     @property
     def chosen(self) -> list[str]:
-        """The names of the probes to evaluate; there may be options of others."""
+        """Return the names of the enabled probes."""
         return [name for name, part in self.probes.items() if isinstance(part, Options)]
 
     @model_validator(mode="after")
@@ -77,7 +76,7 @@ class Evaluate(Pretrained):
 
 
 class OneProbe(Evaluate):
-    """The evaluation of the last layer's features of all images by one probe, which is printed as a table."""
+    """Evaluate the last layer's features of all images by one probe and print the result as a table."""
 
     features: Features = Features()
     train_images: Count | None = None
@@ -86,20 +85,20 @@ class OneProbe(Evaluate):
 
 
 class FewShot(ridge_options.FewShot, OneProbe):
-    """Ridge regression on a few images of each class."""
+    """Fit ridge regression to a few images of each class."""
 
 
 class Knn(knn_options.Knn, OneProbe):
-    """The vote of the nearest training images."""
+    """Classify by the vote of the nearest training images."""
 
     k: Counts = (1, 10, 20, 100, 200)
 
 
 class LinearProbe(linear_options.Linear, OneProbe):
-    """Linear layers on frozen features."""
+    """Train linear layers on frozen features."""
 
     method: Literal["sgd", "logistic"] = "sgd"
-    """sgd: layers trained by SGD, one for each learning rate; logistic: the optimum of a penalised regression."""
+    """sgd: layers trained by SGD, one for each learning rate; logistic: logistic regression solved to convergence."""
     sgd: Part = None
     """Options of method=sgd."""
     logistic: Part = None

@@ -1,6 +1,6 @@
-"""The report of probes of frozen features: one self-contained HTML page, and JSON.
+"""Report of probes of frozen features: a self-contained HTML page, and JSON.
 
-The last column of a probe is its reported figure. Names and paths may hold anything, so all text is escaped.
+The last column of a probe is its headline metric. All text is escaped, since names and paths are arbitrary.
 """
 
 import base64
@@ -39,9 +39,9 @@ _BASELINES = (
     "error of an accuracy on so many images."
 )
 _SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
-_NONE = "\u2013"  # a dash for what there is not
-_UNWRITTEN = ("probe", "predictions", "per_image")  # of the scores
-_DOTS_AN_INCH = 100  # of CSS, for pictures
+_NONE = "\u2013"  # en dash for a missing value
+_UNWRITTEN = ("probe", "predictions", "per_image")  # fields of the scores that are not written
+_DOTS_AN_INCH = 100  # resolution of CSS pixels, for the size of figures
 
 
 def write(
@@ -55,11 +55,20 @@ def write(
     conclusion: Sequence[str],
     commands: Sequence[str] = (),
 ) -> list[Path]:
-    """Write report.html and report.json, each whole or not at all: their paths.
+    """Write report.html and report.json atomically and return their paths.
 
-    facts: what was measured, how, by which versions, as plain data; checkpoint stands on top. own: the feature sets of
-    the encoder. compared: the encoder beside others. conclusion: its sentences. commands: those that use the
-    chosen features. UserError if the disk refuses.
+    Args:
+        folder: Folder of the report.
+        facts: Metadata of the evaluation as plain data, see `measured.facts`.
+        scores: Results of the probes.
+        own: Feature sets of the encoder.
+        figures: Figures by name.
+        compared: Comparison of the encoders.
+        conclusion: Sentences of the conclusion.
+        commands: Commands that use the chosen features.
+
+    Raises:
+        UserError: If the files cannot be written.
     """
     standings = compared.standings
     facts = _plain(facts)
@@ -80,7 +89,7 @@ def write(
         ],
         "own": own,
         "commands": [one_line(one) for one in commands],
-        # All that is known of how the numbers came about.
+        # Metadata for reproduction.
         "facts": list(_flat({**facts, "near_duplicates": None} | _plain({one.probe: one.options for one in scores}))),
     }
     measured = [
@@ -103,7 +112,7 @@ def write(
 
 
 def data(facts: Mapping[str, Any]) -> list[str]:
-    """What was measured, in sentences: which images, how many, of which classes, and how many stand in both sets."""
+    """Return sentences on the data: numbers of images and classes, copies and near-duplicates, and image sizes."""
     if "train_images" not in facts:
         return []
     copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
@@ -134,7 +143,7 @@ def data(facts: Mapping[str, Any]) -> list[str]:
 
 
 def summary(scores: Sequence[Scores]) -> list[list[str]]:
-    """The results as a table: headings, and a row for each probe."""
+    """Return the results as a table: headings, and one row for each probe."""
     rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "baseline"]]
     for one in scores:
         baseline, gain = higher_baseline(one)
@@ -151,25 +160,25 @@ def summary(scores: Sequence[Scores]) -> list[list[str]]:
 
 
 def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:
-    """A table of headings, and of a row for each feature set, the baselines last."""
+    """Return a table of headings and one row for each feature set, the baselines last."""
     names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
     return [["%", *one.columns], *([name, *map(_score, one.values[name], one.deviations[name])] for name in names)]
 
 
 def _score(share: float | None, deviation: float | None = None) -> str:
-    """0.523 -> 52.3, of a hundred."""
+    """Format a share as a percentage without the sign: 0.523 -> 52.3."""
     if share is None or not math.isfinite(share):
         return _NONE
     return f"{100 * share:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
 
 
 def _plain(value: object) -> Any:
-    """As JSON has it: no tuples, no paths, no numbers that are not finite."""
+    """Convert to JSON types: tuples to lists, paths to strings, non-finite numbers to None."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Plain data as named lines: {"a": {"b": [1, 2]}} -> a.b, "1, 2"."""
+    """Yield nested data as lines with names: {"a": {"b": [1, 2]}} -> a.b, "1, 2"."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _flat(part, f"{name}.{key}" if name else key)
@@ -184,7 +193,7 @@ def _text(value: object) -> str:
 
 
 def _page(values: Mapping[str, object]) -> str:
-    """The page with each text in one line; what a macro makes is Markup, and stays as it is."""
+    """Render the page, with each text on a single line; the output of macros is Markup and not changed."""
     environment = Environment(
         loader=PackageLoader("ssvit.evaluation.report"),
         autoescape=True,
@@ -194,7 +203,7 @@ def _page(values: Mapping[str, object]) -> str:
 
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
-    """Return a figure as PNG in base64, its size and caption, and what is to be seen, by its axes' titles."""
+    """Return a figure as base64 PNG with its size, caption and alternative text."""
     caption = _CAPTIONS.get(name, name.replace("_", " "))
     drawn = figure.draw()
     titles = [" ".join(axis.get_title(loc="left").split()) for axis in drawn.axes]

@@ -1,4 +1,4 @@
-"""The scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
+"""Scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +20,17 @@ from ssvit.figures.display import PLAIN, Display
 
 @dataclass(frozen=True)
 class Split:
-    """Feature sets of the training and of the test images, the same ones.
+    """Feature sets of the training and of the test images; both have the same names.
 
-    own: those of the encoder, by layers. part: of the images measured on, test or validation. others: those of each
-    encoder and baseline measured beside it, by its name, by layers. duplicates: test images that are nearly the same as
-    a training image; None where they were not looked for. display: makes the RGB images of pictures.
+    Attributes:
+        own: Feature sets of the evaluated encoder, in the order of layers.
+        train: Features of the training images.
+        test: Features of the test images.
+        eval_transform: Transform of the evaluated encoder.
+        part: Name of the reported split, "test" or "validation".
+        others: Feature sets of each baseline and compared encoder by its name, in the order of layers.
+        duplicates: Near-duplicates of training images among the test images; None if not computed.
+        display: Conversion to RGB images.
     """
 
     own: tuple[str, ...]
@@ -37,33 +43,43 @@ class Split:
     display: Display = PLAIN
 
     def pictures(self, of: FeatureSets, rows: Tensor) -> Tensor:
-        """RGB images in [0, 1] at some rows of the training or test images: (b,) -> (b, 3, h, w)."""
+        """Return RGB images at some rows of the training or test images: (b,) -> (b, 3, h, w) in [0, 1]."""
         return self.display(of.images(rows, self.eval_transform))
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Return the class names."""
         return self.train.source.classes
 
     @property
     def chance(self) -> float | None:
-        """What a model that ignores the images measured on has, see `chance_of`; None without labels."""
+        """Return the chance level on the test images, see `chance_of`; None without labels."""
         return None if self.test.labels is None else chance_of(self.test.labels)
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several classes: accuracies are mAPs then, whose error is not known."""
+        """Return whether images are multi-label: accuracies are then mAPs, without a standard error."""
         return self.test.labels is not None and is_multi_label(self.test.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The result of one probe: a row of numbers for each feature set.
+    """The result of one probe for all feature sets.
 
-    columns: headings, as "all labels". values: by feature set, a share in [0, 1] for each column; deviations: over
-    samples, None for a single one. best: the feature set of the encoder that was chosen, without test labels. options:
-    of the probe. numbers: all that it found, as plain data. chance: what the last column has by ignoring the image, and
-    images: how many it is measured on; None where the column is no accuracy. predictions: of the best feature set.
-    chosen: the feature set of each encoder, `OWN` and the others, chosen alike; per_image: as of `Result`, of these.
+    Attributes:
+        probe: Name of the probe among the options.
+        columns: Headings, such as "all labels".
+        values: One value in [0, 1] for each column, by feature set.
+        deviations: Standard deviations over samples by feature set; None for a single sample.
+        best: Feature set of the evaluated encoder chosen without test labels.
+        chosen_by: Description of the criterion of this choice.
+        options: Options of the probe.
+        numbers: Numbers of the probe by feature set, as plain data.
+        chance: Chance level of the last column; None if it is neither an accuracy nor an mAP.
+        images: Number of test images; None if the last column is not an accuracy.
+        predictions: Predictions with the chosen feature set.
+        chosen: Feature set of each encoder, `OWN` for the evaluated one, chosen by the same criterion.
+        per_image: Scores of single images with these feature sets, see `Result.per_image`.
     """
 
     probe: str
@@ -82,19 +98,29 @@ class Scores:
 
     @property
     def title(self) -> str:
-        """The title of the probe, by its last column."""
+        """Return the title of the probe with its last column."""
         return title(self.probe, self.columns[-1])
 
     @property
     def tells(self) -> bool:
-        """Whether the chosen features are above chance by more than two standard errors, as far as it is known."""
+        """Return whether the chosen features exceed chance by two standard errors; True if the error is unknown."""
         if self.chance is None or self.images is None:
             return True
         return above_chance(self.values[self.best][-1], self.chance, self.images)
 
 
 def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], None]) -> Scores:
-    """A probe of every feature set; progress(done, all) is called after each. UserError if it cannot be."""
+    """Evaluate a probe on each feature set.
+
+    Args:
+        name: Name of the probe.
+        probe: The probe.
+        split: The feature sets.
+        progress: Called with the numbers of evaluated and of all feature sets after each.
+
+    Raises:
+        UserError: If the probe cannot be computed.
+    """
     encoders = {OWN: split.own, **split.others}
     among_several = {features for sets in encoders.values() for features in sets if len(sets) > 1}
     results: dict[str, Result] = {}
@@ -111,7 +137,7 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
     per_image = {encoder: results[name].per_image for encoder, name in chosen.items()}
     columns = tuple(results[best].scores)
     measure = " mAP" if probe.is_accuracy and split.is_multi_label else ""
-    # "test" is what a probe calls the images it is measured on.
+    # Probes name the reported images "test", whichever split they are.
     named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}
     return Scores(
         probe=name,

@@ -1,6 +1,7 @@
-"""An encoder beside others on the same images by the same probes: how far apart, how surely, in numbers and words.
+"""Paired comparison of an encoder with others on the same images by the same probes.
 
-Runs that differ in their seed alone are one entry: the mean over the seeds. Shares and differences are in [0, 1].
+Runs that differ only in the seed form one entry, whose value is the mean over seeds. Shares and differences are in
+[0, 1].
 """
 
 import math
@@ -23,15 +24,20 @@ METHOD = (
     f"images show in {100 * statistics.POWER:.0f} % of cases. Nothing is corrected for the number of comparisons."
 )
 _MINUS = "\u2212"
-_ROUNDING = 1e-9  # what means over seeds, that are equal, may differ by
+_ROUNDING = 1e-9  # rounding error of equal means over seeds
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What the encoder in question has more than another: the mean, and how sure it is.
+    """Difference of the evaluated encoder from another one, with its uncertainty.
 
-    images: the interval over test images; seeds: over seeds, where there are several. p: of McNemar's test, for single
-    classifiers. detectable: the least difference that so many images show; needed: how many would show this one.
+    Attributes:
+        mean: Mean difference.
+        images: Interval over test images.
+        seeds: Interval over seeds; None for single seeds.
+        p: p-value of McNemar's test; None unless both are single classifiers.
+        detectable: Smallest difference that this number of images detects.
+        needed: Number of images at which this difference is detected.
     """
 
     mean: float
@@ -43,16 +49,23 @@ class Difference:
 
     @property
     def sign(self) -> int:
-        """1 if it is surely better, -1 if surely worse, 0 if that cannot be told."""
+        """Return 1 if the encoder is significantly better, -1 if significantly worse, or else 0."""
         return self.images.sign if self.seeds is None or self.seeds.sign == self.images.sign else 0
 
 
 @dataclass(frozen=True)
 class Standing:
-    """An encoder by the last column of a probe.
+    """Score of an encoder by the last column of a probe.
 
-    features: the feature set chosen, of each seed; values: of each seed; interval: of their mean, over test images.
-    difference: None for the encoder in question itself. chance: of the column, None where it is no accuracy.
+    Attributes:
+        probe: Title of the probe.
+        encoder: Name of the entry.
+        images: Number of test images.
+        features: Chosen feature set of each seed.
+        values: Score of each seed.
+        interval: Interval of their mean over test images.
+        chance: Chance level; None if the column is not an accuracy.
+        difference: Difference of the evaluated encoder from this one; None for the evaluated encoder itself.
     """
 
     probe: str
@@ -66,16 +79,17 @@ class Standing:
 
     @property
     def value(self) -> float:
-        """The mean over seeds."""
+        """Return the mean over seeds."""
         return sum(self.values) / len(self.values)
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """All probes of all encoders.
+    """Comparison of all encoders by all probes. Probes without scores of single images are omitted.
 
-    groups: the encoders of each entry, by its name: the encoder in question first, then those that it is compared with.
-    Probes without values of single images are left out.
+    Attributes:
+        scores: Results of the probes.
+        groups: Encoders of each entry by its name, the evaluated encoder first.
     """
 
     scores: Sequence[Scores]
@@ -83,11 +97,11 @@ class SideBySide:
 
     @cached_property
     def standings(self) -> list[Standing]:
-        """Probe by probe, each with all entries."""
+        """Return the scores of all entries, grouped by probe."""
         return [standing for one in self.scores if one.per_image for standing in _standings(one, self.groups)]
 
     def sentences(self) -> list[str]:
-        """For each entry whether the encoder in question is better, by its first probe, and by which others."""
+        """Return a sentence for each entry on whether the evaluated encoder is better."""
         _, *others = self.groups
         found = {name: [standing for standing in self.standings if standing.encoder == name] for name in others}
         return [_sentence(name, standings) for name, standings in found.items() if standings]
@@ -126,7 +140,7 @@ def _standings(one: Scores, groups: Mapping[str, Sequence[str]]) -> list[Standin
 
 
 def _sentence(name: str, standings: Sequence[Standing]) -> str:
-    """Against one entry: the first probe in numbers, the others by name."""
+    """Return a sentence on the difference from one entry: the first probe in detail, further probes as a list."""
     first, *others = standings
     difference = first.difference
     assert difference is not None
@@ -157,22 +171,22 @@ def _sentence(name: str, standings: Sequence[Standing]) -> str:
 
 
 def points(share: float) -> str:
-    """0.0123 -> +1.2."""
+    """Format a difference in percentage points: 0.0123 -> +1.2."""
     return f"{100 * share:+.1f}".replace("-", _MINUS)
 
 
 def between(interval: Interval) -> str:
-    """(0.01, 0.02) -> +1.0 to +2.0."""
+    """Format an interval in percentage points: (0.01, 0.02) -> +1.0 to +2.0."""
     return f"{points(interval.low)} to {points(interval.high)}"
 
 
 def rounded(count: float) -> int:
-    """To two digits: 61,234 -> 61,000."""
+    """Round to two significant digits: 61,234 -> 61,000."""
     return int(round(count, 1 - math.floor(math.log10(count)))) if count >= 1 else 1
 
 
 def table(standings: Sequence[Standing]) -> list[list[str]]:
-    """A heading, and a row for each entry of each probe."""
+    """Return a table of headings and one row for each entry of each probe."""
     rows = [["probe", "encoder", "%", "interval", "difference", "interval of it", "over seeds", "p", "detectable"]]
     for one in standings:
         values = f"{100 * one.interval.low:.1f} to {100 * one.interval.high:.1f}"
