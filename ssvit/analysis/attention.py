@@ -1,6 +1,8 @@
-"""The attention weights of an encoder, computed in addition to its forward pass, which does not change.
+"""Attention weights of an encoder, computed in addition to its forward pass, which is not modified.
 
-Letters: b images, h heads, q queries, t tokens, n patches, s prefix tokens, d width, k width of a head.
+The figures follow the ViT paper (Dosovitskiy et al. 2021), "the paper" below.
+
+Shapes use b images, h heads, q queries, t tokens, n patches, s prefix tokens, d width, k width of a head.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +24,17 @@ from ssvit.models.vit import ViT
 
 @torch.no_grad()
 def weights_of(attention: Attention, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-    """The softmax of an attention for its inputs, (b, t, d) -> (b, h, q, t) float32: rows sum to 1."""
+    """Return the attention weights of a layer for its inputs.
+
+    Args:
+        attention: Attention of the layer.
+        x: Input tokens, (b, t, d).
+        output_ids: Tokens used as queries; None for all.
+        info: Rotations and positions of the tokens.
+
+    Returns:
+        Weights, (b, h, q, t) float32; rows sum to 1.
+    """
     with torch.autocast(x.device.type, enabled=False):
         x = x.float()
         query_weight, key_weight, _ = attention.qkv.weight.float().chunk(3)
@@ -40,9 +52,10 @@ def weights_of(attention: Attention, x: Tensor, output_ids: Ids = None, info: To
 
 @contextmanager
 def watched(encoder: ViT, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """While the block runs, call see(layer, weights (b, h, q, t)) as each layer of the encoder, from 0, is computed.
+    """Call see(layer, weights (b, h, q, t)) for each layer of the encoder during its forward passes within the block.
 
-    A layer's weights are let go of before the next one's are made. No hook is left afterwards, whatever is raised.
+    Layers are counted from 0. The weights of a layer are released before those of the next one are computed. Hooks are
+    removed on exit, including after exceptions.
     """
 
     def look(layer: int, attention: Attention, inputs: tuple[Any, ...]) -> None:
@@ -55,17 +68,24 @@ def watched(encoder: ViT, see: Callable[[int, Tensor], None]) -> Iterator[None]:
 
 
 def between_patches(encoder: ViT) -> Tensor:
-    """Distances between the centres of patches, in pixels of the encoder's images: (n, n) float32."""
+    """Return the distances between the centres of patches in pixels of the input: (n, n) float32."""
     rows, columns = (torch.arange(side) * pixels for side, pixels in zip(encoder.grid, encoder.patch_size, strict=True))
     centres = torch.cartesian_prod(rows, columns).float().view(-1, 2)
     return (centres[:, None] - centres).square().sum(-1).sqrt()
 
 
 def mean_distance(weights: Tensor, between: Tensor) -> Tensor:
-    """How far each head looks, in pixels: (b, h, s + n, s + n) and (n, n) -> (b, h).
+    """Return the mean attention distance of each head in pixels (paper, section 4.5 and Figure 7).
 
-    The mean over all patches of the distance to the patches attended to, weighted by attention (paper, section 4.5 and
-    Figure 7). Prefix tokens, which have no place, are left out, and the other weights are made to sum to 1 again.
+    It is the mean over query patches of the distance to the key patches, weighted by attention. Prefix tokens have no
+    position and are excluded; the remaining weights are renormalised.
+
+    Args:
+        weights: Attention weights, (b, h, s + n, s + n).
+        between: Distances between patches, (n, n).
+
+    Returns:
+        Distances, (b, h).
     """
     prefix = weights.shape[-1] - len(between)
     patches = weights[:, :, prefix:, prefix:]
@@ -74,28 +94,45 @@ def mean_distance(weights: Tensor, between: Tensor) -> Tensor:
 
 
 def rolled(rollout: Tensor | None, weights: Tensor) -> Tensor:
-    """Attention rollout one layer further: (b, t, t) up to the layer before, None at first, -> (b, t, t).
+    """Extend the attention rollout by one layer (Abnar and Zuidema 2020; paper, Appendix D.8).
 
-    Row i tells how much of each input token has come into token i: the weights are averaged over heads, the identity
-    is added for the residual branch, rows are made to sum to 1, and layers are multiplied (Abnar and Zuidema 2020;
-    paper, Appendix D.8). Rows sum to 1.
+    Weights are averaged over heads and, for the residual branch, with the identity; the matrices of the layers are then
+    multiplied. Row i contains the contribution of each input token to token i, and sums to 1.
+
+    Args:
+        rollout: Rollout up to the previous layer, (b, t, t); None for the first layer.
+        weights: Attention weights of the layer, (b, h, t, t).
+
+    Returns:
+        Rollout up to this layer, (b, t, t).
     """
     mixing = (weights.mean(1) + torch.eye(weights.shape[-1], device=weights.device)) / 2
     return mixing if rollout is None else mixing @ rollout
 
 
 def over_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Tensor:
-    """Attention to patches, (…, s + n, s + n) -> (…, n): the class token's or, by patch_mean, the patches' mean."""
+    """Return the attention of the class token or, for patch_mean, the mean attention of the patches, to patches.
+
+    Args:
+        attention: Attention weights, (…, s + n, s + n).
+        num_prefix_tokens: Number of prefix tokens, s.
+        pooling: "class_token" or "patch_mean".
+
+    Returns:
+        Attention to each patch, (…, n).
+    """
     rows = attention[..., 0, :] if pooling == "class_token" else attention[..., num_prefix_tokens:, :].mean(-2)
     return rows[..., num_prefix_tokens:]
 
 
 def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Plot:
-    """Return each head's mean attention distance over the depth, by encoder: (layers, heads) in pixels.
+    """Plot the mean attention distance of each head over the layers.
 
-    uniform: the distance of a head that attends to all patches alike.
+    Args:
+        distances: Distances by encoder, (layers, heads) in pixels.
+        uniform: Distance for uniform attention to all patches.
     """
-    apart = 0.16 * (len(distances) - 1)  # layers between two encoders, so that neither hides the other
+    apart = 0.16 * (len(distances) - 1)  # offset between two encoders, in layers
     points = []
     for (name, values), color, side in zip(distances.items(), ("model", "replaced"), (-0.5, 0.5), strict=False):
         layers = torch.arange(1, len(values) + 1).repeat_interleave(values.shape[1]) + side * apart
@@ -108,9 +145,16 @@ def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Plot:
 def plot_maps(
     images: Tensor, names: Sequence[str], maps: Mapping[str, Tensor], grid: tuple[int, int], title: str = ""
 ) -> Gallery:
-    """Return rows of an image (b, 3, h, w) in [0, 1] and its maps of attention, each (b, n), by their titles.
+    """Return a gallery of images and their attention maps.
 
-    A single map has a column before it with the image as bright as it is attended to.
+    A single map is preceded by a column with the image, multiplied by the smoothed map.
+
+    Args:
+        images: Images, (b, 3, h, w) in [0, 1].
+        names: Caption of each image.
+        maps: Attention maps by title, (b, n).
+        grid: Rows and columns of patches.
+        title: Title of the gallery.
     """
     size = (images.shape[2], images.shape[3])
     columns: list[Sequence[Picture]] = [[Picture(image, (name,)) for image, name in zip(images, names, strict=True)]]

@@ -1,6 +1,6 @@
-"""The principal components of the filters that embed a patch (paper, Figure 7, left).
+"""Principal components of the filters of the patch embedding (Dosovitskiy et al. 2021, Figure 7, left).
 
-Letters: d width, c channels, p, q height and width of a patch, m components.
+Shapes use d width, c channels, p, q height and width of a patch, m components.
 """
 
 from typing import NamedTuple
@@ -14,21 +14,22 @@ from ssvit.figures.pictures import Gallery, Picture
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
-COMPONENTS = 28  # as many as the paper shows
+COMPONENTS = 28  # number of components in the paper
 _ACROSS = 7  # components in a row
 
 
 class Components(NamedTuple):
-    """The first components, (m, c, p, q) of length 1 each, and their share of the filters' variance, (m,)."""
+    """The first components, (m, c, p, q), of unit length, and their shares of the filters' variance, (m,)."""
 
     filters: Tensor
     shares: Tensor
 
 
 def filters(encoder: ViT) -> Tensor:
-    """The weights by which a patch's embedding multiplies the pixels, before normalisation: (d, c, p, q).
+    """Return the filters of the patch embedding with respect to unnormalised pixels, (d, c, p, q).
 
-    UserError for an encoder whose patches are embedded by more than one linear map.
+    Raises:
+        UserError: If the patch embedding is not a single linear map.
     """
     if encoder.stem is not None:
         raise UserError("filters: not available, since a hybrid embeds its patches by convolutions")
@@ -38,8 +39,9 @@ def filters(encoder: ViT) -> Tensor:
 
 
 def components(filters: Tensor, count: int = COMPONENTS) -> Components:
-    """The first principal components of filters (d, c, p, q), as many as there are; each one's largest entry is
-    positive.
+    """Return the first principal components of filters (d, c, p, q), at most `count`.
+
+    Signs are such that the entry of largest magnitude is positive.
     """
     flat = filters.flatten(1).double()
     flat = flat - flat.mean(0)
@@ -52,7 +54,7 @@ def components(filters: Tensor, count: int = COMPONENTS) -> Components:
 
 
 def plot(found: Components, display: Display) -> Gallery:
-    """Return each component as a picture, from its least entry (black) to its largest, with its share of variance."""
+    """Return the components as images from minimum (black) to maximum (white), with their shares of variance."""
     low, high = (end((1, 2, 3), keepdim=True) for end in (found.filters.amin, found.filters.amax))
     pictures = display.rgb((found.filters - low) / (high - low).clamp(min=1e-12))
     shown = [Picture(picture, (f"{100 * share:.1f} %",)) for picture, share in zip(pictures, found.shares, strict=True)]

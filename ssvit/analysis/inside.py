@@ -1,8 +1,9 @@
-"""Figures, numbers and lines about the inside of an encoder, or of two, for some images.
+"""Analysis of one or two encoders on some images: figures, numbers, and lines for the console.
 
-A line names what an encoder does not have (filters of a hybrid, embeddings of relative positions).
+A line reports an analysis that does not apply to the encoder, such as the filters of a hybrid or the embeddings of
+relative positions.
 
-Letters: b images, l layers, h heads, n patches, c channels.
+Shapes use b images, l layers, h heads, n patches, c channels.
 """
 
 import io
@@ -38,14 +39,14 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images (b, c, h, w) uint8 as an encoder sees them, their names, and a description of all."""
+    """Transformed images (b, c, h, w) uint8, their names, and a description of the set."""
 
     images: Tensor
     names: tuple[str, ...]
     description: str
 
     def some(self, count: int) -> "Pictures":
-        """At most `count` of them, evenly spaced."""
+        """Return at most `count` of the images, evenly spaced."""
         places = evenly_spaced(len(self.images), count)
         return Pictures(self.images[places], tuple(self.names[place] for place in places), self.description)
 
@@ -53,9 +54,17 @@ class Pictures:
 def held_out(
     source: Source, view: EvalTransform, count: int, *, batch_size: int, **loading: Unpack[Loading]
 ) -> Pictures:
-    """Images of a source, always the same ones, named by their class if it is known. UserError if none can be read.
+    """Read a fixed sample of the images of a source, named by their class if it is known.
 
-    batch_size, loading: as of `evaluation_batches`.
+    Args:
+        source: Images.
+        view: Transform of the evaluation.
+        count: Maximum number of images.
+        batch_size: Batch size, see `evaluation_batches`.
+        **loading: Further options of `evaluation_batches`.
+
+    Raises:
+        UserError: If no image is readable.
     """
     batches = list(evaluation_batches(source, view, batch_size=batch_size, limit=count, **loading))
     if not batches:
@@ -72,11 +81,19 @@ def held_out(
 def from_files(
     paths: Sequence[str], view: EvalTransform, count: int, say: Callable[[str], None], pixels: PixelFormat = RGB
 ) -> Pictures:
-    """At most `count` of a user's pictures, evenly spaced; others replace unreadable ones, which say(line) is told.
+    """Read at most `count` image files, evenly spaced; unreadable files are replaced by further ones.
 
-    pixels: what the encoder takes of files. UserError if none can be read.
+    Args:
+        paths: Paths of the files.
+        view: Transform of the evaluation.
+        count: Maximum number of images.
+        say: Called with a message for each unreadable file.
+        pixels: Pixel format of the encoder.
+
+    Raises:
+        UserError: If no file is readable.
     """
-    images: dict[int, Tensor] = {}  # by their place
+    images: dict[int, Tensor] = {}  # by index in `paths`
     left = list(range(len(paths)))
     while left and len(images) < count:
         chosen = {left[place] for place in evenly_spaced(len(left), count - len(images))}
@@ -102,15 +119,23 @@ class Report:
     lines: list[str] = field(default_factory=list)
 
     def save(self, folder: Path, step: int) -> list[Path]:
-        """Write <name>.png for each figure and numbers.json, whose paths are returned, and all figures for TensorBoard.
+        """Write figures, numbers.json and a TensorBoard file atomically.
 
-        Each file is there whole or not at all. UserError if the disk refuses.
+        Args:
+            folder: Folder of the files.
+            step: Step of the checkpoint, for TensorBoard.
+
+        Returns:
+            Paths of the figures and of numbers.json.
+
+        Raises:
+            UserError: If the files cannot be written.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard.summary import image
 
-        # TensorBoard's own writer has a thread, which dies on a full disk and leaves the others waiting.
+        # The writer of TensorBoard uses a thread, whose failure on a full disk would block the main thread.
         events = io.BytesIO()
         board = RecordWriter(events)
         board.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -137,10 +162,18 @@ def look(
     other: tuple[str, ViT] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Look into an encoder in eval mode by what it does with some pictures, `shown` of which are plotted.
+    """Analyse an encoder in eval mode on some images.
 
-    layer: whose heads are plotted, from 1. pooling: of the attention, see `attention.over_patches`. other: the name of
-    a second encoder of images of the same size, and that encoder, to compare with.
+    Args:
+        encoder: The encoder.
+        pictures: The images.
+        layer: Layer whose heads are plotted, counted from 1.
+        pooling: Pooling of the attention maps, see `attention.over_patches`.
+        shown: Number of images whose attention is plotted.
+        batch_size: Batch size, 8 or more.
+        display: Conversion to RGB images.
+        other: Name of a second encoder with the same image size, and that encoder, for comparison.
+        progress: Called with the numbers of processed and of all images.
     """
     grid, sides = encoder.grid, "x".join(map(str, encoder.image_size))
     numbers = {"images": len(pictures.images), "image_size": encoder.image_size, "patch_size": encoder.patch_size}
@@ -177,16 +210,25 @@ def _add_positions(report: Report, encoder: ViT) -> None:
 def measure(
     encoders: Sequence[ViT], images: Tensor, batch_size: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Each encoder's mean attention distances (l, h), and the alignment of all layers in turn, None of too few images.
+    """Return the mean attention distances of each encoder, and the similarity of the layers of all encoders.
 
-    batch_size: 8 or more.
+    Args:
+        encoders: The encoders.
+        images: Images, (b, c, h, w) uint8.
+        batch_size: Batch size, 8 or more.
+        progress: Called with the numbers of processed and of all images.
+
+    Returns:
+        Distances of each encoder, (l, h) in pixels, and the linear CKA of the layers of all encoders, concatenated,
+        which
+        is None for fewer than `similarity.FEWEST` images.
     """
     between = [attention.between_patches(encoder) for encoder in encoders]
     sums = [torch.zeros(len(encoder.blocks), encoder.blocks[0].attention.heads).double() for encoder in encoders]
     layers = sum(map(len, sums))
     independence, done = torch.zeros(layers, layers).double(), 0
     enough = len(images) >= similarity.FEWEST
-    # Parts of one size, or one image less, so that none has too few.
+    # Batches differ in size by at most one image, so that none is too small.
     for part in images.tensor_split(math.ceil(len(images) / batch_size)):
         grams = []
         for encoder, apart, own in zip(encoders, between, sums, strict=True):
@@ -257,7 +299,7 @@ def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pool
     with attention.watched(encoder, see):
         encoder(pictures.images.to(encoder.mean.device))
     assert rollout is not None
-    assert heads is not None  # `layer` is one of the layers
+    assert heads is not None  # because `layer` is at most the depth
     whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
     images = display(pictures.images)
     by_head = {f"head {number}": one for number, one in enumerate(heads.unbind(1), start=1)}
@@ -270,7 +312,7 @@ def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pool
 
 
 def _plain(numbers: Tensor) -> Any:
-    """As nested lists for JSON, which has no nan."""
+    """Return nested lists for JSON, with None for NaN."""
     rounded = np.round(numbers.double().cpu().numpy(), _DIGITS).astype(object)
     rounded[numbers.isnan().cpu().numpy()] = None
     return rounded.tolist()

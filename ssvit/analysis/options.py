@@ -1,4 +1,4 @@
-"""The options of the plots of an encoder, which check themselves. Standard library only."""
+"""Define the options of the analysis of an encoder. This module uses the standard library only."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
@@ -13,34 +13,35 @@ from ssvit.options import OptionError, folder_to_write, one_of, whole
 
 
 class Visualize(Pretrained):
-    """What is plotted of an encoder, and how."""
+    """Plot attention, filters, position embeddings and similarity of layers of an encoder."""
 
     encoder: Part = None
-    """The model: the checkpoint's."""
+    """The model. None: the checkpoint's."""
     data: Part = None
-    """The images: those of the checkpoint's run, unless another data set is named."""
+    """The data set. None: that of the checkpoint's run."""
     other: Name | None = None
-    """A second checkpoint, for comparison; newest: the fine-tuning run that finished last; scratch: random weights."""
+    """Second checkpoint, for comparison; newest: the fine-tuning run that finished last; scratch: random weights."""
     images: Sequence[Name] = ()
-    """Pictures, or folders of them; without them held-out images of the data set are plotted."""
+    """Image files or folders; without them, held-out images of the data set."""
     count: Count = 128
-    """The most images that are measured."""
+    """Maximum number of images in the statistics."""
     shown: Count = 8
-    """Number of images that are plotted with their attention."""
+    """Number of images whose attention is plotted."""
     layer: int | str = "last"
-    """The layer whose heads are plotted: its number, 1 for the first, or last."""
+    """Layer whose heads are plotted: its number, counted from 1, or last."""
     pooling: Name | None = None
-    """Whose attention is plotted: class_token, or patch_mean for all patches; null: class_token if there is one."""
+    """Attention that is plotted: class_token, or patch_mean for the mean over patches. None: class_token if there is
+    one."""
     batch_size: Annotated[int, Ge(8)] = 64
-    """Images encoded at a time, and images of each estimate of similarity (Nguyen et al. 2021)."""
+    """Batch size, both of the encoder and of each estimate of similarity (Nguyen et al. 2021)."""
     workers: Whole = 0
-    """Processes that decode image files of the data set."""
+    """Loader processes for images of the data set."""
     loader_timeout: NotNegative = 300
-    """Seconds to wait for a batch from these processes; 0: no limit."""
+    """Seconds to wait for a batch from the loader processes; 0: no limit."""
     device: Literal["auto", "cpu"] = "auto"
-    """auto: CUDA where there is a GPU; or cpu."""
+    """auto: CUDA if available; or cpu."""
     output: Name | None = None
-    """The folder for the plots; null: visualize/ in the run's folder."""
+    """Folder of the plots. None: visualize/ in the run's folder."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
@@ -52,7 +53,16 @@ class Visualize(Pretrained):
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:
-    """The layer whose heads are plotted, from 1, and the pooling. OptionError if an encoder does not have them."""
+    """Return the layer whose heads are plotted, counted from 1, and the pooling.
+
+    Args:
+        encoder: The encoder.
+        layer: Layer number, or last.
+        pooling: Pooling; None for class_token if the encoder has one.
+
+    Raises:
+        OptionError: If the encoder does not have the layer or the class token.
+    """
     number = encoder.depth if layer == "last" else layer
     whole("layer", number)
     number = int(number)

@@ -1,6 +1,6 @@
-"""The similarity of position embeddings, as cosines (paper, Figure 7, centre).
+"""Cosine similarity of position embeddings (Dosovitskiy et al. 2021, Figure 7, centre).
 
-Letters: n patches, s prefix tokens, d width, y, x rows and columns of patches, r, k rows and columns of tiles.
+Shapes use n patches, s prefix tokens, d width, y, x rows and columns of patches, r, k rows and columns of tiles.
 """
 
 import math
@@ -13,13 +13,14 @@ from ssvit.figures.matrices import Heatmaps, Matrix
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
-_TILES = 16  # along a side, at most
+_TILES = 16  # maximum number of tiles along a side
 
 
 def similarity(encoder: ViT) -> Tensor:
-    """Cosines of the patches' position embeddings, of the first layer that has them: (n, n).
+    """Return the cosine similarities of the patches' position embeddings in the first layer that has them, (n, n).
 
-    UserError for an encoder that adds none.
+    Raises:
+        UserError: If the encoder has no additive position embeddings.
     """
     if not len(encoder.positions):
         kind = encoder.arguments["positions"]
@@ -29,9 +30,9 @@ def similarity(encoder: ViT) -> Tensor:
 
 
 def plot(similarity: Tensor, grid: tuple[int, int]) -> Heatmaps:
-    """Return a tile for each patch, at its place in the image, of its similarity with all patches: (n, n), n = y x.
+    """Return a tile for each patch at its position in the image, with its similarity to all patches: (n, n), n = y x.
 
-    Along a side of more than 16 patches every second, or fewer, has a tile.
+    For more than 16 patches along a side, a regular subset of them is plotted.
     """
     y, x = grid
     down, across = (-(-side // _TILES) for side in grid)

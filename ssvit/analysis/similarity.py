@@ -1,10 +1,10 @@
-"""The similarity of the layers' representations of images: linear centred kernel alignment (Kornblith et al. 2019).
+"""Similarity of the representations of layers: linear centred kernel alignment, CKA (Kornblith et al. 2019).
 
-A layer's representation of an image is all its tokens side by side (Raghu et al. 2021), so layers and encoders of any
-width can be compared. An estimate without bias is summed over small batches (Nguyen et al. 2021), so that neither many
-images nor wide layers need memory, nor few images make all layers look alike.
+The representation of an image by a layer is the concatenation of all its tokens (Raghu et al. 2021), so that layers and
+encoders of any width can be compared. An unbiased estimate is summed over small batches (Nguyen et al. 2021): memory is
+independent of the number of images, and small samples do not inflate the similarity.
 
-Letters: b images, t tokens, d width, l layers.
+Shapes use b images, t tokens, d width, l layers.
 """
 
 import torch
@@ -12,20 +12,27 @@ from torch import Tensor
 
 from ssvit.figures.matrices import Heatmaps, Matrix
 
-FEWEST = 4  # images in a batch: of fewer there is no estimate without bias
+FEWEST = 4  # minimum batch size of the unbiased estimate
 
 
 def gram(tokens: Tensor) -> Tensor:
-    """Products of the images' representations, (b, t, d) -> (b, b) float64, with zeros on the diagonal."""
+    """Return the Gram matrix of representations, (b, t, d) -> (b, b) float64, with zeros on the diagonal."""
     flat = tokens.flatten(1).double()
-    flat = flat - flat.mean(0)  # changes nothing but how much is rounded off
+    flat = flat - flat.mean(0)  # reduces rounding errors without changing the estimate
     return (flat @ flat.T).fill_diagonal_(0)
 
 
 def hsic(grams: Tensor) -> Tensor:
-    """The unbiased Hilbert-Schmidt independence criterion of each with each: (l, b, b), zero diagonals, -> (l, l).
+    """Return the unbiased Hilbert-Schmidt independence criterion of each pair of layers (Song et al. 2012).
 
-    Song et al. 2012. ValueError for fewer than 4 images.
+    Args:
+        grams: Gram matrices with zero diagonals, (l, b, b).
+
+    Returns:
+        Estimates, (l, l).
+
+    Raises:
+        ValueError: For fewer than 4 images.
     """
     b = grams.shape[-1]
     if b < FEWEST:
@@ -37,14 +44,20 @@ def hsic(grams: Tensor) -> Tensor:
 
 
 def cka(sums: Tensor) -> Tensor:
-    """How alike the layers are, from `hsic` summed over batches: (l, l), 1 on the diagonal, nan if undefined."""
+    """Return the CKA of layers from `hsic` summed over batches: (l, l), 1 on the diagonal, NaN if undefined."""
     norms = sums.diagonal().clamp(min=0).sqrt()
     scale = torch.outer(norms, norms)
     return (sums / scale).where(scale > 0, torch.nan)
 
 
 def plot(alignment: Tensor, layers: int, other: str = "") -> Heatmaps:
-    """Return the layers of one encoder against each other and against those of `other`, from `cka` of both in turn."""
+    """Return heat maps of the similarity within an encoder and, if there is a second one, between both.
+
+    Args:
+        alignment: CKA of the layers of one encoder or of two encoders, concatenated, (l, l).
+        layers: Number of layers of the first encoder.
+        other: Name of the second encoder; "" for none.
+    """
     parts = {"layer": alignment[:layers, :layers]}
     if other:
         parts[f"layer of {other}"] = alignment[:layers, layers:]

@@ -1,1 +1,1 @@
-"""Descriptions of figures, and their drawing by matplotlib."""
+"""Descriptions of figures, and their rendering by matplotlib."""

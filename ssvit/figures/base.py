@@ -1,4 +1,4 @@
-"""The contract of figures: a `Figure` describes what is shown, and matplotlib is imported when it is drawn."""
+"""Define the interface of figures: a `Figure` describes its content, and matplotlib is imported when it is drawn."""
 
 import io
 from typing import TYPE_CHECKING
@@ -8,19 +8,19 @@ if TYPE_CHECKING:
 
 
 class Figure:
-    """The description of a figure: frozen data, such as numbers, images and labels."""
+    """Description of a figure: frozen data, such as numbers, images and labels."""
 
     def draw(self) -> "matplotlib.figure.Figure":
-        """Return the figure, drawn by matplotlib, which is imported here."""
+        """Draw the figure by matplotlib, which is imported here."""
         raise NotImplementedError
 
     def png(self) -> bytes:
-        """Return the figure as a PNG file. Texts appear as they are, without mathematics between dollar signs."""
+        """Return the figure as a PNG file. Dollar signs in texts are printed, without mathtext."""
         return png(self.draw())
 
 
 def png(figure: "matplotlib.figure.Figure") -> bytes:
-    """Return a figure of matplotlib as a PNG file, see `Figure.png`."""
+    """Return a matplotlib figure as a PNG file, see `Figure.png`."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):

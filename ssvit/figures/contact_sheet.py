@@ -1,4 +1,4 @@
-"""Contact sheets: in each row a query and, best first, the images that are most similar to it; and pairs of images."""
+"""Contact sheets: rows of a query with its most similar images, best first; and pairs of images."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,16 +8,20 @@ from torch import Tensor
 from ssvit.figures.pictures import GREEN, RED, Gallery, Picture
 from ssvit.figures.style import INK
 
-QUERIES, NEIGHBOURS = 8, 10  # in a sheet at most
-PAIRS, _ACROSS = 20, 5  # in a sheet of pairs, and in a row of it
+QUERIES, NEIGHBOURS = 8, 10  # maximum numbers in a sheet
+PAIRS, _ACROSS = 20, 5  # pairs in a sheet, and in each of its rows
 _MARKS = {None: ("", None), True: ("✓ ", GREEN), False: ("✗ ", RED)}
 
 
 class Neighbour(NamedTuple):
-    """An image (3, h, w) of a sheet.
+    """A neighbour in a contact sheet.
 
-    distance: from the query, relative to the median over the gallery
-    (`evaluation.neighbours.relative_distances`). name: its class, "" if unknown. same_class: whether the query has it.
+    Attributes:
+        image: Image, (3, h, w) in [0, 1].
+        distance: Distance from the query relative to the median over the gallery, see
+            `evaluation.neighbours.relative_distances`.
+        name: Class name; "" if unknown.
+        same_class: Whether it has the class of the query; None if unknown.
     """
 
     image: Tensor
@@ -35,10 +39,10 @@ class Query(NamedTuple):
 
 
 def contact_sheet(queries: Sequence[Query]) -> Gallery:
-    """Return the first queries and the first neighbours of each, as many as a sheet holds.
+    """Return a sheet of the first queries with the first neighbours of each.
 
-    A neighbour has a green frame and a tick if its class is the query's, a red frame and a cross if it is not, neither
-    where that is not known.
+    Neighbours of the same class have a green frame and a tick, neighbours of another class a red frame and a cross.
+    Without labels there is no frame.
     """
     rows = []
     for query in queries[:QUERIES]:
@@ -51,7 +55,7 @@ def contact_sheet(queries: Sequence[Query]) -> Gallery:
 
 
 def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Gallery:
-    """Return pairs of images side by side, with the cosine of both; as many as a sheet holds."""
+    """Return a sheet of pairs of images with their cosine similarity."""
     shown = [pairs[place : place + _ACROSS] for place in range(0, min(len(pairs), PAIRS), _ACROSS)]
     rows = [
         [picture for first, second, cosine in row for picture in (Picture(first, (f"{cosine:.3f}",)), Picture(second))]

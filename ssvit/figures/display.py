@@ -1,6 +1,6 @@
-"""The RGB images by which pictures show images of any number of channels.
+"""Conversion of images of any number of channels to RGB for figures.
 
-Letters: c channels, h, w pixels.
+Shapes use c channels, h, w pixels.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,16 @@ _Numbers = float | Sequence[float]  # one for all channels, or one for each
 
 
 class Display(NamedTuple):
-    """Shows images of any number of channels as RGB.
+    """Convert images of any number of channels to RGB.
 
-    Images of three channels stay as they are. Of images of `len(low)` channels, those that are `shown` are red, green
-    and blue, each scaled so that `low` is black and `high` is white. Any other image becomes the mean of its channels
-    in grey.
+    Images of three channels are unchanged. Of images of `len(low)` channels, the channels `shown` become red, green and
+    blue, each scaled so that `low` is black and `high` is white. Any other image becomes greyscale, the mean of its
+    channels.
+
+    Attributes:
+        shown: Channels shown as red, green and blue.
+        low: Value of each channel shown as black, (c,).
+        high: Value of each channel shown as white, (c,).
     """
 
     shown: tuple[int, ...] = ()
@@ -33,7 +38,7 @@ class Display(NamedTuple):
     def of(cls, data: Images) -> "Display":
         """Return the display of the images of a data set."""
         pixels = getattr(data.source, "pixels", None)
-        if pixels is None:  # a data set of photographs
+        if pixels is None:  # data sets of photographs have no pixel format
             return cls()
         return cls.of_pixels(pixels, mean=data.mean, std=data.std, shown=getattr(data, "shown", ()))
 
@@ -41,8 +46,15 @@ class Display(NamedTuple):
     def of_pixels(cls, pixels: "PixelFormat", *, mean: _Numbers, std: _Numbers, shown: Sequence[int]) -> "Display":
         """Return the display of images of a pixel format.
 
-        Of more than three channels the three `shown` are red, green and blue. These, and images of one or two channels
-        that have a range, are scaled so that mean - 2 std is black and mean + 2 std is white, the same in all pictures.
+        Of more than three channels, the three `shown` become red, green and blue. These, and images of one or two
+        channels with a range, are scaled so that mean - 2 std is black and mean + 2 std is white, which is the same for
+        all images.
+
+        Args:
+            pixels: Pixel format.
+            mean: Mean of all channels or of each channel.
+            std: Standard deviation of all channels or of each channel.
+            shown: Channels shown as red, green and blue.
         """
         channels = pixels.channels
         if channels == 3 or (channels < 3 and pixels.range is None):
@@ -52,7 +64,7 @@ class Display(NamedTuple):
         return cls(tuple(shown) if channels > 3 else tuple(range(channels)), tuple(low), tuple(high))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(…, c, h, w), in [0, 1] or uint8, -> (…, 3, h, w) in [0, 1], on the CPU."""
+        """Convert images (…, c, h, w), uint8 or in [0, 1], to (…, 3, h, w) in [0, 1] on the CPU."""
         images = images.float().cpu() / (255 if images.dtype == torch.uint8 else 1)
         if images.shape[-3] == len(self.low) != 3:
             low, high = (torch.tensor(end)[:, None, None] for end in (self.low, self.high))
@@ -60,7 +72,7 @@ class Display(NamedTuple):
         return self.rgb(images)
 
     def rgb(self, images: Tensor) -> Tensor:
-        """(…, c, h, w) -> (…, 3, h, w): the three channels without scaling them, or their mean."""
+        """Select the three channels without scaling them, or average all channels: (…, c, h, w) -> (…, 3, h, w)."""
         if images.shape[-3] == len(self.low) != 3:
             images = images[..., self.shown, :, :]
         return images if images.shape[-3] == 3 else images.mean(-3, keepdim=True).repeat_interleave(3, -3)

@@ -1,4 +1,4 @@
-"""Encoders next to each other: in the panel of a probe a dot for each encoder, and the interval of its mean."""
+"""Dot plots that compare encoders: one panel for each probe, with a dot and an interval for each encoder."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _WIDE, _ROW, _EDGE = 4.2, 0.3, 0.9  # inches: a panel, the line of an encoder, title and axis
-_NAME, _SIZE = 330, 8  # dots that a name may take, and points of its letters
+_NAME, _SIZE = 330, 8  # maximum width of a name in dots, and font size in points
 
 
 class Dot(NamedTuple):
-    """An encoder: the interval of its mean over test images, and its value for each seed, all in [0, 1]."""
+    """An encoder: interval of its mean over test images, and its score for each seed, all in [0, 1]."""
 
     name: str
     interval: tuple[float, float]
@@ -26,15 +26,20 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Intervals(Figure):
-    """The encoders by probe. The first one is blue, and a line marks its value among the others.
+    """Comparison of encoders by probe. The first encoder is blue, and a line marks its mean.
 
-    Single seeds are small open circles. chances: of the probes that have one.
+    Scores of single seeds are small open circles.
+
+    Attributes:
+        probes: Encoders by title of the probe.
+        chances: Chance level in [0, 1] of the probes that have one.
     """
 
     probes: dict[str, Sequence[Dot]]
     chances: dict[str, float]
 
     def draw(self) -> "matplotlib.figure.Figure":
+        """Draw the panels."""
         across = min(3, math.ceil(math.sqrt(len(self.probes))))
         down = math.ceil(len(self.probes) / across)
         rows = max(map(len, self.probes.values()))

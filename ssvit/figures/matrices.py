@@ -1,6 +1,6 @@
-"""Pictures of matrices: a confusion of classes, and maps of similarities.
+"""Figures of matrices: a confusion matrix, and heat maps.
 
-Letters: k classes.
+Shapes use k classes.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from ssvit.figures.style import COLORS, DPI, INK, PALE, fitted, width_of
 if TYPE_CHECKING:
     import matplotlib.figure
 
-_SIDE, _CELL = 900, 200  # dots: of the confusion matrix, and of one class at most
-_NAMED, _NUMBERED = 40, 20  # classes up to which the matrix has their names, and the shares in its cells
+_SIDE, _CELL = 900, 200  # side of the confusion matrix, and maximum side of a cell, in dots
+_NAMED, _NUMBERED = 40, 20  # maximum numbers of classes for class names, and for numbers in the cells
 
 
 @dataclass(frozen=True)
 class Confusion(Figure):
-    """Each true class (row) by the shares of its images taken for each class; grey if it has no images.
+    """Confusion matrix, normalised over the predictions of each true class (row); rows without images are grey.
 
-    A class is a whole number of dots, so that none is lost. Colours grow with the root of the share, so that rare
-    confusions show.
+    A cell has a whole number of dots, so that none is lost by resampling. Colours are proportional to the square root
+    of the share, which makes rare confusions visible.
 
     Attributes:
         counts: Images, (k, k), or fewer rows and columns for blocks of neighbouring classes.
@@ -39,6 +39,7 @@ class Confusion(Figure):
     title: str
 
     def draw(self) -> "matplotlib.figure.Figure":
+        """Draw the matrix with a colour bar."""
         from matplotlib.colors import LinearSegmentedColormap, PowerNorm
         from matplotlib.ticker import PercentFormatter
 
@@ -79,7 +80,7 @@ class Confusion(Figure):
 
 
 class Matrix(NamedTuple):
-    """Values (rows, columns), what both are, and the positions of ticks by their labels."""
+    """Values (rows, columns), labels of both axes, and positions of ticks by their labels."""
 
     values: np.ndarray
     xlabel: str
@@ -90,7 +91,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Heatmaps(Figure):
-    """Matrices side by side with one scale of colours, from `low` to 1; `scale` names it."""
+    """Heat maps with a common colour scale from `low` to 1, whose label is `scale`."""
 
     matrices: Sequence[Matrix]
     title: str
@@ -99,7 +100,8 @@ class Heatmaps(Figure):
     origin: Literal["upper", "lower"] = "upper"
 
     def draw(self) -> "matplotlib.figure.Figure":
-        # As wide as they have columns, as far as that can be plotted.
+        """Draw the heat maps with a colour bar."""
+        # The width is proportional to the number of columns, within limits.
         shapes = [matrix.values.shape for matrix in self.matrices]
         side = 3.9 if len(shapes) > 1 else 5.5
         figure, axes = style.panels(len(shapes), 1.2 + side * sum(min(max(w / h, 0.5), 2.5) for h, w in shapes), side)

@@ -1,6 +1,6 @@
-"""Pictures made of many images: a gallery with captions, and a mosaic of columns. Images are (3, h, w) in [0, 1].
+"""Figures of images: a gallery with captions, and a mosaic of columns. Images are (3, h, w) in [0, 1].
 
-Letters: b images, h, w pixels, y, x rows and columns of patches.
+Shapes use b images, h, w pixels, y, x rows and columns of patches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import matplotlib.figure
     from matplotlib.axes import Axes
 
-GREY = 0.5  # of masked patches
+GREY = 0.5  # grey level of masked patches
 GREEN, RED = "#3a9d5d", "#c8372d"
 _GAP, _LINE, _SIZE, _FRAME = 14, 24, 7, 5  # dots between images and of a line of text, points of text, dots of a frame
 _MAT = 0.945
 
 
 class Picture(NamedTuple):
-    """An image of a gallery, the lines below it, and the colour of these and of a frame; None: no frame."""
+    """An image of a gallery, its caption lines, and the colour of captions and frame; None: no frame."""
 
     image: Tensor
     captions: Sequence[str] = ()
@@ -37,14 +37,14 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Gallery(Figure):
-    """Rows of images of any sizes in squares, with captions.
+    """Rows of images of any size in square tiles, with captions.
 
     Attributes:
         rows: The pictures of each row.
-        title: The line above all.
-        titles: Those of the columns; none by default.
-        note: The line below all.
-        tile: Dots of a square.
+        title: The line above the images.
+        titles: Titles of the columns; none by default.
+        note: The line below the images.
+        tile: Side of a tile in dots.
     """
 
     rows: Sequence[Sequence[Picture]]
@@ -54,6 +54,7 @@ class Gallery(Figure):
     tile: int = 170
 
     def draw(self) -> "matplotlib.figure.Figure":
+        """Draw the gallery."""
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
@@ -81,7 +82,15 @@ class Gallery(Figure):
         return figure
 
     def _place(self, square: np.ndarray, picture: Picture, axis: "Axes", x: int, y: int) -> None:
-        """Put an image into the middle of its square, enlarged by its own pixels or reduced, and draw its frame."""
+        """Draw an image at the centre of its tile, enlarged by nearest neighbour or reduced, with its frame.
+
+        Args:
+            square: Pixels of the tile, modified in place.
+            picture: The image.
+            axis: Axis of the figure.
+            x: Left edge of the tile in dots.
+            y: Upper edge of the tile in dots.
+        """
         square[:] = _MAT
         sides = picture.image.shape[1:]
         h, w = (max(1, round(self.tile * side / max(sides))) for side in sides)
@@ -93,7 +102,7 @@ class Gallery(Figure):
         if picture.color is not None:
             from matplotlib.patches import Rectangle
 
-            out = _FRAME / 2 + 1  # and what the line blurs, so that it hides no pixel
+            out = _FRAME / 2 + 1  # one dot for anti-aliasing, so that the frame does not cover pixels
             corner, side = (x - out, y - out), self.tile + 2 * out
             axis.add_patch(
                 Rectangle(corner, side, side, fill=False, edgecolor=picture.color, linewidth=72 * _FRAME / DPI)
@@ -102,12 +111,12 @@ class Gallery(Figure):
 
 @dataclass(frozen=True)
 class Mosaic(Figure):
-    """Images (b, 3, h, w) of several kinds side by side, in two blocks if there are more than three images.
+    """Columns of images (b, 3, h, w) of several kinds, in two blocks if there are more than three images.
 
     Attributes:
         columns: The images of each kind, by its title.
-        legend: The colours of labels below the images: grey levels of matplotlib or colours.
-        frames: By labels of the legend, which patches of an image have a frame in its colour, (b, y, x) bool.
+        legend: Colours by label, as grey levels of matplotlib or RGB colours.
+        frames: For labels of the legend, the patches with a frame in its colour, (b, y, x) bool.
         framed: The title of the column that has these frames.
     """
 
@@ -117,6 +126,7 @@ class Mosaic(Figure):
     framed: str = ""
 
     def draw(self) -> "matplotlib.figure.Figure":
+        """Draw the mosaic with its legend."""
         from matplotlib.colors import to_rgb
         from matplotlib.patches import Patch
 
@@ -155,17 +165,26 @@ class Mosaic(Figure):
 
 
 def outline(image: np.ndarray, row: int, column: int, tall: int, wide: int, color: tuple[float, ...]) -> None:
-    """Draw a frame of three pixels inside a patch of tall x wide pixels of an image (h, w, 3)."""
+    """Draw a frame of three pixels inside a patch of an image (h, w, 3), in place.
+
+    Args:
+        image: The image.
+        row: Row of the patch.
+        column: Column of the patch.
+        tall: Height of a patch in pixels.
+        wide: Width of a patch in pixels.
+        color: RGB in [0, 1].
+    """
     patch = image[row * tall : (row + 1) * tall, column * wide : (column + 1) * wide]
     for edge in (patch[:3], patch[-3:], patch[:, :3], patch[:, -3:]):
         edge[:] = color
 
 
 def masked(columns: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Mosaic:
-    """Return the last images with masked patches in grey next to all images (b, 3, h, w), by title.
+    """Return a mosaic of the last column's images with masked patches in grey, followed by all columns.
 
     Args:
-        columns: The images.
+        columns: Images (b, 3, h, w) by title.
         masked_ids: The masked patches of each image, (b, m).
         grid: Rows and columns of patches.
         note: The label of masked patches in the legend.

@@ -1,4 +1,4 @@
-"""Plots of curves: numbers over the steps of a run, over layers, images or time, next to baselines."""
+"""Plots of curves over steps, layers, images or time, next to baselines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 
 Dash = str | tuple[int, tuple[int, ...]]
 History = Sequence[Mapping[str, float | None]]
-"""Rows of metrics, each with its "step"; None is a number that was not finite."""
-DASHED: Dash = (0, (5, 2))  # of a line that may lie on another one, which shows in the gaps
+"""Rows of metrics, each with its "step"; None is a value that was not finite."""
+DASHED: Dash = (0, (5, 2))  # for a line that may overlap another one, which is visible in the gaps
 _THIN = ("train", "ink")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve through points (x, y), or single points where `dash` is "".
+    """A curve through points (x, y), or single points if `dash` is "".
 
     Attributes:
         x: The positions.
         y: The values.
         label: The name in the legend; "": none.
-        color: A name of `style.COLORS`, or a colour of matplotlib. Those of training and ink are thin, without markers.
-        dash: The style of the line.
+        color: A name of `style.COLORS`, or a colour of matplotlib. Lines in "train" and "ink" are thin, without
+            markers.
+        dash: The line style.
         marker: The marker of a point; None: by the colour.
         width: The width of the line in points; None: by the colour.
         size: The size of a marker in points.
-        around: Half of each value's interval: a band about a line, error bars of points.
+        around: Half-width of each value's interval: a band for a line, error bars for points.
     """
 
     x: Sequence[float]
@@ -66,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line with its value in the legend, unless `form` is "", such as a baseline; no line if y is None."""
+    """A horizontal line such as a baseline, with its value in the legend unless `form` is ""; omitted if y is None."""
 
     y: float | None
     label: str
@@ -76,17 +77,17 @@ class Level:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of a figure.
+    """A panel of a figure.
 
     Attributes:
-        ylabel: What the values are.
-        lines: The curves; those without points are left out.
+        ylabel: Label of the y axis.
+        lines: The curves; those without points are omitted.
         levels: The baselines.
-        xlabel: What the positions are.
+        xlabel: Label of the x axis.
         title: The title; "": none.
         xticks: The ticks, or their labels by position; None: matplotlib's.
-        log: Whether the positions are on a logarithmic scale.
-        close: Whether the values begin near the least one instead of at 0, since they differ by little.
+        log: Whether the x axis is logarithmic.
+        close: Whether the y axis starts near the minimum instead of at 0, for values that differ little.
     """
 
     ylabel: str
@@ -135,7 +136,7 @@ class Plot(Figure):
     """Panels next to each other.
 
     Attributes:
-        panels: The plots.
+        panels: The panels.
         size: Width and height of the figure in inches.
         down: Rows of panels.
         legend: each: one in each panel; right: one to the right of each; below: one for all panels.
@@ -147,6 +148,7 @@ class Plot(Figure):
     legend: Literal["each", "right", "below"] = "each"
 
     def draw(self) -> "matplotlib.figure.Figure":
+        """Draw the panels and legends."""
         figure, axes = style.panels(len(self.panels), *self.size, down=self.down)
         for axis, panel in zip(axes, self.panels, strict=True):
             panel.draw(axis)
@@ -166,7 +168,7 @@ class Plot(Figure):
         place = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if self.legend == "right" else {"loc": "best"}
         for axis in axes:
             if axis.get_legend_handles_labels()[0]:
-                # On white, so that no line runs through the words.
+                # A white background keeps lines from crossing the text.
                 axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **place)
         return figure
 
@@ -180,24 +182,49 @@ def curve(
     dash: Dash = "-",
     marker: str | None = None,
 ) -> Line:
-    """Return the line of a metric over the steps at which it was measured."""
+    """Return the line of a metric over the steps at which it was measured.
+
+    Args:
+        history: Rows of metrics.
+        key: Name of the metric.
+        label: Name in the legend.
+        color: Colour, see `Line`.
+        scale: Factor of the values, such as 100 for per cent.
+        dash: Line style.
+        marker: Marker; None: by the colour.
+    """
     points = [(row["step"] or 0, value * scale) for row in history if (value := row.get(key)) is not None]
     return Line([x for x, _ in points], [y for _, y in points], label, color, dash, marker)
 
 
 def level(history: History, key: str, label: str, dash: str = "--", scale: float = 1, form: str = "{:.3g}") -> Level:
-    """Return the baseline that is the last measured value of a metric."""
+    """Return the last measured value of a metric as a baseline.
+
+    Args:
+        history: Rows of metrics.
+        key: Name of the metric.
+        label: Name in the legend.
+        dash: Line style.
+        scale: Factor of the value, such as 100 for per cent.
+        form: Format of the value in the legend; "": none.
+    """
     measured = (value * scale for row in reversed(history) if (value := row.get(key)) is not None)
     return Level(next(measured, None), label, dash, form)
 
 
 def chance(share: float | None, words: str = "most frequent class") -> Level:
-    """Return the baseline of a model that ignores the image, an accuracy in [0, 1], on an axis in per cent."""
+    """Return chance, an accuracy in [0, 1], as a baseline on an axis in per cent."""
     return Level(None if share is None else 100 * share, f"chance ({words})", "-.", "{:.1f} %")
 
 
 def losses(history: History, baselines: Mapping[str, str], ylabel: str) -> Panel:
-    """Return the panel of the loss in training and on held-out images, and of baselines, metrics by their labels."""
+    """Return a panel of the training and held-out loss, with baselines.
+
+    Args:
+        history: Rows of metrics.
+        baselines: Labels of the baselines by metric.
+        ylabel: Label of the y axis.
+    """
     lines = curve(history, "train/loss", "training", "train"), curve(history, "loss", "held-out")
     levels = [
         level(history, key, words, dash) for (key, words), dash in zip(baselines.items(), ("--", ":"), strict=False)
@@ -206,7 +233,7 @@ def losses(history: History, baselines: Mapping[str, str], ylabel: str) -> Panel
 
 
 def spread(history: History, what: str = "images") -> Panel:
-    """Return the panel of the spread of features over the steps; the level is for the standard deviation alone."""
+    """Return a panel of the spread of features over the steps; the level is that of an isotropic standard deviation."""
     lines = (
         curve(history, "feature_std", "standard deviation"),
         curve(history, "feature_cosine", f"mean cosine of two {what}", "replaced"),
@@ -218,13 +245,13 @@ def spread(history: History, what: str = "images") -> Panel:
 
 @dataclass(frozen=True)
 class Bars(Figure):
-    """Horizontal bars from 0 to 100, the first on top, each with a mark.
+    """Horizontal bars from 0 to 100, the first at the top, each with a mark.
 
     Attributes:
-        values: The length and the mark of each bar, by its name.
+        values: Length and mark of each bar, by its name.
         title: The title.
-        xlabel: What the lengths are.
-        mark: What the marks are.
+        xlabel: Label of the lengths.
+        mark: Label of the marks.
     """
 
     values: Mapping[str, tuple[float, float]]
@@ -233,6 +260,7 @@ class Bars(Figure):
     mark: str
 
     def draw(self) -> "matplotlib.figure.Figure":
+        """Draw the bars."""
         figure, (axis,) = style.panels(1, 7, 1.1 + 0.22 * len(self.values))
         places = range(len(self.values))
         axis.barh(places, [value for value, _ in self.values.values()], color=COLORS["model"], label=self.xlabel)

@@ -1,4 +1,4 @@
-"""The common style of figures: colours, sizes in dots, text that fits. Matplotlib is imported when it is used."""
+"""Common style of figures: colours, sizes in dots, truncated text. Matplotlib is imported when it is used."""
 
 from bisect import bisect
 from typing import TYPE_CHECKING
@@ -18,7 +18,14 @@ DPI = 150
 
 
 def panels(count: int, width: float, height: float, *, down: int = 1) -> "tuple[Figure, list[Axes]]":
-    """Return a figure of width x height inches, and its axes in `down` rows."""
+    """Return a figure and its axes.
+
+    Args:
+        count: Number of axes.
+        width: Width in inches.
+        height: Height in inches.
+        down: Rows of axes.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
@@ -26,7 +33,7 @@ def panels(count: int, width: float, height: float, *, down: int = 1) -> "tuple[
 
 
 def framed(width: float, height: float, *boxes: tuple[float, float, float, float]) -> "tuple[Figure, list[Axes]]":
-    """Return a figure, and an axis in each box (left, bottom, width, height); all in dots."""
+    """Return a figure and an axis for each box (left, bottom, width, height), all in dots."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
@@ -42,7 +49,7 @@ def width_of(text: str, size: float) -> float:
 
 
 def fitted(name: str, size: float, room: float) -> str:
-    """Return as much of a name as fits into `room` dots."""
+    """Truncate a name to a width of `room` dots at a font size of `size` points."""
     name = one_line(name)
     if width_of(name, size) <= room:
         return name
@@ -51,7 +58,7 @@ def fitted(name: str, size: float, room: float) -> str:
 
 
 def tidy(axis: "Axes", xlabel: str, ylabel: str) -> None:
-    """Label an axis that begins at zero, with a pale grid and without a frame at the top and on the right."""
+    """Label an axis and give it a pale grid; the y axis starts at zero, and the upper and right spines are removed."""
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.set_ylim(bottom=0)
     axis.grid(color=PALE, linewidth=0.8)
@@ -59,6 +66,6 @@ def tidy(axis: "Axes", xlabel: str, ylabel: str) -> None:
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
-    """Return at most `count` evenly spaced places of `total`."""
+    """Return at most `count` evenly spaced indices below `total`."""
     count = min(total, count)
     return [place * total // count for place in range(count)]

@@ -1,7 +1,7 @@
-"""Several runs that belong together: pre-trained against scratch over seeds, the choice of a learning rate. No torch.
+"""Comparisons of several runs: pre-trained against from scratch over seeds, and the choice of a learning rate.
 
-A run is a function of its folder's name and of the options that it changes; it returns the rows of metrics written.
-Each run goes on from where it was stopped, and so does the comparison.
+A run is a function of its folder's name and of the options that it changes; it returns the rows of metrics. An
+interrupted comparison resumes where it was stopped, as each of its runs does. This module does not import torch.
 """
 
 import json
@@ -21,26 +21,34 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
-# The images of the reported figure and of the curve, in order of preference: see `ssvit.data.sources.base.Data`.
+# Splits for the reported score and for the curve, in order of preference: see `ssvit.data.sources.base.Data`.
 REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
 _MEASURES = {"accuracy": "top-1", "map": "mAP"}
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
-Sides = Mapping[str, Mapping[str, Any]]  # the options that each side of a comparison changes
+Sides = Mapping[str, Mapping[str, Any]]  # options changed by each side of a comparison
 
 
 def sides(scratch: Mapping[str, Any]) -> Sides:
-    """Return the options that each side of compare=scratch changes, by its name.
+    """Return the options changed by each side of compare=scratch, by its name.
 
     Args:
-        scratch: The options of the recipe that training from random weights changes.
+        scratch: Options of the recipe that differ for training from random weights.
     """
     recipe = {f"recipe.{name}": value for name, value in scratch.items()}
     return {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **recipe}}
 
 
 def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> None:
-    """Train all sides with `seeds` seeds from `seed` on; print, store (comparison.json) and plot (.png) the result."""
+    """Train all sides with several seeds, and print, store (comparison.json) and plot (comparison.png) the result.
+
+    Args:
+        run: Function that executes a run.
+        sides: Options changed by each side.
+        seed: The first seed.
+        seeds: Number of seeds.
+        folder: Folder of the results.
+    """
     runs: dict[str, list[Rows]] = {side: [] for side in sides}
     for run_seed in range(seed, seed + seeds):
         for side, changes in sides.items():
@@ -84,7 +92,7 @@ def _plot(
     watched: str,
     last: "FinalScore",
 ) -> "Figure":
-    """Return the accuracy of each side over the steps, with its deviation over seeds, and the reported one."""
+    """Plot the accuracy of each side over the steps, with deviations over seeds, and the reported accuracy."""
     from ssvit.figures.plot import DASHED, Dash, Line, Panel, Plot, chance
 
     lines = []
@@ -103,7 +111,7 @@ def _plot(
 
 
 def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: float | None, verdict: str) -> str:
-    """The result of a comparison in one sentence."""
+    """Return the result of a comparison in one sentence."""
     before, after = (summary[side]["mean"] for side in (SCRATCH, PRETRAINED))
     interval = "" if error is None else f" (95 % interval {100 * (after - before - error):+.1f} to "
     interval += "" if error is None else f"{100 * (after - before + error):+.1f})"
@@ -115,7 +123,7 @@ def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: f
 
 
 def _error(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore") -> tuple[float | None, str]:
-    """Half of the 95 % interval of the gain, and where it comes from: the seeds (Student's t) and the images."""
+    """Return the half-width of the gain's 95 % interval, and its sources: seeds (Student's t) and images (binomial)."""
     compared = [summary[side] for side in (PRETRAINED, SCRATCH)]
     errors = {}
     if (interval := of_seeds(*(side["values"] for side in compared))) is not None:
@@ -126,7 +134,7 @@ def _error(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore") -> 
 
 
 def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", error: float | None, noise: str) -> str:
-    """Why a gain is not significant; "" if it is, or if its error is not known."""
+    """Return why a gain is not significant; "" if it is significant, or if its error is unknown."""
     means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
     chance, images = measured.chance, measured.images
     if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
@@ -137,11 +145,20 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", e
 
 
 def choose(run: Run, *, learning_rates: Sequence[float], development: float, folder: Path) -> float:
-    """Train with each learning rate, choose the best on the validation images, and train with it on all images.
+    """Train with each learning rate, choose the best on validation images, and train with it on all training images.
 
-    Where a data set has no validation images, the fraction `development` of the training images serves. Only the last
-    run, in the subfolder `chosen`, is measured on the test images. Of equal rates the lowest is chosen. Writes
-    sweep.json into the folder; returns the rate.
+    Without validation images, a fraction of the training images is held out. Only the last run, in the subfolder
+    `chosen`, is evaluated on test images. Ties are broken in favour of the lowest rate. Results are stored in
+    sweep.json.
+
+    Args:
+        run: Function that executes a run.
+        learning_rates: Learning rates.
+        development: Fraction of the training images that is held out if there are no validation images.
+        folder: Folder of the results.
+
+    Returns:
+        The chosen learning rate.
     """
     scores = {}
     for rate in sorted(learning_rates):
@@ -168,9 +185,15 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
 
 
 class FinalScore(NamedTuple):
-    """An accuracy, or the mAP of images of several classes, on the test or validation images (`part`) after a step.
+    """Accuracy or mAP on test or validation images after a step.
 
-    chance, images: None if not known, and images for the mAP, whose error they do not tell.
+    Attributes:
+        step: The step.
+        accuracy: Accuracy, or mAP of multi-label images, in [0, 1].
+        part: "test" or "validation".
+        chance: Chance level; None if unknown.
+        images: Number of images; None if unknown, or for the mAP, whose standard error is unknown.
+        measure: Name of the measure.
     """
 
     step: int
@@ -182,16 +205,16 @@ class FinalScore(NamedTuple):
 
     @property
     def tells(self) -> bool:
-        """Whether it is above chance, as far as that is known."""
+        """Return whether the score is above chance; True if the error is unknown."""
         if self.chance is None or self.images is None:
             return True
         return above_chance(self.accuracy, self.chance, self.images)
 
 
 def _scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
-    """The scores of a run by step; each step's is on the first of the parts that it has."""
+    """Return the scores of a run by step, each on the first of the parts that it has."""
     steps: dict[int, dict[str, Any]] = {}
-    for row in rows:  # what is measured at the end alone may have a row of its own
+    for row in rows:  # metrics that are measured only at the end may be in a separate row
         steps.setdefault(row["step"], {}).update(row)
     scores = []
     for step, row in steps.items():
@@ -204,7 +227,7 @@ def _scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
 
 
 def _curve(runs: Sequence[Sequence[FinalScore]]) -> dict[str, list[float]]:
-    """The mean and deviation of the accuracy at the steps that all runs have: one may have ended early."""
+    """Return mean and standard deviation of the accuracy at the steps that all runs have, since runs may end early."""
     by_step = [{score.step: score.accuracy for score in run} for run in runs]
     steps = [step for step in by_step[0] if all(step in run for run in by_step)]
     spreads = [_spread([run[step] for run in by_step]) for step in steps]
@@ -216,6 +239,6 @@ def _curve(runs: Sequence[Sequence[FinalScore]]) -> dict[str, list[float]]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and sample standard deviation (0 of a single value)."""
+    """Return mean and sample standard deviation, which is 0 for a single value."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "deviation": deviation, "values": list(values)}

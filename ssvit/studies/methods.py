@@ -1,6 +1,6 @@
-"""Results of a comparison of objectives: rows of plain data, and the table made of them.
+"""Results of a comparison of objectives: rows of plain data, and the table made from them.
 
-A row is one objective with one seed, in a separate file. Accuracies are shares in [0, 1].
+A row is one objective with one seed, in a separate file. Accuracies are in [0, 1].
 """
 
 import json
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ssvit.figures.plot import Plot
 
 Row = Mapping[str, Any]
-_NONE = "\u2013"  # a dash for what there is not
-BASELINES = "baselines"  # the row of what needs no pre-training
-_CHANGES = (  # of augmentations; 0 is without
+_NONE = "\u2013"  # en dash for a missing value
+BASELINES = "baselines"  # row of results without pre-training
+_CHANGES = (  # options of augmentations; 0 disables
     "flip", "vertical_flip", "quarter_turns", "rotation", "randaugment", "jitter", "grayscale", "blur", "solarize",
 )  # fmt: skip
 _MARKERS = "osD^vP*Xhd<>"
@@ -29,14 +29,20 @@ AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
 def read(folder: Path) -> dict[str, Row]:
-    """The rows of a folder by name, in alphabetical order."""
+    """Read the rows of a folder by name, in alphabetical order."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
 def curve(
     history: Iterable[Mapping[str, Any]], cost: Mapping[str, float], before: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, float]]:
-    """The probes of a stage as it trained, by what was spent up to there. before: the stages that ended."""
+    """Return the probe results of a stage during training, with the cumulative cost at each step.
+
+    Args:
+        history: Rows of metrics of the stage.
+        cost: Cost of a step of the stage, and of its preparation.
+        before: Costs and steps of the previous stages.
+    """
     points = []
     for row in history:
         names = [name for name in row if name.startswith("probe/") and f"{name}_chosen" in row]
@@ -53,7 +59,7 @@ def curve(
 
 
 def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of the report of an evaluation: each probe at the layer that was chosen without test labels, and at the last."""
+    """Return the score of each probe in a report at the layer chosen without test labels and at the last layer."""
     return {
         one["measure"]: {"column": one["columns"][-1], **_at_layers(one["values"], _own(one, report), one["best"])}
         for one in report["measured"]
@@ -61,7 +67,7 @@ def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Random weights at their best layer and at the last, and raw pixels: each as `probes` has it."""
+    """Return the scores of random weights (best and last layer) and of raw pixels, in the format of `probes`."""
     found: dict[str, dict[str, Any]] = {}
     for one in report["measured"]:
         values, column = one["values"], one["columns"][-1]
@@ -74,18 +80,18 @@ def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _own(one: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
-    """The encoder's feature sets that one probe has measured, by layers; probes of patches have their own."""
+    """Return the encoder's feature sets of one probe by layer; those of patch probes differ from those of images."""
     return [name for name in report["own"] if name in one["values"]]
 
 
 def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chosen: str) -> dict[str, Any]:
-    """A probe's figure at the chosen feature set, the number of its layer, and the figure at the last of `names`."""
+    """Return a probe's score at the chosen feature set, its layer number, and the score at the last of `names`."""
     layer = int(re.findall(r"layer(\d+)", chosen)[0])
     return {"chosen": values[chosen][-1], "layer": layer, "last": values[names[-1]][-1]}
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Markdown: the accuracies, what was spent for them, and the order of the objectives at equal amounts of it."""
+    """Return Markdown tables of accuracies and costs, and the rankings of the objectives at equal cost."""
     by_objective = defaultdict(list)
     for name, row in rows.items():
         if name != BASELINES:
@@ -120,9 +126,16 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def ranking(rows: Mapping[str, Row], amount: str) -> str:
-    """The objectives in the order of their first probe in training, at as much of an amount as the least of all spent.
+    """Return the ranking of the objectives by their first probe at equal cost, the smallest total cost of all runs.
 
-    Between two measurements the accuracy is interpolated.
+    The accuracy is interpolated linearly between evaluations.
+
+    Args:
+        rows: Rows of the study.
+        amount: Kind of cost, one of `AMOUNTS`.
+
+    Returns:
+        The ranking as text; "" for fewer than two objectives.
     """
     found = curves(rows)
     if len(found) < 2:
@@ -137,7 +150,7 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
 
 
 def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
-    """The curves of each objective, one for each seed."""
+    """Return the curves of each objective, one for each seed."""
     found = defaultdict(list)
     for name, row in rows.items():
         if name != BASELINES and row["curve"]:
@@ -152,17 +165,17 @@ def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, st
 
 
 def plot(found: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
-    """Return the probes of each objective as it trained, over CPU minutes, the mean over seeds, next to chance."""
+    """Plot the probes of each objective over CPU minutes, averaged over seeds, next to chance."""
     from ssvit.figures.plot import Line, Panel, Plot, chance
 
-    step = min(0.9, 4.5 / len(found))  # points between the widths of curves
+    step = min(0.9, 4.5 / len(found))  # difference of the line widths in points
     panels = []
     for probe, words in probes_in(found).items():
         lines = []
         for place, (name, runs) in enumerate(found.items()):
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
             mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
-            above = step * (len(found) - 1 - place)  # a curve that lies on another one is thinner, so that both show
+            above = step * (len(found) - 1 - place)  # later curves are thinner, so that overlapping curves are visible
             marker = _MARKERS[place % len(_MARKERS)]
             lines.append(Line(minutes, mean, name, f"C{place % 10}", "-", marker, 1.5 + above, 4 + above))
         known = next((run[0]["chance"] for runs in found.values() for run in runs if "chance" in run[0]), None)
@@ -172,7 +185,14 @@ def plot(found: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
 
 
 def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:
-    """The probe at so much of an amount, on the straight line between two measurements."""
+    """Return the probe result at a cost, linearly interpolated.
+
+    Args:
+        points: Points of a curve.
+        amount: Kind of cost.
+        least: The cost.
+        probe: Name of the probe.
+    """
     for first, second in pairwise(points):
         if least <= second[amount]:
             part = (least - first[amount]) / max(second[amount] - first[amount], 1e-12)
@@ -181,7 +201,7 @@ def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe:
 
 
 def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What pre-training cost, for the table."""
+    """Return the cells of the cost of pre-training."""
     seconds, images, flops = (
         sum(one["steps"] * one[name] for one in stages) for name in ("cpu_seconds", "images", "flops")
     )
@@ -199,7 +219,7 @@ def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _views(augmentation: Mapping[str, Any]) -> str:
-    """How many views of an image there are, and what changes them."""
+    """Return the number of views of an image and the augmentations applied to them."""
     count = 2 + augmentation["local_views"] if "local_views" in augmentation else 1
     values = {name: augmentation.get(name, 0) for name in _CHANGES}
     changes = [name for name, value in values.items() if max(value if isinstance(value, Sequence) else [value]) > 0]
@@ -207,7 +227,7 @@ def _views(augmentation: Mapping[str, Any]) -> str:
 
 
 def _measured(probe: str, rows: Sequence[Row]) -> str:
-    """The cell of a probe, which rows that were made before it lack."""
+    """Return the cell of a probe, with the number of seeds that have it if rows were written before it was added."""
     having = [row["probes"][probe] for row in rows if probe in row["probes"]]
     if not having:
         return _NONE
@@ -215,7 +235,7 @@ def _measured(probe: str, rows: Sequence[Row]) -> str:
 
 
 def _cell(found: Sequence[Mapping[str, Any]]) -> str:
-    """The accuracy at the chosen layer, which layer that is, and the accuracy at the last one if it is another."""
+    """Return the accuracy at the chosen layer, its number, and the accuracy at the last layer if it differs."""
     chosen, last = ([one[name] for one in found] for name in ("chosen", "last"))
     layers = "/".join(str(one["layer"]) for one in found if "layer" in one)
     if not layers:
@@ -224,12 +244,12 @@ def _cell(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and sample deviation in per cent."""
+    """Format mean and sample standard deviation in per cent."""
     mean = f"{100 * statistics.fmean(values):.1f}"
     return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells in Markdown, the first row its head."""
+    """Return a Markdown table, the first row its head."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])

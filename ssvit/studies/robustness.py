@@ -1,6 +1,6 @@
-"""A classifier on robustness sets: accuracy, errors by corruption, and shape bias.
+"""Robustness of a classifier: accuracy on robustness sets, errors by corruption, and shape bias.
 
-Letters: n images, k classes of the classifier, f folders of a set.
+Shapes use n images, k classes of the classifier, f folders of a set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ from ssvit.options import OptionError, markdown
 
 
 class Share(NamedTuple):
-    """A fraction of images, and its standard error."""
+    """A fraction of images and its standard error."""
 
     value: float
     error: float
 
     @classmethod
     def of(cls, hits: Tensor) -> "Share":
-        """Return that of (n,) bool, n > 0."""
+        """Return the fraction of true values of (n,) bool, n > 0."""
         value = hits.double().mean().item()
         return cls(value, standard_error(value, len(hits)))
 
@@ -42,15 +42,15 @@ class SetResult:
 
     Attributes:
         name: The name of the set.
-        images: The images measured on.
-        classes: Their classes.
-        accuracy: The accuracy; of cue-conflict images by their shape. Of corruptions the mean over these of the mean
-            over severities, with the standard error of as many images as one severity has.
-        chance: The accuracy of always the most frequent class.
-        left_out: Images that are unreadable or of no class of the classifier, or have the same class in shape and
-            texture.
-        errors: The error of each corruption by severity.
-        shape_bias: The decisions for the shape among those for shape or texture (Geirhos et al. 2019).
+        images: Number of evaluated images.
+        classes: Number of their classes.
+        accuracy: Accuracy; for cue-conflict images by their shape. For corruptions, the mean over corruptions of the
+            mean over severities, with the standard error for the number of images of one severity.
+        chance: Accuracy of always the most frequent class.
+        left_out: Number of excluded images: unreadable, of no class of the classifier, or with equal classes of shape
+            and texture.
+        errors: Error of each corruption by severity.
+        shape_bias: Fraction of shape decisions among shape and texture decisions (Geirhos et al. 2019).
     """
 
     name: str
@@ -64,12 +64,20 @@ class SetResult:
 
     @property
     def is_above_chance(self) -> bool:
-        """Whether the accuracy is above chance."""
+        """Return whether the accuracy is above chance."""
         return above_chance(self.accuracy.value, self.chance, self.images)
 
 
 class RobustnessEvaluation:
-    """Measures a classifier on sets. OptionError for folders that are none of its classes."""
+    """Evaluate a classifier on robustness sets.
+
+    Args:
+        objective: The classifier.
+        transform: Transform of the evaluation.
+        pixels: Pixel format of the encoder.
+        batch_size: Batch size.
+        workers: Loader processes.
+    """
 
     def __init__(
         self,
@@ -85,7 +93,18 @@ class RobustnessEvaluation:
         self.classes = tuple(objective.classes)
 
     def __call__(self, name: str, root: str, layout: str, mapping: Mapping[str, Sequence[str]] | None) -> SetResult:
-        """Return the result of a set of a layout. UserError if no image can be read."""
+        """Evaluate a set.
+
+        Args:
+            name: Name of the set.
+            root: Folder of the set.
+            layout: Layout of the folder.
+            mapping: Classes of the classifier for each folder; None if folders are named by class.
+
+        Raises:
+            OptionError: If folders or mappings do not match the classes of the classifier.
+            UserError: If no image is readable.
+        """
         for folder, classes in (mapping or {}).items():
             if missing := [one for one in classes if one not in self.classes]:
                 right = f"{missing[0]} is no class of the classifier, as {self.classes[0]}"
@@ -98,7 +117,8 @@ class RobustnessEvaluation:
         if not known:
             right = f"has no folder of a class of the classifier, as {self.classes[0]}, but {folders[0]}"
             raise OptionError(f"sets.{name}", root, right)
-        # As the sets' authors: the answers are the set's classes, and all classes where a folder stands for several.
+        # As in the authors' code, predictions are restricted to the classes of the set, unless folders map to several
+        # classes.
         allowed = self._matrix([mapping[one] if mapping else [one] for one in known])
         among = allowed.any(0) | (mapping is not None)
         errors: dict[str, dict[int, float]] = {}
@@ -126,7 +146,10 @@ class RobustnessEvaluation:
         )
 
     def _cue_conflict(self, name: str, root: str, mapping: Mapping[str, Sequence[str]]) -> SetResult:
-        """The class of the highest mean probability decides, as with Geirhos et al.; shape and texture must differ."""
+        """Evaluate cue-conflict images by the class of the highest mean probability, as Geirhos et al. do.
+
+        Images with equal classes of shape and texture are excluded.
+        """
         found = [(path, pair) for path in pictures(root) if (pair := cues(path))]
         shown = {one for _, pair in found for one in pair}
         known = sorted(shown & mapping.keys())
@@ -156,7 +179,7 @@ class RobustnessEvaluation:
 
     @torch.no_grad()
     def _logits(self, images: Sequence[tuple[str, str]], known: Sequence[str]) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the logits (n, k) of readable images, the numbers of their folders (n,), and their places."""
+        """Return the logits (n, k) of readable images, the indices of their folders (n,), and their indices."""
         logits, places = [torch.empty(0, len(self.classes))], []
         if images:
             source: Source = Files([path for path, _ in images], pixels=self.pixels)
@@ -169,7 +192,7 @@ class RobustnessEvaluation:
 
 
 def table(results: Sequence[SetResult]) -> str:
-    """Return a line for each set, the errors by corruption and severity, and the shape bias, as Markdown."""
+    """Return Markdown tables of the sets and of the errors by corruption and severity, and the shape bias."""
     lines = ["| set | images | classes | accuracy (%) | chance |", "|---|---|---|---|---|"]
     for one in results:
         mark = "" if one.is_above_chance else " (not above chance)"

@@ -1,7 +1,7 @@
-"""A scaling study: how accuracy grows with images and compute, by a power law of the error, and its table.
+"""Scaling study: power laws of the error over images and compute, and their table.
 
-The error of a model is fitted as b x^-c, a line of its logarithm over that of x (as Kaplan et al. 2020 and Zhai et al.
-2022 have it without their constant terms, for which small studies have too few points).
+The error of a model is fitted as b x^-c by a line in log-log coordinates, as in Kaplan et al. 2020 and Zhai et al. 2022
+without their constant terms, for which small studies have too few points.
 """
 
 import math
@@ -22,8 +22,14 @@ _POINT = ("objective", "encoder", "images", *MODEL, "steps")
 
 
 class PowerLaw(NamedTuple):
-    """error = factor * x ** -power. deviation: of power, its standard error, NaN of two points. residual: the root of
-    the mean squared difference of points and curve, as a share."""
+    """Power law error = factor * x ** -power.
+
+    Attributes:
+        factor: Error at x = 1.
+        power: Exponent.
+        deviation: Standard error of the exponent; NaN for two points.
+        residual: Root mean squared difference between points and curve, in [0, 1].
+    """
 
     factor: float
     power: float
@@ -31,12 +37,12 @@ class PowerLaw(NamedTuple):
     residual: float
 
     def accuracy(self, x: float) -> float:
-        """What the curve says at x, 0 to 1."""
+        """Return the accuracy predicted at x."""
         return 1 - self.factor * x**-self.power
 
 
 def fit(x: Sequence[float], accuracies: Sequence[float]) -> PowerLaw | None:
-    """The power law through accuracies (0 to 1, below 1) at x > 0; None for fewer than two different x."""
+    """Fit a power law to accuracies in [0, 1) at x > 0; None for fewer than two different x."""
     if len(set(x)) < 2:
         return None
     logs, errors = [math.log(one) for one in x], [math.log(max(1 - one, 1e-6)) for one in accuracies]
@@ -48,11 +54,11 @@ def fit(x: Sequence[float], accuracies: Sequence[float]) -> PowerLaw | None:
 
 
 def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
-    """A point for each place of the grid and objective, means over seeds.
+    """Return one point for each configuration of the grid and each objective, averaged over seeds.
 
-    Its axes; encoder: the name of one to compare with, else None; flops: of the whole pre-training; step_flops: of one
-    image; scores: by title of a probe (those that all seeds have) the accuracy at the chosen layer, after fine-tuning,
-    if there was any, and of what learned from labels the accuracy of that.
+    Each point has the axes of the grid; encoder: name of an encoder for comparison, or None; flops: operations of the
+    whole pre-training; step_flops: operations of one image; scores: by title of a probe (those that all seeds have) the
+    accuracy at the chosen layer, and the accuracies after fine-tuning and supervised training, if measured.
     """
     grouped = defaultdict(list)
     for row in rows.values():
@@ -83,15 +89,19 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
 
 
 def model_of(point: Mapping[str, Any]) -> str:
-    """A model's name: its depth, width and patch, as 6 x 192 / 4; that of an encoder to compare with."""
+    """Return a model's name: depth x width / patch size, as 6 x 192 / 4, or the name of an encoder for comparison."""
     if point["encoder"] is not None:
         return point["encoder"]
     return "{depth} x {width} / {patch}".format(**point)
 
 
 def series(found: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
-    """The points by what is alike along an axis: of images, the objective, model and steps; of flops, the objective,
-    and the encoder where it is one to compare with.
+    """Group the points into lines along an axis.
+
+    Args:
+        found: Points.
+        axis: "images", for which objective, model and steps are constant along a line, or "flops", for which the
+            objective is, and for encoders for comparison the encoder too.
     """
     lines: defaultdict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for point in found:
@@ -105,7 +115,7 @@ def series(found: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...
 
 
 def laws(line: Sequence[Mapping[str, Any]], axis: str) -> dict[str, PowerLaw]:
-    """The power laws of a line's scores over an axis, of those that have two points or more."""
+    """Fit a power law over an axis to each score that has two points or more."""
     fitted = {}
     for name in dict.fromkeys(name for point in line for name in point["scores"]):
         having = [point for point in line if name in point["scores"]]
@@ -116,7 +126,7 @@ def laws(line: Sequence[Mapping[str, Any]], axis: str) -> dict[str, PowerLaw]:
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Markdown: every point, and the power laws over images and over compute with their errors."""
+    """Return Markdown tables of all points, and of the power laws over images and over compute with their errors."""
     found = points(rows)
     names = list(dict.fromkeys(name for point in found for name in point["scores"]))
     grid = [["objective", "images", "model", "steps", "TFLOP", "seeds", *names]]
@@ -138,10 +148,11 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def plot(found: Sequence[Mapping[str, Any]]) -> Plot:
-    """Return the paper's Figures 3 to 5 (images, compute) and 8 (what makes a model larger), a row for each score.
+    """Plot the scores as in Figures 3 to 5 (images, compute) and 8 (model shape) of Dosovitskiy et al. 2021.
 
-    Panels over images, over compute, and over the operations of an image for models that differ from the smallest in
-    depth, width or patch alone; what has a single value gets no panel. Thin lines are fitted.
+    Each score has a row of panels: over images, over compute, and over the operations of an image for models that
+    differ from the smallest in depth, width or patch size only. Axes with a single value have no panel. Thin lines are
+    fits.
     """
     names = list(dict.fromkeys(name for point in found for name in point["scores"]))
     models = _by_part(found)
@@ -172,9 +183,9 @@ def _over(found: Sequence[Mapping[str, Any]], axis: str, name: str, xlabel: str,
 
 
 def _by_part(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the models of an objective that differ from the smallest in one part, with the most images and steps."""
+    """Return lines of models that differ from the smallest in one dimension, with the most images and steps."""
     lines = {}
-    points = [point for point in found if point["encoder"] is None]  # others differ in more than one part
+    points = [point for point in found if point["encoder"] is None]  # others differ in several dimensions
     for objective in dict.fromkeys(point["objective"] for point in points):
         own = [point for point in points if point["objective"] == objective]
         most = max((point["images"] or math.inf, point["steps"]) for point in own)

@@ -1,6 +1,6 @@
-"""The results of the jobs of a sweep (-m): a table of the swept options and a metric, and the best job.
+"""Results of the jobs of a sweep (-m): a table of the swept options and a metric, and the best job.
 
-As in a run, no test image chooses: figures of test images are shown beside the metric.
+The best job is never chosen by test images; their metrics are shown next to the metric of the choice.
 """
 
 import re
@@ -15,43 +15,45 @@ from ssvit.options import UserError
 _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) for part in ("validation", "test"))
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
-_CHOICE = "_choice"  # at the end of the name of a probe's accuracy on training images
+_CHOICE = "_choice"  # suffix of a probe's score on training images
 _NO_METRIC = "development=0.1 keeps images to choose by"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep: the options that it does not share with the others, and its folder."""
+    """A run of a sweep: the options in which it differs from other jobs, and its folder."""
 
     options: Mapping[str, str]
     folder: Path
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric."""
+        """Return the last value of each metric."""
         return {name: value for row in rows(self.folder) for name, value in row.items() if value is not None}
 
 
 class Sweep:
-    """The results of the jobs of a sweep."""
+    """Collect the results of the jobs of a sweep."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
 
     def add(self, config: Config, folder: Path) -> float | None:
-        """Add the job of a configuration by its folder; return the metric of `value`."""
+        """Add the job of a configuration, and return its objective value, see `value`."""
         parts = (option.lstrip("+").partition("=") for option in config.own)
         self.jobs.append(Job({name: value for name, _, value in parts}, folder))
         return value(folder, config)
 
     def table(self) -> str:
-        """Return the table of all jobs, "" if there are none."""
+        """Return the table of all jobs; "" if there are none."""
         return table(self.jobs) if self.jobs else ""
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:
-    """What jobs are compared by: accuracy or mAP on validation images, else the first probe's on training images, else
-    the loss of held-out images, else that of training, which tells nothing of a classifier.
+    """Return the metric by which jobs are compared, or None.
+
+    In order of preference: accuracy or mAP on validation images, the first probe's score on training images, the loss
+    of held-out images, and the training loss, which is not used for classifiers.
     """
     probes = [name for name in metrics if re.fullmatch(rf"probe/\w+{_CHOICE}", name)]
     losses = [name for name in _LOSSES if name != _TRAIN or metrics.keys().isdisjoint(_TEST)]
@@ -59,7 +61,11 @@ def metric(metrics: Mapping[str, float]) -> str | None:
 
 
 def value(folder: Path, config: Config) -> float | None:
-    """The metric of one job, for a sweeper that searches, which needs one: UserError if it has none."""
+    """Return the objective value of a job for sweepers such as Optuna.
+
+    Raises:
+        UserError: If the sweeper requires a value and the job has no metric.
+    """
     metrics = Job({}, folder).metrics
     name = metric(metrics)
     if name is None and (sweeper := config.line.typed.get("hydra/sweeper", "basic")) != "basic":
@@ -68,7 +74,7 @@ def value(folder: Path, config: Config) -> float | None:
 
 
 def table(jobs: Sequence[Job]) -> str:
-    """A line for each job, and the best one with its folder."""
+    """Return a table with one line for each job, and the best job with its folder."""
     found = [job.metrics for job in jobs]
     shared = {name: found[0][name] for name in found[0] if all(name in metrics for metrics in found)}
     name = metric(shared)

@@ -1,4 +1,4 @@
-"""The commands that a study of many runs calls, each in a process of its own, and the rows that it makes of them."""
+"""Commands that a study of many runs executes in separate processes, and the rows made from their results."""
 
 import json
 import os
@@ -24,9 +24,9 @@ from ssvit.options import Failure, OptionError, UserError
 from ssvit.studies import methods
 from ssvit.training.options import RunOptions
 
-_ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that change no figure
+_ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
 _SUBSET = "subset.images="
-_PROBES = "probes="  # which of them there are: none changes another's figures
+_PROBES = "probes="  # the list of probes, which are independent of each other
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 
@@ -35,7 +35,7 @@ Typed = Annotated[Sequence[Name], Expect("a list of options")]
 
 
 class Study(RunOptions):
-    """A study of many runs. The images, the model and the options of a run are the same in all of them."""
+    """Options of a study of many runs with the same images, model and options."""
 
     objectives: Names
     """Names of files in configs/comparison/ (settings for small images) or configs/objective/."""
@@ -44,11 +44,11 @@ class Study(RunOptions):
     seed: Whole = 0
     """The first seed."""
     threads: Count = 1
-    """Threads of each run."""
+    """CPU threads of each run."""
     name: Name
-    """The study's folder in outputs, which holds the runs."""
+    """Folder of the study within outputs, which contains the runs."""
     table: Name | None = None
-    """The folder for the rows, the table and the figures; null: table/ in the study's folder."""
+    """Folder of rows, table and figures. None: table/ in the study's folder."""
     pretrain: Typed = ()
     """Options of ssvit pretrain, as on the command line."""
     evaluate: Typed = (
@@ -64,20 +64,30 @@ class Study(RunOptions):
 
     @property
     def own(self) -> set[str]:
-        """The names of the options of the study itself; every other one is an option of its runs."""
+        """Return the names of the options of the study; all further options are those of its runs."""
         return type(self).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a method: its share of the budget, and the options of its pre-training."""
+    """A stage of a method: its share of the budget, and the options of its pre-training."""
 
     options: Sequence[str]
     share: float = 1.0
 
 
 def stages(name: str, line: CommandLine) -> list[Stage]:
-    """The stages of a method: those of its file in configs/comparison/, or else one, of the objective of that name."""
+    """Return the stages of a method.
+
+    They are defined by its file in configs/comparison/, or else there is one stage with the objective of that name.
+
+    Args:
+        name: Name of the method.
+        line: Command line.
+
+    Raises:
+        OptionError: If there is no method of that name.
+    """
     for file in line.files("comparison", name):
         return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
     if name in line.names("objective"):
@@ -87,9 +97,15 @@ def stages(name: str, line: CommandLine) -> list[Stage]:
 
 
 def check_images(config: Config, *, most: int = 0) -> None:
-    """UserError unless there are labels, and as many images to train on as a run of the study is to have.
+    """Check that images have labels and suffice for the runs of a study.
 
-    most: images of a pre-training, as the option "images" says; those of fine-tuning are in its own options.
+    Args:
+        config: Configuration of the study.
+        most: Maximum number of pre-training images in the option "images"; that of fine-tuning is in its options.
+
+    Raises:
+        UserError: If images have no labels.
+        OptionError: If there are too few images.
     """
     options: Study = config.options
     source = options.data.source
@@ -98,7 +114,7 @@ def check_images(config: Config, *, most: int = 0) -> None:
     tuned = option.removeprefix(_SUBSET)
     wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
     labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
-    if labelled is None or (there is None and any(wanted.values())):  # the images themselves tell
+    if labelled is None or (there is None and any(wanted.values())):  # unknown from the options: read the data set
         train = config.build("data.source").train
         labelled, there = train.labels is not None, len(train)
     if not labelled:
@@ -109,9 +125,16 @@ def check_images(config: Config, *, most: int = 0) -> None:
 
 
 class Trials:
-    """The runs of a study and its table. Typed options that are not the study's own are those of pre-training.
+    """Execute the runs of a study and write the rows of its table.
 
-    protocol: what is alike in all rows. OptionError if the table has rows of another one; they may have other probes.
+    Overrides of options that are not the study's are passed to pre-training.
+
+    Args:
+        config: Configuration of the study.
+        protocol: Settings that are the same in all rows.
+
+    Raises:
+        OptionError: If the table has rows of another protocol; the list of probes may differ.
     """
 
     def __init__(self, config: Config, protocol: Mapping[str, Any]) -> None:
@@ -139,9 +162,12 @@ class Trials:
             folder.mkdir(parents=True, exist_ok=True)
 
     def cost(self, name: str, options: Sequence[str], alike: Sequence[str] | None = None) -> dict[str, Any]:
-        """What a step of a pre-training costs: measured once, then read, until options or threads change.
+        """Return the cost of a pre-training step, measured once and again if options or threads change.
 
-        name: of its file. alike: the options that all runs of it share, if they are not `options`.
+        Args:
+            name: Name of the file of the cost.
+            options: Options of the pre-training.
+            alike: Options that all runs with this cost share, if they differ from `options`.
         """
         file = self.table / "costs" / f"{name}.json"
         of = {"options": _of_figures(options if alike is None else alike), "threads": self.options.threads}
@@ -154,14 +180,26 @@ class Trials:
         return {key: value for key, value in found.items() if key != "measured_with"}
 
     def evaluated(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
-        """The report of an evaluation of a run."""
+        """Evaluate a run and return the report.
+
+        Args:
+            run: The run.
+            name: Prefix of the output folder.
+            baselines: Whether to evaluate the baselines.
+        """
         output = self.folder / f"{name}_evaluation"
         own = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
         self.call("evaluate", [*self.options.evaluate, *own])
         return json.loads((output / "report.json").read_text())
 
     def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
-        """The accuracy after fine-tuning, unless there is to be none."""
+        """Fine-tune a checkpoint and return its accuracy; an empty mapping if the study has no fine-tuning.
+
+        Args:
+            checkpoint: The checkpoint.
+            name: Prefix of the run's name.
+            seed: Seed of the run.
+        """
         if not self.options.finetune:
             return {}
         name = f"{name}_finetuned"
@@ -170,22 +208,33 @@ class Trials:
         return {"finetuned": self.tested(name)}
 
     def tested(self, name: str) -> float:
-        """The accuracy at the end of a run that learned from labels."""
+        """Return the final accuracy of a supervised run."""
         return [row[key] for row in self.history(name) for key in row if key in _REPORTED][-1]
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """The rows of metrics of a run."""
+        """Return the rows of metrics of a run."""
         return rows(self.folder / name)
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
-        """Write a row of the table, with the protocol and the versions."""
+        """Write a row of the table, with protocol and versions."""
         shared = {"protocol": self.protocol, "versions": {one: version(one) for one in ("ssvit", "torch")}}
         atomic_io.replace(self.table / f"{name}.json", (json.dumps({**row, **shared}, indent=1) + "\n").encode())
 
     def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:
-        """Run a command in a process of its own; Failure with its status if it fails, after its own line.
+        """Run a command in a separate process.
 
-        Ctrl-C reaches it too, and it may take its time to save.
+        On Ctrl-C, which the process receives too, wait until it has saved its state.
+
+        Args:
+            command: Name of the command.
+            options: Options of the command.
+            capture: Whether to return the standard output.
+
+        Returns:
+            The standard output; "" if it is not captured.
+
+        Raises:
+            Failure: With the exit status, if the command fails.
         """
         threads = {"OMP_NUM_THREADS": str(self.options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         process = subprocess.Popen(
@@ -205,18 +254,18 @@ class Trials:
 
 
 def _of_figures(options: Sequence[str]) -> list[str]:
-    """Those options that change a figure."""
+    """Return the options that affect results."""
     return [option for option in options if not option.startswith(_ELSEWHERE)]
 
 
 def _without_probes(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """A protocol without its list of probes."""
+    """Return a protocol without its list of probes."""
     options = protocol.get("evaluate", [])
     return {**protocol, "evaluate": [option for option in options if not option.startswith(_PROBES)]}
 
 
 def schedule(steps: int, seed: int) -> list[str]:
-    """The options of a pre-training of so many steps: a twentieth of them as warm-up, ten evaluations."""
+    """Return the options of a pre-training with a warm-up of a twentieth of the steps and ten evaluations."""
     tenth = max(1, steps // 10)
     numbers = {
         "steps": steps, "warmup": steps // 20, "evaluate_every": tenth, "save_every": tenth,

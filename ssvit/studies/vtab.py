@@ -1,4 +1,4 @@
-"""The table of VTAB-1k: accuracies of runs on its 19 tasks, and means of its three groups. Standard library only."""
+"""Table of VTAB-1k: accuracies on its 19 tasks, and means of its three groups, with the standard library only."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from ssvit.options import markdown
 
 
 class TaskRun(NamedTuple):
-    """A run on a task: its accuracy on so many test images, and that of always the most frequent class."""
+    """A run on a task: its accuracy, the number of test images, and the accuracy of always the most frequent class."""
 
     accuracy: float
     images: int
@@ -18,11 +18,11 @@ class TaskRun(NamedTuple):
 
 
 Models = Mapping[str, Mapping[str, Sequence[TaskRun]]]
-"""The runs of each model by task: several differ in their seeds."""
+"""Runs of each model by task; several runs of a task differ in their seeds."""
 
 
 def means(tasks: Mapping[str, Sequence[TaskRun]]) -> dict[str, float]:
-    """Return the mean accuracy of each task, each group and all tasks, which count alike, as far as there are runs."""
+    """Return the mean accuracy of each task, each group and all tasks, with equal weights, over the available runs."""
     accuracies = {task: statistics.fmean(run.accuracy for run in runs) for task, runs in tasks.items()}
     groups = {**GROUPS, f"all {len(NAMES)}": NAMES}
     known = {group: [accuracies[task] for task in names if task in accuracies] for group, names in groups.items()}
@@ -30,7 +30,7 @@ def means(tasks: Mapping[str, Sequence[TaskRun]]) -> dict[str, float]:
 
 
 def table(models: Models) -> str:
-    """Return a line for each task and each mean, a column for each model, and which tasks are absent, as Markdown."""
+    """Return a Markdown table of tasks and means (rows) by model (columns), and the missing tasks."""
     lines = [
         f"| test accuracy (%) | chance | {' | '.join(map(markdown, models))} |",
         "|---|---|" + "---|" * len(models),
@@ -52,7 +52,7 @@ def table(models: Models) -> str:
 
 
 def _cell(runs: Sequence[TaskRun]) -> str:
-    """Return a mean, ± the standard error over test images, or the standard deviation over several runs."""
+    """Format a mean ± the standard error over test images or, for several runs, the standard deviation over runs."""
     if not runs:
         return "absent"
     values = [run.accuracy for run in runs]
