@@ -1,1 +1,1 @@
-"""Analysis of trained encoders: attention, filters, position embeddings, similarity of layers."""
+"""Analyse trained encoders: attention, filters, position embeddings, similarity of layers."""

@@ -1,4 +1,4 @@
-"""Attention weights of an encoder, computed in addition to its forward pass, which is not modified.
+"""Compute the attention weights of an encoder in addition to its forward pass, which is not modified.
 
 The figures follow the ViT paper (Dosovitskiy et al. 2021), "the paper" below.
 

@@ -1,4 +1,4 @@
-"""Principal components of the filters of the patch embedding (Dosovitskiy et al. 2021, Figure 7, left).
+"""Compute principal components of the patch embedding's filters (Dosovitskiy et al. 2021, Figure 7, left).
 
 Shapes use d width, c channels, p, q height and width of a patch, m components.
 """
@@ -19,7 +19,7 @@ _ACROSS = 7  # components in a row
 
 
 class Components(NamedTuple):
-    """The first components, (m, c, p, q), of unit length, and their shares of the filters' variance, (m,)."""
+    """Store the first components, (m, c, p, q), of unit length, and their shares of the variance, (m,)."""
 
     filters: Tensor
     shares: Tensor

@@ -1,4 +1,4 @@
-"""Analysis of one or two encoders on some images: figures, numbers, and lines for the console.
+"""Analyse one or two encoders on some images: figures, numbers, and lines for the console.
 
 A line reports an analysis that does not apply to the encoder, such as the filters of a hybrid or the embeddings of
 relative positions.
@@ -39,7 +39,7 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Pictures:
-    """Transformed images (b, c, h, w) uint8, their names, and a description of the set."""
+    """Store transformed images (b, c, h, w) uint8, their names, and a description of the set."""
 
     images: Tensor
     names: tuple[str, ...]
@@ -112,7 +112,7 @@ def from_files(
 
 @dataclass
 class Report:
-    """Figures by name, numbers for JSON, and lines for the console."""
+    """Collect figures by name, numbers for JSON, and lines for the console."""
 
     figures: dict[str, Figure] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)

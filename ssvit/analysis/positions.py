@@ -1,4 +1,4 @@
-"""Cosine similarity of position embeddings (Dosovitskiy et al. 2021, Figure 7, centre).
+"""Compute cosine similarities of position embeddings (Dosovitskiy et al. 2021, Figure 7, centre).
 
 Shapes use n patches, s prefix tokens, d width, y, x rows and columns of patches, r, k rows and columns of tiles.
 """

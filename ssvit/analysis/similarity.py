@@ -1,4 +1,4 @@
-"""Similarity of the representations of layers: linear centred kernel alignment, CKA (Kornblith et al. 2019).
+"""Compare representations of layers by linear centred kernel alignment, CKA (Kornblith et al. 2019).
 
 The representation of an image by a layer is the concatenation of all its tokens (Raghu et al. 2021), so that layers and
 encoders of any width can be compared. An unbiased estimate is summed over small batches (Nguyen et al. 2021): memory is

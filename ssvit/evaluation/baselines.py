@@ -1,4 +1,4 @@
-"""Names of the evaluated encoder and of its baselines."""
+"""Define the names of the evaluated encoder and of its baselines."""
 
 OWN = ""  # name of the evaluated encoder among those that it is compared with
 RANDOM, PIXELS = "random weights", "pixels"

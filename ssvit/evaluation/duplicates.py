@@ -1,4 +1,4 @@
-"""Near-duplicates of training images among test images: crops, changes of colour, compression and size.
+"""Detect near-duplicates of training images among test images: crops, changes of colour, compression and size.
 
 They are detected by thumbnails without their mean brightness. On CIFAR-10, where such pairs were annotated by hand
 (Barz and Denzler 2020), thumbnails detect twice as many as the features of an encoder at the same rate of false alarms,
@@ -36,7 +36,7 @@ class Thumbnails:
 
 
 class Pair(NamedTuple):
-    """Rows of a test image and of the training image that it nearly duplicates, and their cosine similarity."""
+    """Store the rows of a test image and of the training image that it nearly duplicates, and their cosine."""
 
     test: int
     train: int

@@ -1,4 +1,4 @@
-"""Frozen features for the probes: computed once by an encoder in eval mode, and optionally cached on disk.
+"""Compute frozen features for the probes by an encoder in eval mode, and optionally cache them on disk.
 
 An `Extractor` is a function of images that returns features, such as `Frozen` for an encoder or `Pixels` for a
 baseline.
@@ -37,7 +37,7 @@ _FILE = _VALUES, _PLACES, _DIGESTS = ("values", "places", "digests")  # tensors 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of images, with labels and class names.
+    """Store features of images, with labels and class names.
 
     Attributes:
         values: One vector for each image, (n, d), or for each patch, (n, y, x, d).
@@ -99,7 +99,7 @@ def check(train: Features, test: Features, what: str) -> None:
 
 
 class Extractor(Protocol):
-    """A function of images (b, c, h, w) that returns features by name, each (b, d) or (b, y, x, d) float32.
+    """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d) float32.
 
     Attributes:
         identity: String that identifies the function.
@@ -207,7 +207,7 @@ class PatchPixels:
 
 @dataclass(frozen=True)
 class FeatureSets:
-    """Features of the same images by several extractors.
+    """Store features of the same images by several extractors.
 
     Attributes:
         values: Features by name, each (n, d) or (n, y, x, d).

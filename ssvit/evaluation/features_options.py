@@ -19,7 +19,7 @@ FOLDER = "evaluation"  # folder of the report, within that of the run
 
 @dataclass(frozen=True)
 class Reading:
-    """Outputs of an encoder that are used as features."""
+    """Describe outputs of an encoder that are used as features."""
 
     layer: int
     """Layer number, counted from 1."""
@@ -67,7 +67,7 @@ def _layers(value: object) -> object:
 
 
 class Outputs(Options):
-    """Options of the outputs of a layer that are used as features."""
+    """Select the outputs of a layer that are used as features."""
 
     pooling: Annotated[str, OneOf(POOLINGS)] | None = None
     """patch_mean; class_token; both: concatenated; pooled (timm models only). None: encoder.pooling."""
@@ -76,7 +76,7 @@ class Outputs(Options):
 
 
 class OneLayer(Outputs):
-    """Options of the outputs of one layer that are used as features."""
+    """Select the outputs of one layer that are used as features."""
 
     layer: Annotated[Literal["auto", "last"] | Count, Expect("one of auto, last, a layer's number")] = AUTO
     """Layer number, counted from 1, or last. auto: that of the existing store or, without one, the layer chosen by the
@@ -84,7 +84,7 @@ class OneLayer(Outputs):
 
 
 class Features(Outputs):
-    """Options of the outputs of one or more layers that are used as features."""
+    """Select the outputs of one or more layers that are used as features."""
 
     layer: Annotated[
         Literal["last", "all"] | Count | Sequence[Count],

@@ -1,4 +1,4 @@
-"""Nearest-neighbour search by cosine similarity with faiss: exact (`Flat`), k-means cells (`IVF`) or a graph (`HNSW`).
+"""Search nearest neighbours by cosine with faiss: exact (`Flat`), k-means cells (`IVF`) or a graph (`HNSW`).
 
 An index is rebuilt from the vectors for each search. Cosines are inner products of unit vectors in float32.
 
@@ -26,7 +26,7 @@ _TIE = 1e-6  # tolerance of similarities: the maximum effect of the order of sum
 
 
 class Neighbours(NamedTuple):
-    """The most similar images in descending order; ties are in the order of the images.
+    """Store the most similar images in descending order; ties are in the order of the images.
 
     If an approximate index returns fewer than k neighbours, the missing similarities are -inf and indices -1.
     """

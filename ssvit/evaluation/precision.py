@@ -1,4 +1,4 @@
-"""Average precision for multi-label classification, and its chance level.
+"""Compute average precision for multi-label classification, and its chance level.
 
 Shapes use n images, k classes.
 """

@@ -1,4 +1,4 @@
-"""Communication between the processes of an evaluation; without torch.distributed there is a single process."""
+"""Communicate between the processes of an evaluation; without torch.distributed there is a single process."""
 
 import contextlib
 import signal
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """A request to stop while waiting for data or during an evaluation.
+    """Signal a request to stop while waiting for data or during an evaluation.
 
     It is not an Exception, so that decoders and probes that handle their own failures do not catch it.
     """
@@ -22,7 +22,7 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True)
 class _Ended:
-    """Message that a process exchanges instead of a result after the end or interruption of its evaluation."""
+    """Replace the result of a process after the end or interruption of its evaluation."""
 
     stops: bool
 

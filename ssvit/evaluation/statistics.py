@@ -1,4 +1,4 @@
-"""Statistics of accuracies: comparison with chance, trends, and significance of differences.
+"""Compute statistics of accuracies: comparison with chance, trends, and significance of differences.
 
 Paired functions take values for the same test images, such as 1 for a correct and 0 for a wrong prediction, so that the
 difficulty of an image cancels in the difference. This module does not import torch, and imports scipy when used.
@@ -25,7 +25,7 @@ _RESAMPLES, _HELD = 2000, 50  # bootstrap resamples, and the batch in which they
 
 
 class Interval(NamedTuple):
-    """A confidence interval from `low` to `high`."""
+    """Store a confidence interval from `low` to `high`."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""Titles of probes in tables, pages and figures. This module uses the standard library only."""
+"""Define the titles of probes in tables, pages and figures, with the standard library only."""
 
 import re
 

@@ -1,1 +1,1 @@
-"""Descriptions of figures, and their rendering by matplotlib."""
+"""Describe figures and render them by matplotlib."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Figure:
-    """Description of a figure: frozen data, such as numbers, images and labels."""
+    """Describe a figure by frozen data, such as numbers, images and labels."""
 
     def draw(self) -> "matplotlib.figure.Figure":
         """Draw the figure by matplotlib, which is imported here."""

@@ -1,4 +1,4 @@
-"""Contact sheets: rows of a query with its most similar images, best first; and pairs of images."""
+"""Arrange contact sheets: rows of a query with its most similar images, best first; and pairs of images."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _MARKS = {None: ("", None), True: ("✓ ", GREEN), False: ("✗ ", RED)}
 
 
 class Neighbour(NamedTuple):
-    """A neighbour in a contact sheet.
+    """Describe a neighbour in a contact sheet.
 
     Attributes:
         image: Image, (3, h, w) in [0, 1].
@@ -31,7 +31,7 @@ class Neighbour(NamedTuple):
 
 
 class Query(NamedTuple):
-    """An image (3, h, w) in [0, 1], its class or another name, and its neighbours, best first."""
+    """Describe an image (3, h, w) in [0, 1] by its class or another name, with its neighbours, best first."""
 
     image: Tensor
     name: str

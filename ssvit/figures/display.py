@@ -1,4 +1,4 @@
-"""Conversion of images of any number of channels to RGB for figures.
+"""Convert images of any number of channels to RGB for figures.
 
 Shapes use c channels, h, w pixels.
 """

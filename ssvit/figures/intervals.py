@@ -1,4 +1,4 @@
-"""Dot plots that compare encoders: one panel for each probe, with a dot and an interval for each encoder."""
+"""Compare encoders in dot plots: one panel for each probe, with a dot and an interval for each encoder."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _NAME, _SIZE = 330, 8  # maximum width of a name in dots, and font size in point
 
 
 class Dot(NamedTuple):
-    """An encoder: interval of its mean over test images, and its score for each seed, all in [0, 1]."""
+    """Describe an encoder by the interval of its mean over test images and its score for each seed, in [0, 1]."""
 
     name: str
     interval: tuple[float, float]
@@ -26,7 +26,7 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Intervals(Figure):
-    """Comparison of encoders by probe. The first encoder is blue, and a line marks its mean.
+    """Compare encoders by probe. The first encoder is blue, and a line marks its mean.
 
     Scores of single seeds are small open circles.
 

@@ -1,4 +1,4 @@
-"""Figures of matrices: a confusion matrix, and heat maps.
+"""Show matrices: a confusion matrix, and heat maps.
 
 Shapes use k classes.
 """
@@ -23,7 +23,7 @@ _NAMED, _NUMBERED = 40, 20  # maximum numbers of classes for class names, and fo
 
 @dataclass(frozen=True)
 class Confusion(Figure):
-    """Confusion matrix, normalised over the predictions of each true class (row); rows without images are grey.
+    """Show a confusion matrix, normalised by true class (row); rows without images are grey.
 
     A cell has a whole number of dots, so that none is lost by resampling. Colours are proportional to the square root
     of the share, which makes rare confusions visible.
@@ -80,7 +80,7 @@ class Confusion(Figure):
 
 
 class Matrix(NamedTuple):
-    """Values (rows, columns), labels of both axes, and positions of ticks by their labels."""
+    """Store values (rows, columns), labels of both axes, and positions of ticks by their labels."""
 
     values: np.ndarray
     xlabel: str
@@ -91,7 +91,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Heatmaps(Figure):
-    """Heat maps with a common colour scale from `low` to 1, whose label is `scale`."""
+    """Show heat maps with a common colour scale from `low` to 1, whose label is `scale`."""
 
     matrices: Sequence[Matrix]
     title: str

@@ -1,4 +1,4 @@
-"""Figures of images: a gallery with captions, and a mosaic of columns. Images are (3, h, w) in [0, 1].
+"""Arrange images (3, h, w) in [0, 1] in a gallery with captions or in a mosaic of columns.
 
 Shapes use b images, h, w pixels, y, x rows and columns of patches.
 """
@@ -28,7 +28,7 @@ _MAT = 0.945
 
 
 class Picture(NamedTuple):
-    """An image of a gallery, its caption lines, and the colour of captions and frame; None: no frame."""
+    """Describe an image of a gallery, its caption lines, and the colour of captions and frame (None: no frame)."""
 
     image: Tensor
     captions: Sequence[str] = ()
@@ -37,7 +37,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Gallery(Figure):
-    """Rows of images of any size in square tiles, with captions.
+    """Show rows of images of any size in square tiles, with captions.
 
     Attributes:
         rows: The pictures of each row.
@@ -111,7 +111,7 @@ class Gallery(Figure):
 
 @dataclass(frozen=True)
 class Mosaic(Figure):
-    """Columns of images (b, 3, h, w) of several kinds, in two blocks if there are more than three images.
+    """Show columns of images (b, 3, h, w) of several kinds, in two blocks for more than three images.
 
     Attributes:
         columns: The images of each kind, by its title.

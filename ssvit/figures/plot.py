@@ -1,4 +1,4 @@
-"""Plots of curves over steps, layers, images or time, next to baselines."""
+"""Plot curves over steps, layers, images or time, next to baselines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _THIN = ("train", "ink")
 
 @dataclass(frozen=True)
 class Line:
-    """A curve through points (x, y), or single points if `dash` is "".
+    """Describe a curve through points (x, y), or single points if `dash` is "".
 
     Attributes:
         x: The positions.
@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line such as a baseline, with its value in the legend unless `form` is ""; omitted if y is None."""
+    """Describe a horizontal line with its value in the legend, unless `form` is ""; omitted if y is None."""
 
     y: float | None
     label: str
@@ -77,7 +77,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a figure.
+    """Describe a panel of a figure.
 
     Attributes:
         ylabel: Label of the y axis.
@@ -133,7 +133,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plot(Figure):
-    """Panels next to each other.
+    """Show panels next to each other.
 
     Attributes:
         panels: The panels.
@@ -245,7 +245,7 @@ def spread(history: History, what: str = "images") -> Panel:
 
 @dataclass(frozen=True)
 class Bars(Figure):
-    """Horizontal bars from 0 to 100, the first at the top, each with a mark.
+    """Show horizontal bars from 0 to 100, the first at the top, each with a mark.
 
     Attributes:
         values: Length and mark of each bar, by its name.

@@ -1,4 +1,4 @@
-"""Common style of figures: colours, sizes in dots, truncated text. Matplotlib is imported when it is used."""
+"""Define the style of figures: colours, sizes in dots, truncated text. Matplotlib is imported when used."""
 
 from bisect import bisect
 from typing import TYPE_CHECKING

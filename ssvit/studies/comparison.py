@@ -1,4 +1,4 @@
-"""Comparisons of several runs: pre-trained against from scratch over seeds, and the choice of a learning rate.
+"""Compare several runs: pre-trained against from scratch over seeds, and the choice of a learning rate.
 
 A run is a function of its folder's name and of the options that it changes; it returns the rows of metrics. An
 interrupted comparison resumes where it was stopped, as each of its runs does. This module does not import torch.
@@ -185,7 +185,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
 
 
 class FinalScore(NamedTuple):
-    """Accuracy or mAP on test or validation images after a step.
+    """Store the accuracy or mAP on test or validation images after a step.
 
     Attributes:
         step: The step.

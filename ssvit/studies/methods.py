@@ -1,4 +1,4 @@
-"""Results of a comparison of objectives: rows of plain data, and the table made from them.
+"""Summarise a comparison of objectives: rows of plain data, and the table made from them.
 
 A row is one objective with one seed, in a separate file. Accuracies are in [0, 1].
 """

@@ -1,4 +1,4 @@
-"""Robustness of a classifier: accuracy on robustness sets, errors by corruption, and shape bias.
+"""Measure the robustness of a classifier: accuracy on robustness sets, errors by corruption, and shape bias.
 
 Shapes use n images, k classes of the classifier, f folders of a set.
 """
@@ -24,7 +24,7 @@ from ssvit.options import OptionError, markdown
 
 
 class Share(NamedTuple):
-    """A fraction of images and its standard error."""
+    """Store a fraction of images and its standard error."""
 
     value: float
     error: float
@@ -38,7 +38,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SetResult:
-    """The result of a set.
+    """Store the result of a set.
 
     Attributes:
         name: The name of the set.

@@ -1,4 +1,4 @@
-"""Scaling study: power laws of the error over images and compute, and their table.
+"""Summarise a scaling study by power laws of the error over images and compute, and a table.
 
 The error of a model is fitted as b x^-c by a line in log-log coordinates, as in Kaplan et al. 2020 and Zhai et al. 2022
 without their constant terms, for which small studies have too few points.
@@ -22,7 +22,7 @@ _POINT = ("objective", "encoder", "images", *MODEL, "steps")
 
 
 class PowerLaw(NamedTuple):
-    """Power law error = factor * x ** -power.
+    """Store the power law error = factor * x ** -power.
 
     Attributes:
         factor: Error at x = 1.

@@ -1,4 +1,4 @@
-"""Results of the jobs of a sweep (-m): a table of the swept options and a metric, and the best job.
+"""Summarise the jobs of a sweep (-m): a table of the swept options and a metric, and the best job.
 
 The best job is never chosen by test images; their metrics are shown next to the metric of the choice.
 """
@@ -21,7 +21,7 @@ _NO_METRIC = "development=0.1 keeps images to choose by"
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a sweep: the options in which it differs from other jobs, and its folder."""
+    """Describe a run of a sweep: the options in which it differs from other jobs, and its folder."""
 
     options: Mapping[str, str]
     folder: Path

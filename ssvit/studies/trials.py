@@ -1,4 +1,4 @@
-"""Commands that a study of many runs executes in separate processes, and the rows made from their results."""
+"""Execute the commands of a study of many runs in separate processes, and collect their rows."""
 
 import json
 import os
@@ -35,7 +35,7 @@ Typed = Annotated[Sequence[Name], Expect("a list of options")]
 
 
 class Study(RunOptions):
-    """Options of a study of many runs with the same images, model and options."""
+    """Configure a study of many runs with the same images, model and options."""
 
     objectives: Names
     """Names of files in configs/comparison/ (settings for small images) or configs/objective/."""
@@ -70,7 +70,7 @@ class Study(RunOptions):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a method: its share of the budget, and the options of its pre-training."""
+    """Describe a stage of a method: its share of the budget, and the options of its pre-training."""
 
     options: Sequence[str]
     share: float = 1.0

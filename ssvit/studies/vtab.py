@@ -1,4 +1,4 @@
-"""Table of VTAB-1k: accuracies on its 19 tasks, and means of its three groups, with the standard library only."""
+"""Summarise VTAB-1k: accuracies on its 19 tasks, and means of its three groups, with the standard library only."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from ssvit.options import markdown
 
 
 class TaskRun(NamedTuple):
-    """A run on a task: its accuracy, the number of test images, and the accuracy of always the most frequent class."""
+    """Store accuracy and number of test images of a run on a task, and the chance level."""
 
     accuracy: float
     images: int

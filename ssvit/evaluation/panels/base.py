@@ -15,7 +15,7 @@ SHARE = 0.05  # maximum cost of evaluations at automatic steps, relative to trai
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The result of an evaluator.
+    """Store the result of an evaluator.
 
     Attributes:
         metrics: Metrics by name, the same in each process.

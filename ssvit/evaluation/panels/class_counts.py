@@ -1,4 +1,4 @@
-"""Per-class counts of a classifier's predictions, and their table. This module uses the standard library only."""
+"""Count a classifier's predictions by class and format the table, with the standard library only."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ClassCounts(NamedTuple):
-    """Counts of one class: its images, those predicted correctly, and all images predicted as the class."""
+    """Count the images of a class, those predicted correctly, and all images predicted as the class."""
 
     name: str
     images: int

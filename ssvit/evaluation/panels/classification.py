@@ -45,7 +45,7 @@ _P = TypeVar("_P", "Predictions", MultiLabelPredictions)
 
 
 class Predictions(NamedTuple):
-    """Predictions of a model for images in the order of the source; each column is (n,), on the CPU."""
+    """Store predictions for images in the order of the source; each column is (n,), on the CPU."""
 
     place: Tensor  # index in the source, int64
     truth: Tensor  # true class, int64

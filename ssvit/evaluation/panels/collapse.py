@@ -33,7 +33,7 @@ _ROWS, _ACROSS = 8, 10  # prototypes in the figure, and images of each
 
 
 class Assignments(NamedTuple):
-    """Outputs of teacher and student for n images."""
+    """Store outputs of teacher and student for n images."""
 
     features: Tensor  # (n, d), of unit length
     choices: Tensor  # most probable prototype of the teacher, (n,)

@@ -1,4 +1,4 @@
-"""Base class of evaluators that use the same held-out images at each evaluation.
+"""Define the base class of evaluators that use the same held-out images at each evaluation.
 
 Shapes use b images of a batch, c channels, h, w pixels.
 """

@@ -4,7 +4,7 @@ from ssvit.config.declaration import Count, Options
 
 
 class HeldOut(Options):
-    """Held-out images on which an objective is evaluated."""
+    """Select the held-out images on which an objective is evaluated."""
 
     images: Count = 1024
     """Maximum number of held-out images."""

@@ -1,4 +1,4 @@
-"""Predictions of a multi-label classifier: a class is predicted at a probability of 0.5 or above.
+"""Evaluate a multi-label classifier, where a class is predicted at a probability of 0.5 or above.
 
 Shapes use b images of a batch, n images of the source, k classes.
 """
@@ -19,7 +19,7 @@ _NAMED = 3  # classes named in the text
 
 
 class MultiLabelPredictions(NamedTuple):
-    """Predictions of a model for images in the order of the source, on the CPU."""
+    """Store predictions of a model for images in the order of the source, on the CPU."""
 
     place: Tensor  # index in the source, (n,) int64
     truth: Tensor  # true classes, (n, k) bool

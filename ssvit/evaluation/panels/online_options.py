@@ -10,7 +10,7 @@ Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or
 
 
 class Probing(Options):
-    """Options of all probes of a run."""
+    """Configure all probes of a run."""
 
     every: Every = AUTO
     """Steps between two evaluations; auto: as often as takes less than 5 % of the training time, in multiples of

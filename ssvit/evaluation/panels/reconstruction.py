@@ -1,4 +1,4 @@
-"""Base class of evaluations of predicted patches, on held-out images with fixed corruption, and their baselines.
+"""Define the base class of evaluations of predicted patches, with fixed corruption, and their baselines.
 
 Shapes use b images, n patches, m corrupted patches of an image.
 """

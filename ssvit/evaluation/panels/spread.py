@@ -1,4 +1,4 @@
-"""Spread of features over images, for evaluations that detect a collapse.
+"""Measure the spread of features over images, for evaluations that detect a collapse.
 
 Shapes use n images, d width.
 """

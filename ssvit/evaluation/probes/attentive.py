@@ -1,4 +1,4 @@
-"""Attentive probe: attention pooling of frozen patch features, followed by a linear classifier.
+"""Probe frozen patch features by attention pooling, followed by a linear classifier.
 
 It measures information that mean pooling over the patches dilutes. The head is that of CAPI (Darcet et al. 2025,
 eval_classification.py): a learned query attends to the patches, heads are 64 wide, and the classifier is the only layer
@@ -28,9 +28,9 @@ from ssvit.options import UserError
 from ssvit.randomness import key
 
 _HEAD = 64  # width of a head
-_DEVIATION = 0.02  # of the weights at the start
-_WARMUP = 0.1  # of the steps
-_IMAGES = 256  # at a time, where nothing is trained
+_DEVIATION = 0.02  # standard deviation of the initial weights
+_WARMUP = 0.1  # fraction of the steps
+_IMAGES = 256  # batch size without training
 
 
 class Attentive(attentive_options.Attentive, Linear):
@@ -148,7 +148,7 @@ class Scaled(NamedTuple):
 
         mean = moment(1, zeros)
         deviation = moment(2, mean).sqrt()
-        varies = deviation > 8 * torch.finfo(values.dtype).eps * mean.abs()  # by more than rounding
+        varies = deviation > 8 * torch.finfo(values.dtype).eps * mean.abs()  # by more than rounding errors
         return cls(mean.float(), torch.where(varies, 1 / deviation, 0).float())
 
     def __call__(self, values: Tensor, rows: Tensor) -> Tensor:

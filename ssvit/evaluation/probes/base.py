@@ -17,7 +17,7 @@ from ssvit.options import OptionError, UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a probe on one feature set.
+    """Store the result of a probe on one feature set.
 
     Attributes:
         scores: Metrics in [0, 1] by column name, such as "all labels". The last column is the headline metric.
@@ -43,7 +43,7 @@ class Result:
 
 
 class Probe:
-    """A measure of frozen features, used both during training and afterwards.
+    """Measure frozen features, both during training and afterwards.
 
     Attributes:
         name: Name in metrics, which depends on the options.

@@ -1,4 +1,4 @@
-"""Weighted k-nearest-neighbour classification of frozen features.
+"""Classify frozen features by the weighted vote of the k nearest neighbours.
 
 Shapes use m test images, b of them at a time, k neighbours, c classes.
 """

@@ -1,4 +1,4 @@
-"""Shared parts of the linear probes: the validation split, the scaling of features, and the scores of a layer.
+"""Share code between linear probes: the validation split, the scaling of features, and the scores of a layer.
 
 Hyper-parameters are chosen on a held-out part of the training images; the test images are used for the chosen layer
 only. A layer is (k, d + 1), where the last column is the bias and rows of features end in a 1. All computations run on
@@ -27,7 +27,7 @@ CHUNK = 1024  # rows of a chunk, small enough for the intermediate results to st
 
 
 class Linear(linear_options.Linear, Probe):
-    """A linear layer and a feature set chosen by validation accuracy; ties are broken by the validation loss."""
+    """Choose a linear layer and a feature set by validation accuracy; ties are broken by the validation loss."""
 
     chosen_by: ClassVar[str] = "validation accuracy"  # mAP for multi-label images
     multi_label: ClassVar[bool] = True
@@ -106,7 +106,7 @@ def is_right(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class LinearScores(NamedTuple):
-    """Accuracy or mAP and mean loss of each layer, and the correct predictions (r, n), None for multi-label images."""
+    """Store accuracy or mAP and mean loss of each layer, and correct predictions (r, n), None for multi-label."""
 
     accuracies: list[float]
     losses: list[float]

@@ -8,7 +8,7 @@ from ssvit.config.declaration import Options, Whole
 
 
 class Linear(Options):
-    """Options that the linear probes share."""
+    """Define the options that the linear probes share."""
 
     held_out: Annotated[float, Gt(0), Le(0.9)] = 0.1
     """Fraction of each class that is held out as validation images to choose hyper-parameters."""

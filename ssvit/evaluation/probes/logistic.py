@@ -1,4 +1,4 @@
-"""Penalised logistic regression on frozen features, solved to convergence.
+"""Fit penalised logistic regression to frozen features until convergence.
 
 Shapes use n images, d width, k classes.
 """
@@ -64,7 +64,7 @@ class Logistic(logistic_options.Logistic, Linear):
 
 
 class LogisticFit(NamedTuple):
-    """A layer (k, d + 1), and whether L-BFGS converged within the iteration limit."""
+    """Store a layer (k, d + 1), and whether L-BFGS converged within the iteration limit."""
 
     layer: Tensor
     converged: bool

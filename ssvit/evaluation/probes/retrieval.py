@@ -1,4 +1,4 @@
-"""Image retrieval by nearest neighbours: recall, precision and mean average precision against labels.
+"""Evaluate image retrieval by nearest neighbours: recall, precision and mean average precision.
 
 Shapes use m queries, n images searched, d width, k neighbours, r relevant images (images searched of the query's
 class).

@@ -1,4 +1,4 @@
-"""Ridge regression on frozen features with targets in {-1, 1}^k, solved in closed form for all penalties together.
+"""Fit ridge regression to frozen features, with targets in {-1, 1}^k, in closed form for all penalties.
 
 The probe is that of Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features is decomposed once, in
 float64; each L2 penalty, and its exact leave-one-out predictions, then cost one small product. The penalty is chosen by
@@ -33,7 +33,7 @@ _BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
 
 @dataclass(frozen=True)
 class RidgeFit:
-    """A fitted ridge regression.
+    """Store a fitted ridge regression.
 
     Attributes:
         seed: Seed of the sample of images; None if all images are used.
@@ -54,7 +54,7 @@ class RidgeFit:
 
 @dataclass(frozen=True)
 class ShotsScore:
-    """The fits of one number of shots.
+    """Store the fits of one number of shots.
 
     Attributes:
         shots: Training images of each class, or "all".

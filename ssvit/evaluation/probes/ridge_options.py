@@ -16,7 +16,7 @@ Shots = Annotated[
 
 @dataclass(frozen=True)
 class FewShotProtocol:
-    """Default options of a protocol of `FewShot`."""
+    """Define the default options of a protocol of `FewShot`."""
 
     shots: tuple[int | Literal["all"], ...]
     seeds: int

@@ -1,4 +1,4 @@
-"""Semantic segmentation from frozen patch features: mean intersection over union (mIoU) against masks.
+"""Segment images by frozen patch features, measured by the mean intersection over union (mIoU).
 
 Class scores of a patch are computed by a linear layer (Oquab et al. 2024, section 7.4) or as the class frequencies of
 the nearest training patches (Balazevic et al. 2023, section 3), and upsampled bilinearly to the size of the mask.
@@ -127,7 +127,7 @@ class Segmentation(segmentation_options.Segmentation, Probe):
 
 
 class Layer(NamedTuple):
-    """A linear layer for standardised features, with weights (k, d + 1)."""
+    """Apply a linear layer with weights (k, d + 1) to standardised features."""
 
     standard: Standard
     weights: Tensor

@@ -1,4 +1,4 @@
-"""Linear probe trained by SGD for a grid of learning rates together, as in DINOv2 (Oquab et al. 2023).
+"""Train linear probes by SGD for a grid of learning rates together, as in DINOv2 (Oquab et al. 2023).
 
 Shapes use n images, d width, k classes, r learning rates.
 """

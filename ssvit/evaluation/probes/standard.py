@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Standard(NamedTuple):
-    """Statistics (d,) that map features to rows: (features - mean) * scale, followed by a 1."""
+    """Map features to rows by statistics (d,): (features - mean) * scale, followed by a 1."""
 
     mean: Tensor
     scale: Tensor

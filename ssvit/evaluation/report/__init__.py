@@ -1,1 +1,1 @@
-"""Reports of evaluations: scores of several encoders, their comparison, and the HTML page."""
+"""Report evaluations: scores of several encoders, their comparison, and the HTML page."""

@@ -1,4 +1,4 @@
-"""Encoders for comparison: against=[RUN,FILE,{path:FILE,image_size:224}]. This module does not import torch."""
+"""Load the encoders of against=[RUN,FILE,{path:FILE,image_size:224}]. This module does not import torch."""
 
 import json
 import re
@@ -26,7 +26,7 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Other:
-    """An encoder for comparison, and the readings of its features."""
+    """Describe an encoder for comparison, and the readings of its features."""
 
     name: str
     loading: LoadEncoder

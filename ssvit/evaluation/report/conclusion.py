@@ -1,4 +1,4 @@
-"""Conclusion of an evaluation: whether frozen features outperform the baselines, and advice if they do not."""
+"""Conclude whether frozen features outperform the baselines, with advice if they do not."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Figures of a report: scores by encoder, layer and column, and images with their neighbours, components or masks.
+"""Describe the figures of a report: scores by encoder, layer and column, and images with neighbours or masks.
 
 Shapes use b, m images, y, x rows and columns of patches, d width, k classes.
 """

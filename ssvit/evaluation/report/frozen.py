@@ -34,7 +34,7 @@ from ssvit.randomness import key
 
 
 class EncoderViews(NamedTuple):
-    """An extractor with its name and transform.
+    """Combine an extractor with its name and transform.
 
     Attributes:
         name: Name of the encoder or baseline.

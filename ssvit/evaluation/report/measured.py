@@ -1,4 +1,4 @@
-"""Metadata and results of an evaluation: plain data for files, and text for the terminal."""
+"""Collect metadata and results of an evaluation: plain data for files, and text for the terminal."""
 
 from collections.abc import Sequence
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Report of probes of frozen features: a self-contained HTML page, and JSON.
+"""Write the report of probes of frozen features: a self-contained HTML page, and JSON.
 
 The last column of a probe is its headline metric. All text is escaped, since names and paths are arbitrary.
 """

@@ -1,4 +1,4 @@
-"""Scores of probes on all feature sets of an encoder and its baselines, for tables, figures and reports."""
+"""Score all feature sets of an encoder and its baselines by probes, for tables, figures and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from ssvit.figures.display import PLAIN, Display
 
 @dataclass(frozen=True)
 class Split:
-    """Feature sets of the training and of the test images; both have the same names.
+    """Store the feature sets of the training and of the test images; both have the same names.
 
     Attributes:
         own: Feature sets of the evaluated encoder, in the order of layers.
@@ -64,7 +64,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The result of one probe for all feature sets.
+    """Store the result of one probe for all feature sets.
 
     Attributes:
         probe: Name of the probe among the options.

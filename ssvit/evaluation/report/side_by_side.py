@@ -1,4 +1,4 @@
-"""Paired comparison of an encoder with others on the same images by the same probes.
+"""Compare an encoder with others on the same images by the same probes.
 
 Runs that differ only in the seed form one entry, whose value is the mean over seeds. Shares and differences are in
 [0, 1].
@@ -29,7 +29,7 @@ _ROUNDING = 1e-9  # rounding error of equal means over seeds
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of the evaluated encoder from another one, with its uncertainty.
+    """Store the difference of the evaluated encoder from another one, with its uncertainty.
 
     Attributes:
         mean: Mean difference.
@@ -55,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Standing:
-    """Score of an encoder by the last column of a probe.
+    """Store the score of an encoder by the last column of a probe.
 
     Attributes:
         probe: Title of the probe.
@@ -85,7 +85,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Comparison of all encoders by all probes. Probes without scores of single images are omitted.
+    """Compare all encoders by all probes. Probes without scores of single images are omitted.
 
     Attributes:
         scores: Results of the probes.
