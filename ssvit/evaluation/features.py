@@ -99,7 +99,7 @@ def check(train: Features, test: Features, what: str) -> None:
 
 
 class Extractor(Protocol):
-    """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d) float32.
+    """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d).
 
     Attributes:
         identity: String that identifies the function.
@@ -117,7 +117,7 @@ class Extractor(Protocol):
         ...
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features by name."""
+        """Return the features of images (b, c, h, w) by name."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Share code between linear probes: the validation split, the scaling of features, and the scores of a layer.
+"""Define what linear probes share: the validation split, the scaling of features, and the scores of a layer.
 
 Hyper-parameters are chosen on a held-out part of the training images; the test images are used for the chosen layer
 only. A layer is (k, d + 1), where the last column is the bias and rows of features end in a 1. All computations run on
