@@ -1,6 +1,6 @@
-"""The layers of a Transformer (Dosovitskiy et al. 2021, equations 2 and 3), for encoders and decoders.
+"""Implement the layers of a Transformer (Dosovitskiy et al. 2021, equations 2 and 3) for encoders and decoders.
 
-Letters: b images, t tokens, q queries, m chosen tokens, h heads, k width of a head, d width.
+Letters: b images, t tokens, q queries, m selected tokens, h heads, k width of a head, d width.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,18 +15,18 @@ from torch.utils.checkpoint import checkpoint
 from ssvit.models import positions
 from ssvit.models.positions import Grid
 
-_APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # torch's names of the GELUs
-Ids = Tensor | None  # of tokens, (b, m); None for all of them, in order
+_APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # values of torch's argument `approximate`
+Ids = Tensor | None  # token indices, (b, m); None: all tokens in order
 
 
 class TokenInfo(NamedTuple):
-    """What the layers need besides the embeddings of the tokens.
+    """Hold the inputs of the layers in addition to the token embeddings.
 
     Attributes:
-        position_ids: Position of each token, (b, t); None for all tokens in order.
-        rotation: Result of `positions.Rotary` for the tokens as they come; None without rotary positions.
-        between: What is added before each layer but the first, (t, d) or (b, t, d); empty for nothing.
-        depth_noise: Uniform numbers for stochastic depth, of each layer's two branches, (b, 2 * depth), see
+        position_ids: Position of each token, (b, t); None: all tokens in order.
+        rotation: Result of `positions.Rotary` for the tokens in their order; None without rotary positions.
+        between: Values added to the input of each layer after the first, (t, d) or (b, t, d); empty for none.
+        depth_noise: Uniform random numbers of stochastic depth for the two branches of each layer, (b, 2 * depth), see
             `Encoder.depth_noise`; None: torch's generator samples them.
     """
 
@@ -36,32 +36,32 @@ class TokenInfo(NamedTuple):
     depth_noise: Tensor | None = None
 
     def of_layer(self, layer: int) -> "TokenInfo":
-        """Return what a layer needs, whose depth_noise is (b, 2)."""
+        """Return the inputs of one layer (from 0), with its depth_noise (b, 2) and without `between`."""
         noise = None if self.depth_noise is None else self.depth_noise[:, 2 * layer : 2 * layer + 2]
         return TokenInfo(self.position_ids, self.rotation, depth_noise=noise)
 
 
-ALL = TokenInfo()  # all tokens in order, without more
+ALL = TokenInfo()  # all tokens in order, without further inputs
 
 
 def lecun_normal_(matrix: Tensor) -> None:
-    """Fill a matrix (out, in) as the authors' JAX code does: normal of variance 1 / in, cut off at two deviations."""
-    # Cutting off leaves 0.8796 of the deviation, which JAX divides out.
+    """Fill a matrix (out, in) from a normal distribution of variance 1 / in, truncated at two deviations, as in JAX."""
+    # Truncation reduces the standard deviation to 0.8796 of its value, for which JAX corrects.
     std = matrix.shape[1] ** -0.5 / 0.87962566
     nn.init.trunc_normal_(matrix, std=std, a=-2 * std, b=2 * std)
 
 
 def gather(tokens: Tensor, ids: Tensor) -> Tensor:
-    """Some tokens of each image, by index: (b, t, d) and (b, m) -> (b, m, d)."""
-    # Copies whole rows, where torch's `gather` looks up each number: 5 to 10 times faster on a CPU.
+    """Select tokens of each image by index: (b, t, d) and (b, m) -> (b, m, d)."""
+    # Copying complete rows is 5 to 10 times faster on a CPU than torch's `gather`, which looks up each number.
     rows = ids + torch.arange(tokens.shape[0], device=ids.device)[:, None] * tokens.shape[1]
     return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, ids.shape)
 
 
 class StochasticDepth(nn.Module):
-    """Leave out a residual branch for a random part of the images, in training (Huang et al. 2016).
+    """Drop a residual branch for a random subset of the images in training (Huang et al. 2016).
 
-    An image's branch is left out where its number, uniform in [0, 1), is below the rate.
+    The branch of an image is dropped if the image's random number, uniform in [0, 1), is below the rate.
     """
 
     def __init__(self, rate: float) -> None:
@@ -69,7 +69,15 @@ class StochasticDepth(nn.Module):
         self.rate = rate
 
     def forward(self, branch: Tensor, noise: Tensor | None = None) -> Tensor:
-        """(b, t, d) -> (b, t, d). noise (b,): None for torch's generator."""
+        """Drop the branch (b, t, d) of some images and scale up the remaining ones: -> (b, t, d).
+
+        Args:
+            branch: Output of a residual branch, (b, t, d).
+            noise: Uniform random numbers, (b,); None: torch's generator samples them.
+
+        Returns:
+            The branch, zero where it is dropped and divided by 1 - rate elsewhere, (b, t, d).
+        """
         if not self.training or self.rate == 0:
             return branch
         noise = torch.rand(len(branch), device=branch.device) if noise is None else noise
@@ -85,13 +93,18 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((width,), start))
 
     def forward(self, branch: Tensor) -> Tensor:
+        """Multiply a branch (..., d) by the learned scale."""
         return branch * self.gamma.to(branch.dtype)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with one packed projection (Appendix A).
+    """Implement multi-head self-attention with one packed projection (Appendix A).
 
-    dropout: of the attention weights. relative: the arguments of `positions.Relative`, or None.
+    Args:
+        width: Width of the tokens.
+        heads: Number of heads.
+        dropout: Dropout rate of the attention weights.
+        relative: Patch grid and number of prefix tokens for `positions.Relative`; None: no relative positions.
     """
 
     def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[Grid, int] | None) -> None:
@@ -102,7 +115,16 @@ class Attention(nn.Module):
         self.relative = None if relative is None else positions.Relative(*relative, width // heads)
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-        """(b, t, d) -> (b, t, d), or with output_ids (b, m) the outputs of these tokens alone, (b, m, d)."""
+        """Apply attention to tokens.
+
+        Args:
+            x: Tokens, (b, t, d).
+            output_ids: Indices of the tokens whose outputs are computed, (b, m); None: all tokens.
+            info: Positions of the tokens.
+
+        Returns:
+            Outputs, (b, t, d), or (b, m, d) with output_ids.
+        """
         query, key, value = self._project(x, output_ids)
         if info.rotation is not None:
             query, key = positions.rotate(query, info.rotation, output_ids), positions.rotate(key, info.rotation)
@@ -112,7 +134,7 @@ class Attention(nn.Module):
         return self.out(rearrange(mixed, "b h q k -> b q (h k)"))
 
     def _project(self, x: Tensor, output_ids: Ids) -> tuple[Tensor, ...]:
-        """Queries (b, h, q, k), of all tokens or of output_ids, keys and values (b, h, t, k)."""
+        """Return queries (b, h, q, k), of all tokens or of output_ids, and keys and values (b, h, t, k)."""
         if output_ids is None:
             return rearrange(self.qkv(x), "b t (parts h k) -> parts b h t k", parts=3, h=self.heads).unbind()
         sizes = x.shape[-1], 2 * x.shape[-1]
@@ -123,9 +145,20 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm Transformer layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
+    """Implement a pre-norm layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
 
-    relative: as of `Attention`. layer_scale: where the factors of both branches start, None for none.
+    Args:
+        width: Width of the tokens.
+        heads: Number of attention heads.
+        mlp_width: Width of the MLP's hidden layer.
+        dropout: Dropout rate of both branches and of the MLP's hidden layer.
+        drop: Rate of stochastic depth.
+        relative: Patch grid and number of prefix tokens for `positions.Relative`; None: no relative positions.
+        mlp: gelu or swiglu.
+        gelu: exact or tanh.
+        attention_dropout: Dropout rate of the attention weights.
+        layer_scale: Initial value of LayerScale; None: no LayerScale.
+        norm_epsilon: Epsilon of the layer norms.
     """
 
     def __init__(
@@ -158,29 +191,40 @@ class Block(nn.Module):
         )
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weight of each linear layer, and the number of matrices packed along its first dimension."""
+        """Yield the weight of each linear layer and the number of matrices packed along its first dimension."""
         yield self.attention.qkv.weight, 3
         yield self.attention.out.weight, 1
         yield self.expand.weight, 1 + self.gated
         yield self.contract.weight, 1
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-        """As `Attention.forward`; depth_noise (b, 2)."""
+        """Apply attention and MLP to tokens; see `Attention.forward`. The depth_noise of `info` is (b, 2)."""
         attended = self.attention(self.norm1(x), output_ids, info)
         x = self.add(x if output_ids is None else gather(x, output_ids), attended, self.scale1, info, 0)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2, info, 1)
 
     def add(self, x: Tensor, branch: Tensor, scale: nn.Module, info: TokenInfo, number: int) -> Tensor:
-        """Add a branch, the first or the second of the layer, to its input."""
+        """Add a residual branch to its input.
+
+        Args:
+            x: Input of the branch, (b, t, d).
+            branch: Output of the branch, (b, t, d).
+            scale: LayerScale of the branch, or the identity.
+            info: Random numbers of stochastic depth.
+            number: 0 for attention, 1 for the MLP.
+
+        Returns:
+            The sum, (b, t, d).
+        """
         noise = None if info.depth_noise is None else info.depth_noise[:, number]
         return x + self.drop(scale(self.dropout(branch)), noise)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Two linear layers with a GELU between them, or SwiGLU: (b, t, d) -> (b, t, d)."""
+        """Apply two linear layers with a GELU between them, or SwiGLU: (b, t, d) -> (b, t, d)."""
         return self.contract(self.dropout(self.activate(self.expand(x))))
 
     def activate(self, hidden: Tensor) -> Tensor:
-        """The GELU; or SwiGLU's product of the second half with the SiLU of the first."""
+        """Apply the GELU, or multiply the second half of the hidden layer by the SiLU of the first (SwiGLU)."""
         if not self.gated:
             return F.gelu(hidden, approximate=_APPROXIMATE[self.gelu])
         gate, hidden = hidden.chunk(2, dim=-1)
@@ -188,13 +232,18 @@ class Block(nn.Module):
 
 
 class Layers(nn.ModuleList):
-    """Blocks one after the other. activation_checkpointing: in training, compute each once more for its gradients."""
+    """Apply blocks in sequence.
+
+    Args:
+        blocks: The blocks.
+        activation_checkpointing: Whether each block is recomputed in the backward pass to save memory.
+    """
 
     def __init__(self, blocks: Iterable[Block], *, activation_checkpointing: bool = False) -> None:
         super().__init__(blocks)
         self.activation_checkpointing = activation_checkpointing
 
-    if TYPE_CHECKING:  # a ModuleList does not say of what
+    if TYPE_CHECKING:  # nn.ModuleList is not generic, so the type of its items is declared here
 
         def __iter__(self) -> Iterator[Block]: ...
         @overload
@@ -204,17 +253,28 @@ class Layers(nn.ModuleList):
         def __getitem__(self, idx: int | slice) -> "Block | Layers": ...
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-        """(b, t, d) -> (b, t, d), or with output_ids (b, m), by the last layer alone, (b, m, d)."""
+        """Apply all blocks to tokens (b, t, d); with output_ids (b, m), the last block returns these, (b, m, d)."""
         for layer in range(len(self)):
             x = self.step(layer, x, output_ids if layer == len(self) - 1 else None, info)
         return x
 
     @property
     def checkpoints(self) -> bool:
+        """Return whether this forward pass uses activation checkpointing."""
         return self.activation_checkpointing and self.training and torch.is_grad_enabled()
 
     def step(self, layer: int, x: Tensor, output_ids: Ids, info: TokenInfo) -> Tensor:
-        """Compute one layer, from 0, with what is added before it."""
+        """Apply one block, after adding the values of `info.between` to its input.
+
+        Args:
+            layer: Index of the block, from 0.
+            x: Tokens, (b, t, d).
+            output_ids: Indices of the tokens whose outputs are computed, (b, m); None: all tokens.
+            info: Inputs of all layers.
+
+        Returns:
+            Tokens, (b, t, d), or (b, m, d) with output_ids.
+        """
         if layer > 0 and info.between:
             x = x + info.between[layer - 1].to(x.dtype)
         if self.checkpoints:

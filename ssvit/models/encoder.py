@@ -1,4 +1,4 @@
-"""What every encoder has: it normalises its images itself, and gives one vector for each image.
+"""Define the interface of all encoders: they normalise images themselves and return one feature vector per image.
 
 Letters: b images, c channels, h, w pixels, d width.
 """
@@ -13,15 +13,27 @@ from torch import Tensor, nn
 from ssvit.models.timm_options import stored
 from ssvit.options import OptionError, typed
 
-UNDECAYED = ("positions", "token", "relative")
-_BEYOND = 0.25  # how far outside of [0, 1] cubic filters reach in resizing
+UNDECAYED = ("positions", "token", "relative")  # parts of parameter names that get no weight decay
+_BEYOND = 0.25  # tolerance around [0, 1]: bicubic resizing overshoots the range
 
 
 class Encoder(nn.Module):
-    """The base of the encoders. options: those that build it again. pooling: what an image's vector is.
+    """Define the base class of all encoders.
 
-    undecayed: parts of the names of its matrices without weight decay. origin: the checksum of the checkpoint whose
-    weights it began with, "scratch" for random ones.
+    Attributes:
+        options: Validated options, from which the encoder can be built again.
+        image_size: Height and width of the images in pixels.
+        patch_size: Height and width of a patch in pixels.
+        channels: Number of image channels.
+        width: Width of the feature vector.
+        pooling: How the outputs become one vector per image, such as class_token or patch_mean.
+        undecayed: Substrings of the names of parameters that get no weight decay.
+        origin: Checksum of the checkpoint that initialised the weights, or "scratch" for a random initialisation.
+        class_token: Learned class token, None without one.
+        distillation_token: Learned distillation token, None without one.
+        norm: Last norm of the encoder.
+        mean: Mean of each image channel, (c,).
+        std: Standard deviation of each image channel, (c,).
     """
 
     options: Any
@@ -44,20 +56,28 @@ class Encoder(nn.Module):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The options as plain data, as a checkpoint stores them."""
+        """Return the options as plain data, the form in which a checkpoint stores them."""
         return stored(self.options)
 
     @property
     def depth(self) -> int:
-        """The number of layers."""
+        """Return the number of layers."""
         raise NotImplementedError
 
     def represent(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Tensor:
-        """Return one vector for each image, (b, c, h, w) -> (b, d). depth_noise: of these images."""
+        """Return one feature vector for each image.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            depth_noise: Result of `depth_noise` for these images; None: torch's generator samples the numbers.
+
+        Returns:
+            Feature vectors, (b, d).
+        """
         raise NotImplementedError
 
     def depth_noise(self, slots: Tensor, *, seed: int, views: int = 1) -> Tensor | None:
-        """Return the uniform numbers that stochastic depth needs in training, None where there is none.
+        """Return the uniform random numbers of stochastic depth in training, or None where it is not used.
 
         Args:
             slots: Slots of the images, (b,).
@@ -65,27 +85,42 @@ class Encoder(nn.Module):
             views: Number of times that each image is encoded in a step.
 
         Returns:
-            Numbers for each layer and residual branch, (views * b, 2 * depth): of the first view of all images first.
+            Numbers in [0, 1) for each layer and residual branch, (views * b, 2 * depth): the first view of all images,
+            then the second, and so on.
         """
         return None
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
-        """What each layer puts out in turn, before the last norm, `depth` times."""
+        """Yield the output of each layer, before the last norm, for images (b, c, h, w)."""
         raise NotImplementedError
 
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
-        """What one layer puts out for images: a vector each, (b, d), or for pooling=patches (b, y, x, d)."""
+        """Pool the output of one layer.
+
+        Args:
+            outputs: Output of a layer, as `layers` yields it.
+            pooling: One of the ways in the `poolings` of the options, or "patches" for no pooling.
+            images: The images that were encoded, (b, c, h, w).
+
+        Returns:
+            A vector for each image, (b, d), or for pooling=patches the features of each patch, (b, y, x, d).
+        """
         raise NotImplementedError
 
     def layers_above(self, name: str) -> int:
-        """How many layers stand above a parameter, a head among them."""
+        """Return the number of layers above a parameter, counting the head, for layer-wise learning rate decay."""
         return 0
 
     @torch.no_grad()
     def take(self, other: Self, *, how: str = "paper") -> None:
-        """Take the weights, mean and std of an encoder whose images may have another size.
+        """Load the weights, mean and std of another encoder, whose images may have another size.
 
-        OptionError where that changes the shape of a weight, unless a class resizes it.
+        Args:
+            other: Encoder of the same class.
+            how: How learned positions are resampled, one of `vit_options.RESIZE`; only a ViT uses it.
+
+        Raises:
+            OptionError: The image size changes the shape of a weight, and the class does not resize weights.
         """
         theirs = other.state_dict()
         if any(tensor.shape != theirs[name].shape for name, tensor in self.state_dict().items()):
@@ -95,15 +130,19 @@ class Encoder(nn.Module):
         self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
 
     def register_normalisation(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        """Make the buffers `mean` and `std`, (c,), of one number or one for each channel."""
+        """Register the buffers `mean` and `std`, (c,), from one number or one number per channel."""
         for name, given in (("mean", mean), ("std", std)):
             value = torch.tensor(given, dtype=torch.float32)
             self.register_buffer(name, value.flatten().expand(self.channels).clone())
 
     def check_values(self, images: Tensor) -> None:
-        """OptionError for images that are neither uint8 nor in [0, 1].
+        """Check that images are uint8, or float in [0, 1].
 
-        The range is not checked where reading it would make a device wait in training, nor in a compiled graph.
+        The range is not checked in training on an accelerator, where reading it would synchronise host and device, nor
+        in a compiled graph.
+
+        Raises:
+            OptionError: The images have another type or range.
         """
         expected = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
         if images.dtype == torch.uint8:
@@ -118,7 +157,7 @@ class Encoder(nn.Module):
             raise OptionError("images", found, expected)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images less their channels' mean, over their std: (..., c, h, w), [0, 1] or uint8, -> (..., c, h, w)."""
+        """Subtract each channel's mean and divide by its std: (..., c, h, w), uint8 or [0, 1], -> (..., c, h, w)."""
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         mean, std = ((value * unit)[:, None, None] for value in (self.mean, self.std))
         return (images.to(mean.dtype) - mean) / std

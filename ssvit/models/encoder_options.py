@@ -1,4 +1,4 @@
-"""The options that every encoder has."""
+"""Define the options that all encoders share."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -6,16 +6,27 @@ from typing import ClassVar
 from ssvit.config.declaration import Count, Options, Size
 from ssvit.options import OptionError, number, pair
 
-TOKENS = ("patch_mean", "class_token", "both")  # ways to make one vector of tokens
-POOLED = "pooled"  # the only way of a model of timm, which pools by itself
+TOKENS = ("patch_mean", "class_token", "both")  # ways to pool tokens into one vector
+POOLED = "pooled"  # the only pooling of a timm model, which pools itself
 PATCHES = "patches"  # no pooling: the features of each patch
-# Short forms of options: a model of timm may have any arguments.
+# Short forms of command-line options: encoder.arguments accepts any keyword argument of a timm model.
 ALIASES = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
-ByChannel = float | Sequence[float]  # a number, or one for each channel
+ByChannel = float | Sequence[float]  # one number for all channels, or one per channel
 
 
 def grid(image_size: object, patch_size: object) -> tuple[int, int]:
-    """Patches in a column and in a row of an image: (rows, columns). OptionError unless the patch divides it."""
+    """Return the number of patches in a column and in a row of an image.
+
+    Args:
+        image_size: Pixels of an image's side, or [height, width].
+        patch_size: Pixels of a patch's side, or [height, width].
+
+    Returns:
+        Rows and columns of the patch grid.
+
+    Raises:
+        OptionError: The patch size does not divide the image size.
+    """
     height, width = pair("image_size", image_size)
     patch = pair("patch_size", patch_size)
     for side, pixels, step in (("height", height, patch[0]), ("width", width, patch[1])):
@@ -28,30 +39,30 @@ def grid(image_size: object, patch_size: object) -> tuple[int, int]:
 
 
 class Normalized(Options):
-    """An encoder, which normalises the channels of its images.
+    """Define the options of an encoder that normalises the channels of its images.
 
     Attributes:
-        has_patches: Whether it has patches that can be masked and layers of their own, as a ViT of ssvit has.
+        has_patches: Whether the encoder has patches that can be masked and separate layers, as a ViT of ssvit has.
     """
 
     has_patches: ClassVar[bool] = False
 
     channels: Count = 3
-    """Channels of the images."""
+    """Number of image channels."""
     mean: ByChannel = 0.5
-    """Mean of the images' channels, in [0, 1]: one number, or one for each."""
+    """Mean of the image channels, in [0, 1]: one number, or one per channel."""
     std: ByChannel = 0.5
-    """Standard deviation of the images' channels, in [0, 1]: one number, or one for each."""
+    """Standard deviation of the image channels, in [0, 1]: one number, or one per channel."""
     image_size: Size
     """Pixels of an image's side, or [height, width]."""
 
     @property
     def label(self) -> str:
-        """The name of the model in messages."""
+        """Return the name of the model for messages."""
         return type(self).__name__
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that mean and std have one value, or one per channel, in their ranges."""
         for name, given in (("mean", self.mean), ("std", self.std)):
             values = list(given) if isinstance(given, Sequence) else [given]
             if len(values) not in (1, self.channels):

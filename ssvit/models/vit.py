@@ -1,11 +1,11 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021, section 3.1), with separate calls for its patches and its layers.
+"""Implement the Vision Transformer (Dosovitskiy et al. 2021, section 3.1) with separate calls for patches and layers.
 
-`embed` turns an image into patch embeddings, and `encode` runs the Transformer over them. A method changes the sequence
-between the two calls: it corrupts patches or drops them. The encoder normalises its images, so it takes float in
-[0, 1], or uint8.
+`embed` turns an image into patch embeddings, and `encode` runs the Transformer over them. A training method changes the
+sequence between the two calls: it corrupts patches or drops them. The encoder normalises its images, so it takes float
+in [0, 1], or uint8.
 
 Letters: b images, c channels, n patches, s prefix tokens (class token, distillation token, registers), t tokens (prefix
-tokens, then patches), m chosen tokens, d width.
+tokens, then patches), m selected tokens, d width.
 """
 
 import math
@@ -26,10 +26,12 @@ from ssvit.randomness import uniform
 
 
 class ViT(Encoder):
-    """A Vision Transformer without a head, with the options of `vit_options.ViT`.
+    """Implement a Vision Transformer without a head, with the options of `vit_options.ViT`.
 
-    It takes images of any size that its patches divide: positions are resampled to the size of the images, as `resize`
-    says (one of `vit_options.RESIZE`).
+    It takes images of any size that is a multiple of the patch size. Positions are resampled to the grid of the images.
+
+    Attributes:
+        resize: How positions are resampled, one of `vit_options.RESIZE`.
     """
 
     resize = "paper"
@@ -54,14 +56,14 @@ class ViT(Encoder):
             nn.Parameter(torch.zeros(1, options.registers, options.width)) if options.registers else None
         )
         self.positions = nn.ModuleList()
-        self.layers_with_positions = 0  # so many of the first layers have them added to their input
+        self.layers_with_positions = 0  # number of layers, from the first, whose input gets positions
         if kind := positions.ADDITIVE.get(options.positions):
             self.layers_with_positions = 1 if options.positions_at == "stem" else options.depth
             count = options.depth if options.positions_at == "every_layer" else 1
             self.positions.extend(kind(options.grid, placed, options.width) for _ in range(count))
         self.rotary = positions.Rotary(options.width // options.heads) if options.positions == "rotary" else None
         mlp_width = 4 * options.width
-        if options.mlp == "swiglu":  # which has a third matrix
+        if options.mlp == "swiglu":  # a gated MLP has a third matrix, so 2/3 of the width keeps the parameter count
             mlp_width = 8 * math.ceil(mlp_width * 2 // 3 / 8)
         self.dropout = nn.Dropout(options.dropout)
         blocks = (
@@ -86,7 +88,10 @@ class ViT(Encoder):
         self._initialise()
 
     def _initialise(self) -> None:
-        """As the authors' JAX code: stem and patches LeCun-normal, the rest Xavier-uniform, MLP biases N(0, 1e-6)."""
+        """Initialise the weights as the authors' JAX code does.
+
+        Stem and patch projection: LeCun normal; attention and MLP matrices: Xavier uniform; MLP biases: N(0, 1e-6).
+        """
         for module in self.modules():
             if isinstance(module, Convolution):
                 lecun_normal_(module.weight.flatten(1))
@@ -105,7 +110,12 @@ class ViT(Encoder):
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def check(self, images: Tensor) -> None:
-        """OptionError for images that the patches do not divide, and as of `check_values`."""
+        """Check the shape and the values of images (b, c, h, w).
+
+        Raises:
+            OptionError: The channels differ from the encoder's, the patch size does not divide the image size, or the
+                values have another type or range (see `check_values`).
+        """
         c, *sides = images.shape[1:]
         if len(sides) != 2 or c != self.channels or sides[0] % self.patch_size[0] or sides[1] % self.patch_size[1]:
             found, patch = ("x".join(map(str, shape)) for shape in (images.shape[1:], self.patch_size))
@@ -114,28 +124,45 @@ class ViT(Encoder):
         self.check_values(images)
 
     def grid_of(self, images: Tensor) -> Grid:
-        """Rows and columns of the patches of images (b, c, h, w)."""
+        """Return the rows and columns of the patch grid of images (b, c, h, w)."""
         return images.shape[2] // self.patch_size[0], images.shape[3] // self.patch_size[1]
 
     def check_size(self, images: Tensor) -> None:
-        """OptionError unless images (b, c, h, w) have as many patches as the encoder's own size, which are masked."""
+        """Check that images (b, c, h, w) have the patch grid of the encoder, for which masks are sampled.
+
+        Raises:
+            OptionError: The grid differs.
+        """
         if self.grid_of(images) != self.grid:
             found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], self.image_size))
             raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
 
     def patchify(self, x: Tensor, ids: Ids = None) -> Tensor:
-        """Cut images, or a stem's feature map, into patches in raster order: (b, c, h, w) -> (b, n, c p q).
+        """Cut images, or a stem's feature map, into patches in raster order.
 
-        ids (b, m): these patches alone, in this order -> (b, m, c p q).
+        Args:
+            x: Images or feature maps, (b, c, h, w).
+            ids: Indices of the patches to return, (b, m), in this order; None: all patches.
+
+        Returns:
+            Flattened patches, (b, n, c * p * q), or (b, m, c * p * q) with ids.
         """
         p, q = self.cut
         patches = rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
         return patches if ids is None else gather(patches, ids)
 
     def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
-        """Normalise and project each patch, without positions: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
+        """Normalise the images and project each patch to an embedding, without positions.
 
-        visible_ids (b, m): these patches alone -> (b, m, d). OptionError: see `check`.
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            visible_ids: Indices of the patches to embed, (b, m); None: all patches.
+
+        Returns:
+            Patch embeddings, (b, n, d), or (b, m, d) with visible_ids.
+
+        Raises:
+            OptionError: See `check`.
         """
         self.check(images)
         x = self.normalise(images)
@@ -151,13 +178,19 @@ class ViT(Encoder):
         output_ids: Ids = None,
         depth_noise: Tensor | None = None,
     ) -> Tensor:
-        """Run the Transformer over patch embeddings: (b, n, d) -> (b, s + n, d).
+        """Run the Transformer over patch embeddings.
 
-        grid: rows and columns of the patches (`grid_of`), by default the encoder's own.
-        patch_ids (b, n): which patches these are, None for all of them in order (`embed` can leave some out).
-        visible_ids (b, m): of all patches encode these alone, in this order, as masked autoencoders do: (b, s + m, d).
-        output_ids (b, m), counted in that order: compute the last layer for these patches alone -> (b, m, d).
-        depth_noise (b, 2 * depth): as of `depth_noise`; None for torch's generator.
+        Args:
+            tokens: Patch embeddings, (b, n, d).
+            grid: Rows and columns of the patch grid (`grid_of`); None: the grid of the encoder's image size.
+            patch_ids: Indices in the grid of the patches in `tokens`, (b, n); None: all patches in raster order.
+            visible_ids: Indices of the patches to encode, (b, m), in this order, as in a masked autoencoder; None: all.
+            output_ids: Indices of the output patches, (b, m), counted in the order above: the last layer is computed
+                for these alone. None: all tokens.
+            depth_noise: Result of `depth_noise`, (b, 2 * depth); None: torch's generator samples the numbers.
+
+        Returns:
+            Normalised outputs, (b, s + n, d); (b, s + m, d) with visible_ids; (b, m, d) with output_ids.
         """
         if visible_ids is not None:
             tokens, patch_ids = gather(tokens, visible_ids), visible_ids
@@ -166,14 +199,14 @@ class ViT(Encoder):
         return self.norm(self.blocks(x, ids, info._replace(depth_noise=depth_noise)))
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
-        """The tokens after each layer in turn, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
+        """Yield the tokens after each layer, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
         x, info = self._sequence(self.embed(images), self.grid_of(images), None)
         for layer in range(len(self.blocks)):
             x = self.blocks.step(layer, x, None, info)
             yield x
 
     def _sequence(self, tokens: Tensor, grid: Grid | None, patch_ids: Ids) -> tuple[Tensor, TokenInfo]:
-        """Return the first layer's input, (b, t, d), and what the layers need besides."""
+        """Return the input of the first layer, (b, t, d), and the further inputs of all layers."""
         position_ids, relative = None, self.blocks[0].attention.relative
         if patch_ids is not None:
             if relative is not None and grid is not None and not relative.covers(grid):
@@ -198,7 +231,7 @@ class ViT(Encoder):
         return self.dropout(tokens), TokenInfo(position_ids, rotation, added[1:])
 
     def around_registers(self, table: Tensor) -> Tensor:
-        """Position embeddings with zeros for the registers, which have none: -> (t, d)."""
+        """Insert zeros for the registers, which have no positions, into position embeddings: -> (t, d)."""
         if self.register_tokens is None:
             return table
         zeros = table.new_zeros(self.register_tokens.shape[1:])
@@ -206,7 +239,7 @@ class ViT(Encoder):
         return torch.cat([prefix, zeros, patches])
 
     def depth_noise(self, slots: Tensor, *, seed: int, views: int = 1) -> Tensor | None:
-        """As of `Encoder`, a hash of (seed, slot, view, layer, branch)."""
+        """Return the random numbers of stochastic depth, a hash of (seed, slot, view, layer, branch); see `Encoder`."""
         if not self.training or all(block.drop.rate == 0 for block in self.blocks):
             return None
         count = 2 * len(self.blocks)
@@ -215,32 +248,57 @@ class ViT(Encoder):
     def forward(
         self, images: Tensor, visible_ids: Ids = None, output_ids: Ids = None, depth_noise: Tensor | None = None
     ) -> Tensor:
-        """(b, c, h, w) -> (b, s + n, d), or as `encode` has it for the ids; other patches are not even embedded."""
+        """Encode images.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            visible_ids: Indices of the patches to encode, (b, m); no other patch is embedded. None: all patches.
+            output_ids: Indices of the output patches, see `encode`; None: all tokens.
+            depth_noise: Result of `depth_noise`, (b, 2 * depth); None: torch's generator samples the numbers.
+
+        Returns:
+            Normalised outputs, with the shapes of `encode`.
+        """
         tokens, grid = self.embed(images, visible_ids), self.grid_of(images)
         return self.encode(tokens, grid=grid, patch_ids=visible_ids, output_ids=output_ids, depth_noise=depth_noise)
 
     def pool(self, outputs: Tensor) -> Tensor:
-        """One vector an image: (b, s + n, d) -> (b, d), the class token's (the paper) or the mean of the patches'."""
+        """Pool outputs (b, s + n, d) into a vector per image, (b, d): the class token (the paper) or the patch mean."""
         return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
 
     def represent(self, images: Tensor, visible_ids: Ids = None, *, depth_noise: Tensor | None = None) -> Tensor:
-        """pool(forward(images)), (b, c, h, w) -> (b, d), the last layer computed only for the tokens pooled.
+        """Return pool(forward(images)); the last layer is computed only for the tokens that are pooled.
 
-        visible_ids (b, m): encode these patches alone.
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            visible_ids: Indices of the patches to encode, (b, m); None: all patches.
+            depth_noise: Result of `depth_noise`, (b, 2 * depth); None: torch's generator samples the numbers.
+
+        Returns:
+            Feature vectors, (b, d).
         """
         if self.pooling == "patch_mean":
             return self.pool(self(images, visible_ids, depth_noise=depth_noise))
-        # output_ids count from the first patch; the class token stands before it.
+        # output_ids count from the first patch, so the index of the class token is negative.
         first = torch.full((images.shape[0], 1), -self.num_prefix_tokens, device=images.device)
         return self(images, visible_ids, first, depth_noise)[:, 0]
 
     @property
     def depth(self) -> int:
-        """The number of layers, of which some methods cut off the last ones."""
+        """Return the number of layers, counted from the blocks because some methods remove the last ones."""
         return len(self.blocks)
 
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
-        """The tokens of a layer, (b, s + n, d), as class_token or patch_mean (b, d), both (b, 2 d), or each patch."""
+        """Pool the tokens of a layer, (b, s + n, d).
+
+        Args:
+            outputs: Tokens of a layer, (b, s + n, d).
+            pooling: class_token, patch_mean, both (concatenated), or patches.
+            images: The images that were encoded, (b, c, h, w).
+
+        Returns:
+            Features, (b, d); (b, 2 * d) for both; (b, y, x, d) for patches.
+        """
         patches = outputs[:, self.num_prefix_tokens :]
         if pooling == encoder_options.PATCHES:
             return patches.unflatten(1, self.grid_of(images))
@@ -248,14 +306,18 @@ class ViT(Encoder):
         return torch.cat(list(parts.values()), dim=1) if pooling == "both" else parts[pooling]
 
     def layers_above(self, name: str) -> int:
-        """Of a block those after it and the head; of what stands before the blocks one more; 0 of the last norm."""
+        """Return the number of layers above a parameter, counting the head.
+
+        For a block: the later blocks and the head. For parameters before the blocks: one more than for the first block.
+        For the last norm: 0.
+        """
         if block := re.match(r"blocks\.(\d+)\.", name):
             return self.depth - int(block[1])
         return 0 if name.startswith("norm.") else self.depth + 1
 
     @property
     def architecture(self) -> dict[str, object]:
-        """The arguments that encoders must share for one to take the weights of the other."""
+        """Return the arguments that two encoders must share for weights to be transferred between them."""
         free = (*vit_options.CHANGEABLE, "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
@@ -265,9 +327,14 @@ class ViT(Encoder):
 
     @torch.no_grad()
     def take(self, other: "ViT", *, how: str = "paper") -> None:
-        """Take the weights, mean and std of an encoder whose images may have another size: positions keep their place.
+        """Load the weights, mean and std of another ViT; positions are resampled if the patch grids differ.
 
-        how: one of `vit_options.RESIZE`. OptionError for an argument in which the two may not differ.
+        Args:
+            other: Encoder with the same architecture; its image size may differ.
+            how: How positions are resampled, one of `vit_options.RESIZE`.
+
+        Raises:
+            OptionError: An argument of the architecture differs.
         """
         one_of("resize", how, vit_options.RESIZE)
         for name, expected in other.architecture.items():

@@ -1,4 +1,4 @@
-"""The options of a Vision Transformer, and of the stem of a hybrid."""
+"""Define the options of a Vision Transformer and of the stem of a hybrid."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, get_args
@@ -11,92 +11,93 @@ from ssvit.models.encoder_options import TOKENS, Normalized, grid
 from ssvit.options import OptionError, pair
 
 Resize = Literal["paper", "timm"]
-RESIZE = get_args(Resize)  # ways to resample learned positions for images of another size
+RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
 POSITIONS = get_args(Positions)
 Rate = Annotated[float, Ge(0), Le(0.99)]  # the probability of dropout
-# Options of an encoder that do not change which weights it has.
+# Options of an encoder that do not change the names or shapes of its weights.
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
 )  # fmt: skip
 Epsilons = Literal["authors", "timm"]
-EPSILONS = get_args(Epsilons)  # whose epsilons a hybrid's stem has
-GROUPS = 32  # of channels that a hybrid's stem normalises
+EPSILONS = get_args(Epsilons)  # the implementation whose epsilons a hybrid's stem uses
+GROUPS = 32  # number of groups in the group norms of a hybrid's stem
 
 
 def stride(layers: Sequence[int]) -> int:
-    """The stride of a hybrid's stem with these stages: 4 after the first, doubled by each further one."""
+    """Return the stride of a hybrid's stem with these stages: 4 after the first, doubled by each further stage."""
     return 2 ** (1 + max(len(layers), 1))
 
 
 class Stem(Options):
-    """The ResNet of a hybrid (section 3.1)."""
+    """Define the options of the ResNet stem of a hybrid (section 3.1)."""
 
     layers: Annotated[Sequence[Count], Expect("a list, the units of each stage, as [3, 4, 9]")]
-    """Units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
+    """Number of units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
     width: Annotated[int, Ge(1), Field(multiple_of=GROUPS), Expect(f"a multiple of {GROUPS}, the groups of channels")]
     """Channels of the root; each stage doubles them."""
     epsilons: Epsilons = "authors"
-    """authors: the epsilons of the authors' code; timm: those of timm, for the weights of its hybrids."""
+    """authors: the epsilons of the authors' code; timm: the epsilons of timm, required for weights of its hybrids."""
 
 
 class ViT(Normalized):
-    """A Vision Transformer without a head."""
+    """Define the options of a Vision Transformer without a head."""
 
     has_patches: ClassVar[bool] = True
 
     patch_size: Size
-    """Pixels of a patch's side, or [height, width]; must divide the image. In a hybrid, the area under a token."""
+    """Pixels of a patch's side, or [height, width]; must divide the image. In a hybrid, the image area per token."""
     width: Count
-    """Width of a token's embedding."""
+    """Width of the token embeddings."""
     depth: Count
-    """Layers."""
+    """Number of layers."""
     heads: Count
-    """Heads of attention."""
+    """Number of attention heads."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    """gelu: two linear layers with a GELU between them (the paper); swiglu (Shazeer 2020): a third linear layer and a
-    SiLU give factors of the hidden layer, as in DINOv2's giant and some models of DINOv3."""
+    """gelu: two linear layers with a GELU between them (the paper); swiglu (Shazeer 2020): the hidden layer is
+    multiplied by a SiLU-activated third linear layer, as in DINOv2's giant and some DINOv3 models."""
     mlp_width: Count | None = None
     """Width of the MLP's hidden layer; None: 4 * width, or with swiglu two thirds of that, rounded up to a multiple of
     8 (facebookresearch/dinov2: swiglu_ffn.py)."""
     class_token: bool = True
-    """Whether there is a class token before the patches."""
+    """Whether a class token precedes the patches."""
     pooling: Literal["patch_mean", "class_token"] = "class_token"
-    """The vector of an image: class_token, its output (the paper), or patch_mean, the mean of the patches' outputs."""
+    """Feature vector of an image: class_token, the output of the class token (the paper), or patch_mean, the mean of
+    the patch outputs."""
     positions: Positions = "learned_1d"
-    """The position embeddings: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8) or rotary
-    for patches (DINOv3)."""
+    """Position embeddings: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8), or rotary
+    (DINOv3)."""
     positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
     """Where positions are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
     dropout: Rate = 0.0
-    """Dropout of the first layer's input, of the outputs of attention and MLP, and of the MLP's hidden layer, as in
-    the authors' code (vit_jax: models_vit.py)."""
+    """Dropout rate of the first layer's input, of the outputs of attention and MLP, and of the MLP's hidden layer, as
+    in the authors' code (vit_jax: models_vit.py)."""
     attention_dropout: Rate = 0.0
-    """Dropout of the attention weights; always 0 in the authors' code (vit_jax: configs/models.py)."""
+    """Dropout rate of the attention weights; always 0 in the authors' code (vit_jax: configs/models.py)."""
     stochastic_depth: Rate = 0.0
-    """Probability that the last layer is skipped in training (Huang et al. 2016); it grows linearly from 0 at the
-    first layer."""
+    """Drop rate of the last layer's residual branches in training (Huang et al. 2016); the rate grows linearly from 0
+    at the first layer."""
     distillation_token: bool = False
     """Whether there is a second prefix token, trained on a teacher's predictions (Touvron et al. 2021)."""
     activation_checkpointing: bool = False
-    """Whether training stores only the activations between the layers, and computes each layer again for its
-    gradients: a third more computation, for a fraction of the memory."""
+    """Whether training stores only the activations between the layers and recomputes each layer in the backward pass:
+    about a third more computation for a fraction of the memory."""
     stem: Stem | None = None
-    """The ResNet of a hybrid; None: patches of pixels."""
+    """ResNet stem of a hybrid; None: the patches are cut from pixels."""
     gelu: Literal["exact", "tanh"] = "exact"
-    """The MLP's GELU: exact, x * Phi(x); or tanh, its approximation, which the authors' code has
-    (Hendrycks and Gimpel 2016) and for which there is no fused kernel on CPUs."""
+    """GELU of the MLP: exact, x * Phi(x); or tanh, the approximation in the authors' code (Hendrycks and Gimpel 2016),
+    for which there is no fused kernel on CPUs."""
     layer_scale: Positive | None = None
-    """Initial value of learned factors of the outputs of attention and MLP (LayerScale, Touvron et al. 2021: CaiT);
-    None: no factors; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
+    """Initial value of the per-channel learned scale of each residual branch (LayerScale, Touvron et al. 2021: CaiT);
+    None: no LayerScale; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
     registers: Whole = 0
-    """Number of additional tokens before the patches, without a position, whose outputs are not used; large
+    """Number of register tokens before the patches, which have no positions and whose outputs are not used; large
     encoders store global information in them (Darcet et al. 2024)."""
     norm_epsilon: Positive = 1e-6
-    """Added to the variance in layer norms; 1e-5 in DINOv3."""
+    """Epsilon of the layer norms, added to the variance; 1e-5 in DINOv3."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the options can be combined."""
         super().check_consistency()
         _ = self.grid
         if self.stem is not None:
@@ -124,10 +125,10 @@ class ViT(Normalized):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches in a column and in a row of an image: (rows, columns)."""
+        """Return the rows and columns of the patch grid of an image."""
         return grid(self.image_size, self.patch_size)
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """What a layer's features can be."""
+        """Return the ways in which the tokens of a layer can be pooled."""
         return TOKENS if self.class_token else ("patch_mean",)
