@@ -1,1 +1,1 @@
-"""The Vision Transformer, its hybrids, and models of timm as encoders."""
+"""Implement encoders: the Vision Transformer, its hybrids, and timm models."""

@@ -1,4 +1,4 @@
-"""An encoder as the backbone of other models: feature maps of its layers, and the simple feature pyramid of ViTDet.
+"""Use an encoder as the backbone of other models: feature maps of its layers and the feature pyramid of ViTDet.
 
 Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d width, o channels of the pyramid.
 """
@@ -14,10 +14,16 @@ from ssvit.options import OptionError
 
 
 class FeatureMaps(nn.Module):
-    """The patch tokens of chosen layers as maps: (b, c, h, w), uint8 or in [0, 1] -> for each layer (b, d, y, x).
+    """Return the patch tokens of selected layers as feature maps.
 
-    layers: their numbers, 1 for the first, in the order of the maps; OptionError for a layer that does not exist.
     The encoder's last norm is applied to each map.
+
+    Args:
+        encoder: The encoder.
+        layers: Layers, counted from 1, in the order of the maps.
+
+    Raises:
+        OptionError: A layer does not exist.
     """
 
     def __init__(self, encoder: ViT, layers: Sequence[int]) -> None:
@@ -28,6 +34,7 @@ class FeatureMaps(nn.Module):
         self.encoder, self.layers = encoder, tuple(layers)
 
     def forward(self, images: Tensor) -> list[Tensor]:
+        """Return a map (b, d, y, x) for each layer from images (b, c, h, w), uint8 or in [0, 1]."""
         rows, _ = self.encoder.grid_of(images)
         maps = {}
         for layer, tokens in enumerate(self.encoder.layers(images), start=1):
@@ -40,19 +47,22 @@ class FeatureMaps(nn.Module):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of a map: (b, c, h, w) -> (b, c, h, w)."""
+    """Apply layer norm over the channels of a map."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise a map over its channels: (b, c, h, w) -> (b, c, h, w)."""
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class FeaturePyramid(nn.Module):
-    """The simple feature pyramid of ViTDet (Li et al. 2022, section 3), a backbone for torchvision's detectors.
+    """Compute the simple feature pyramid of ViTDet (Li et al. 2022, section 3), a backbone for torchvision's detectors.
 
-    (b, c, h, w), uint8 or in [0, 1] -> {"0": (b, o, 4 y, 4 x), "1": (b, o, 2 y, 2 x), "2": (b, o, y, x),
-    "3": (b, o, y / 2, x / 2), "pool": (b, o, y / 4, x / 4)}, all of the last layer's map.
+    All levels are computed from the map of the last layer. The encoder normalises its images, so a detector needs
+    image_mean=[0, 0, 0] and image_std=[1, 1, 1].
 
-    The encoder normalises its images: give a detector image_mean=[0, 0, 0] and image_std=[1, 1, 1].
+    Args:
+        encoder: The encoder.
+        out_channels: Channels of each level, o.
     """
 
     def __init__(self, encoder: ViT, out_channels: int = 256) -> None:
@@ -82,6 +92,15 @@ class FeaturePyramid(nn.Module):
         )
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the levels of the pyramid.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or in [0, 1].
+
+        Returns:
+            Maps by name: "0" (b, o, 4 y, 4 x), "1" (b, o, 2 y, 2 x), "2" (b, o, y, x), "3" (b, o, y / 2, x / 2) and
+            "pool" (b, o, y / 4, x / 4).
+        """
         (features,) = self.maps(images)
         maps = {name: level(features) for name, level in self.levels.items()}
         return maps | {"pool": F.max_pool2d(maps["3"], 1, stride=2)}

@@ -1,6 +1,6 @@
-"""The light Transformer that reconstructs the patches that an encoder has not seen (He et al. 2022, section 3).
+"""Implement the light Transformer that reconstructs masked patches (He et al. 2022, section 3).
 
-Letters: b images, n patches, m masked patches an image, s prefix tokens of the encoder, d width of the decoder.
+Letters: b images, n patches, m masked patches per image, s prefix tokens of the encoder, d width of the decoder.
 """
 
 import torch
@@ -13,10 +13,15 @@ from ssvit.models.vit import ViT
 
 
 class Decoder(nn.Module):
-    """Plain layers over the encoder's outputs for the visible patches and a [mask] token for each of the others.
+    """Apply Transformer layers to the encoder's outputs of visible patches and a [mask] token for each masked patch.
 
-    Its options are those of `decoder_options.Decoder`; output_width: numbers to predict of a patch. Positions are fixed
-    sines and cosines; linear layers start Xavier-uniform with biases of zero (facebookresearch/mae: models_mae.py).
+    Positions are fixed sines and cosines; linear layers are initialised Xavier-uniform with zero biases
+    (facebookresearch/mae: models_mae.py).
+
+    Args:
+        options: Options of the decoder.
+        encoder: The encoder whose outputs are decoded.
+        output_width: Number of values that are predicted per patch.
     """
 
     def __init__(self, options: decoder_options.Decoder, *, encoder: ViT, output_width: int) -> None:
@@ -37,13 +42,19 @@ class Decoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, encoded: Tensor, visible_ids: Tensor, masked_ids: Tensor) -> Tensor:
-        """Predict the masked patches from the encoder's outputs (b, s + n - m, input_width) -> (b, m, output_width).
+        """Predict the masked patches from the encoder's outputs.
 
-        visible_ids (b, n - m), in the order of the outputs; masked_ids (b, m).
+        Args:
+            encoded: Outputs of the encoder for the prefix tokens and the visible patches, (b, s + n - m, input_width).
+            visible_ids: Indices of the visible patches, (b, n - m), in the order of the outputs.
+            masked_ids: Indices of the masked patches, (b, m).
+
+        Returns:
+            Predictions, (b, m, output_width).
         """
         x = self.embed(encoded)
         masks = self.mask_token.to(x.dtype).expand(*masked_ids.shape, -1)
-        # Attention knows no order: the masked patches may stand at the end, with the positions that they have.
+        # Attention is permutation-equivariant, so the masked patches can be appended with their positions.
         patches = torch.cat([visible_ids, masked_ids], dim=1) + self.positions.num_prefix_tokens
         prefix = torch.arange(self.positions.num_prefix_tokens, device=patches.device).expand(len(patches), -1)
         position_ids = torch.cat([prefix, patches], dim=1)

@@ -1,21 +1,21 @@
-"""The options of a masked autoencoder's decoder."""
+"""Define the options of the decoder of a masked autoencoder."""
 
 from ssvit.config.declaration import Count, Options
 from ssvit.options import OptionError
 
 
 class Decoder(Options):
-    """The light Transformer of a masked autoencoder (He et al. 2022, section 3 and Table 1)."""
+    """Define the light Transformer decoder of a masked autoencoder (He et al. 2022, section 3 and Table 1)."""
 
     depth: Count
-    """Layers."""
+    """Number of layers."""
     width: Count
-    """Width of a token's embedding; a multiple of 4, since positions are sines and cosines of rows and columns."""
+    """Width of the token embeddings; a multiple of 4, since positions are sines and cosines of rows and columns."""
     heads: Count
-    """Heads of attention."""
+    """Number of attention heads."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the options can be combined."""
         if self.width % 4:
             raise OptionError("width", self.width, "must be a multiple of 4, for sines and cosines of rows and columns")
         if self.width % self.heads:

@@ -1,8 +1,8 @@
-"""The position embeddings of the paper's Table 8, each a module of one grid, and rotary ones, of any grid.
+"""Implement the position embeddings of the paper's Table 8, each a module for one patch grid, and rotary positions.
 
-An additive embedding gives (t, d), a row for each prefix token and then for each patch in raster order; a relative one
-gives logits to add before the softmax; a rotary one rotates queries and keys. On another grid, an embedding is
-resampled so that it keeps its position in the image (section 3.2).
+An additive embedding returns (t, d), a row for each prefix token and then for each patch in raster order; a relative
+embedding returns logits to add before the softmax; rotary positions rotate queries and keys. For another grid, an
+embedding is resampled so that each vector keeps its relative position in the image (section 3.2).
 
 Letters: b images, h heads, t tokens, q queries, d width, k width of a head, y, x rows and columns.
 """
@@ -18,14 +18,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 class Interpolation(TypedDict):
-    """Arguments of torch's `interpolate`."""
+    """Hold the arguments of torch's `interpolate`."""
 
     mode: str
     align_corners: bool
     antialias: bool
 
 
-# By the names in `vit_options.RESIZE`; the authors' are those of scipy's zoom of order 1.
+# Keys are those of `vit_options.RESIZE`; "paper" matches scipy's zoom of order 1, which the authors use.
 RESIZE: dict[str, Interpolation] = {
     "paper": {"mode": "bilinear", "align_corners": True, "antialias": False},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
@@ -34,75 +34,104 @@ Grid = tuple[int, int]  # rows and columns of patches
 
 
 def stretch(line: Tensor, side: int, how: str) -> Tensor:
-    """Resample along the first dimension: (y, ...) -> (side, ...)."""
-    # An image one pixel high: of one a pixel wide, torch's antialiased CPU kernel repeats the first row.
+    """Resample along the first dimension, (y, ...) -> (side, ...).
+
+    Args:
+        line: Values, (y, ...).
+        side: New size of the first dimension.
+        how: A key of `RESIZE`.
+
+    Returns:
+        Resampled values, (side, ...).
+    """
+    # The image is one pixel high, since torch's antialiased CPU kernel is wrong for images one pixel wide.
     image = rearrange(line, "y ... -> 1 (...) 1 y")
     return F.interpolate(image, (1, side), **RESIZE[how])[0, :, 0].T.reshape(side, *line.shape[1:])
 
 
 def resample(table: Tensor, grid: Grid, how: str) -> Tensor:
-    """Resample along both dimensions: (y, x, d) -> (*grid, d)."""
+    """Resample along the first two dimensions, (y, x, d) -> (*grid, d).
+
+    Args:
+        table: Values, (y, x, d).
+        grid: New rows and columns.
+        how: A key of `RESIZE`.
+
+    Returns:
+        Resampled values, (*grid, d).
+    """
     return stretch(stretch(table, grid[0], how).transpose(0, 1), grid[1], how).transpose(0, 1)
 
 
 class Positions(nn.Module):
-    """Embeddings of the tokens of one grid, which can be resampled to another."""
+    """Define the base class of position embeddings for one grid, which can be resampled to another."""
 
     def __init__(self, grid: Grid, num_prefix_tokens: int) -> None:
         super().__init__()
         self.grid, self.num_prefix_tokens = grid, num_prefix_tokens
 
     def covers(self, grid: Grid) -> bool:
-        """Whether a grid is the module's own; sizes unknown to an exported graph are not."""
+        """Return whether a grid is the module's grid; symbolic sizes of an exported graph never are."""
         return all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
-        """The state that changes on another grid, by name; `how` is a key of RESIZE."""
+        """Return the state that depends on the grid, by name, resampled to another grid.
+
+        Args:
+            grid: Rows and columns of patches.
+            how: A key of `RESIZE`.
+
+        Returns:
+            Tensors of the state dict.
+        """
         raise NotImplementedError
 
 
 class Learned1D(Positions):
-    """One learned vector for each token, the class token included (section 3.1): the paper's default."""
+    """Learn one vector for each token, including the class token (section 3.1), the paper's default."""
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
         self.embedding = nn.Parameter(torch.randn(num_prefix_tokens + grid[0] * grid[1], width) * 0.02)
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
+        """Return the embeddings of a grid, (t, d); None: the module's grid."""
         return self.embedding if grid is None or self.covers(grid) else self.resampled(grid, how)["embedding"]
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
+        """Return the embeddings, with the patch embeddings resampled to a grid."""
         prefix, patches = self.embedding.tensor_split([self.num_prefix_tokens])
         table = resample(patches.unflatten(0, self.grid), grid, how)
         return {"embedding": torch.cat([prefix, table.flatten(0, 1)])}
 
 
 class RowsAndColumns(Positions):
-    """Embeddings of the `rows` (y, ...) and of the `columns` (x, ...) of a grid."""
+    """Define the base class of embeddings of the `rows` (y, ...) and the `columns` (x, ...) of a grid."""
 
     rows: Tensor
     columns: Tensor
 
     def on(self, grid: Grid | None, how: str) -> tuple[Tensor, Tensor]:
-        """The rows and columns of a grid."""
+        """Return the embeddings of the rows and columns of a grid; None: the module's grid."""
         if grid is None or self.covers(grid):
             return self.rows, self.columns
         state = self.resampled(grid, how)
         return state["rows"], state["columns"]
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
+        """Return the embeddings of rows and columns, resampled to a grid."""
         return {"rows": stretch(self.rows, grid[0], how), "columns": stretch(self.columns, grid[1], how)}
 
 
 def over_grid(rows: Tensor, columns: Tensor) -> Tensor:
-    """The embedding of each patch's column, then of its row: (y, d) and (x, d) -> (y * x, 2 * d)."""
+    """Concatenate the embeddings of each patch's column and row: (y, d) and (x, d) -> (y * x, 2 * d)."""
     across = repeat(columns, "x d -> (y x) d", y=rows.shape[0])
     down = repeat(rows, "y d -> (y x) d", x=columns.shape[0])
     return torch.cat([across, down], dim=1)
 
 
 class Learned2D(RowsAndColumns):
-    """Half of the width for the column, the other half for the row (Appendix D.4); prefix tokens have their own."""
+    """Learn embeddings of columns and rows, each of half of the width (Appendix D.4), and one for each prefix token."""
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
@@ -111,13 +140,15 @@ class Learned2D(RowsAndColumns):
         self.special = nn.Parameter(torch.randn(num_prefix_tokens, width) * 0.02)
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
+        """Return the embeddings of a grid, (t, d); None: the module's grid."""
         return torch.cat([self.special, over_grid(*self.on(grid, how))])
 
 
 class SineCosine2D(RowsAndColumns):
-    """Fixed waves of geometrically spaced lengths over columns and rows; nothing for the prefix tokens (MoCo v3).
+    """Compute fixed sines and cosines of columns and rows (MoCo v3); the prefix tokens get zeros.
 
-    The coordinates of rows and columns are buffers: on another grid they are resampled, and the waves stay exact.
+    The wavelengths form a geometric sequence. The coordinates of rows and columns are buffers: they are resampled for
+    another grid, so the sines and cosines stay exact.
     """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
@@ -127,6 +158,7 @@ class SineCosine2D(RowsAndColumns):
         self.register_buffer("columns", torch.arange(grid[1], dtype=torch.float32))
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
+        """Return the embeddings of a grid, (t, d); None: the module's grid."""
         count = self.width // 4
         frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=self.rows.device) / count)
         angles = (coordinates.double()[:, None] * frequency for coordinates in self.on(grid, how))
@@ -135,9 +167,9 @@ class SineCosine2D(RowsAndColumns):
 
 
 class Relative(Positions):
-    """A learned key for each offset between two tokens in the sequence (Appendix D.4): one such module a layer.
+    """Learn a key for each offset between two tokens in the sequence (Appendix D.4); each layer has such a module.
 
-    A query's product with the key of its offset to a token is added to that token's logit.
+    The product of a query with the key of its offset to a token is added to the logit of that token.
     """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, head_width: int) -> None:
@@ -147,10 +179,16 @@ class Relative(Positions):
     def forward(
         self, queries: Tensor, tokens: int, position_ids: Tensor | None = None, output_ids: Tensor | None = None
     ) -> Tensor:
-        """queries (b, h, q, k) -> logits (b, h, q, t).
+        """Return the logits to add before the softmax.
 
-        tokens: t. position_ids (b, t): of some tokens of the module's own grid; None for all tokens of any grid, in
-        order. output_ids (b, q): of which tokens the queries are, None for all.
+        Args:
+            queries: Queries, (b, h, q, k).
+            tokens: Number of tokens, t.
+            position_ids: Positions of the tokens in the module's grid, (b, t); None: all tokens of any grid in order.
+            output_ids: Indices of the tokens to which the queries belong, (b, q); None: all tokens.
+
+        Returns:
+            Logits, (b, h, q, t).
         """
         keys = self.keys if position_ids is not None else self._stretched(tokens)
         if position_ids is None:
@@ -163,11 +201,11 @@ class Relative(Positions):
         return logits.gather(-1, offset[:, None].expand(*queries.shape[:2], -1, -1))
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
-        """`how` has no meaning for offsets in the sequence."""
+        """Return the keys, stretched to the sequence length of a grid; `how` does not apply to sequence offsets."""
         return {"keys": self._stretched(self.num_prefix_tokens + grid[0] * grid[1])}
 
     def _stretched(self, tokens: int) -> Tensor:
-        """The keys of a sequence of another length, stretched linearly around the key of offset 0, which stays."""
+        """Return the keys of another sequence length, interpolated on both sides of the unchanged key of offset 0."""
         middle, last = len(self.keys) // 2, tokens - 1
         if last == middle:
             return self.keys
@@ -176,11 +214,11 @@ class Relative(Positions):
 
 
 class Rotary(nn.Module):
-    """Turns of queries and keys by angles that grow with a patch's row and column, so that their products tell offsets
-    (RoFormer, Su et al. 2021; along two axes as in facebookresearch/dinov3: rope_position_encoding.py).
+    """Rotate queries and keys by angles that depend on a patch's row and column, so that logits depend on offsets.
 
-    Rows and columns lie in [-1, 1] each, whatever their number. DINOv3 scales them at random in training, which is left
-    out here. The periods are a buffer, since DINOv3's files have their own: these, rounded.
+    RoFormer (Su et al. 2021), along two axes as in facebookresearch/dinov3: rope_position_encoding.py. Rows and columns
+    are scaled to [-1, 1] for any grid. DINOv3's random rescaling of them in training is not implemented. The periods
+    are a buffer, since DINOv3's files contain them, rounded to bfloat16.
     """
 
     periods: Tensor
@@ -191,21 +229,36 @@ class Rotary(nn.Module):
         self.register_buffer("periods", base ** (torch.arange(count) / count))
 
     def forward(self, grid: Grid, num_prefix_tokens: int, position_ids: Tensor | None = None) -> Tensor:
-        """Cosines and sines for `rotate`: (2, 1, 1, t, k / 2), or of position_ids (b, t), (2, b, 1, t, k / 2)."""
+        """Return the cosines and sines for `rotate`.
+
+        Args:
+            grid: Rows and columns of patches.
+            num_prefix_tokens: Number of prefix tokens, which are not rotated.
+            position_ids: Positions of the tokens, (b, t); None: all tokens in order.
+
+        Returns:
+            Cosines and sines, (2, 1, 1, t, k / 2), or (2, b, 1, t, k / 2) with position_ids.
+        """
         dtype, device = self.periods.dtype, self.periods.device
         sides = ((torch.arange(side, dtype=dtype, device=device) + 0.5) / side for side in grid)  # centres, in [0, 1]
         rows, columns = (2 * math.pi * (2 * side - 1)[:, None] / self.periods for side in sides)
         angles = torch.cat([repeat(rows, "y k -> (y x) k", x=grid[1]), repeat(columns, "x k -> (y x) k", y=grid[0])], 1)
-        angles = F.pad(angles, (0, 0, num_prefix_tokens, 0))[None]  # an angle of 0 turns nothing
+        angles = F.pad(angles, (0, 0, num_prefix_tokens, 0))[None]  # an angle of 0 leaves the prefix tokens unrotated
         if position_ids is not None:
             angles = angles[0, position_ids]
         return torch.stack([angles.cos(), angles.sin()])[:, :, None]
 
 
 def rotate(x: Tensor, rotation: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Turn each pair of numbers i and k / 2 + i: (b, h, t, k) -> (b, h, t, k).
+    """Rotate each pair of channels i and k / 2 + i.
 
-    rotation: of `Rotary`. ids (b, t): which of its tokens these are, None for all.
+    Args:
+        x: Queries or keys, (b, h, t, k).
+        rotation: Result of `Rotary`.
+        ids: Indices in the rotation of the tokens in `x`, (b, t); None: all tokens in order.
+
+    Returns:
+        Rotated queries or keys, (b, h, t, k).
     """
     if ids is not None:
         rotation = rotation.take_along_dim(ids[None, :, None, :, None], dim=3)

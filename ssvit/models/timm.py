@@ -1,6 +1,7 @@
-"""A model of timm as an encoder, to compare with: its classifier is taken off, and it normalises its images itself.
+"""Use a timm model as an encoder for comparison: without its classifier, and with normalisation of images.
 
-It has one layer, all of the model, and one feature vector: what timm's classifier takes (`forward_head`, pre_logits).
+The complete model counts as one layer. Its feature vector is the input of timm's classifier (`forward_head`,
+pre_logits).
 
 Letters: b images, c channels, h, w pixels, y, x rows and columns of a feature map, n patches, d width.
 """
@@ -20,18 +21,22 @@ from ssvit.models import encoder_options, timm_options
 from ssvit.models.encoder import Encoder
 from ssvit.options import OptionError, UserError, pair, typed
 
-_HEAD = "ssvit's classifier"  # a parameter's name that no layer of a model has
+_HEAD = "ssvit's classifier"  # a parameter name that does not occur in a timm model
 
 
 class Timm(Encoder):
-    """The options are those of `timm_options.Timm`. OptionError if timm refuses them."""
+    """Wrap a timm model as an encoder, with the options of `timm_options.Timm`.
+
+    Raises:
+        OptionError: timm cannot create the model with these options.
+    """
 
     def __init__(self, options: timm_options.Timm) -> None:
         super().__init__()
         self.options = options
         self.image_size = pair("image_size", options.image_size)
         self.channels, self.pooling = options.channels, options.pooling
-        self.norm = nn.Identity()  # the model's own stands in it
+        self.norm = nn.Identity()  # the timm model contains its last norm
         try:
             self.model = self._created()
             self.register_normalisation(options.mean, options.std)
@@ -46,6 +51,7 @@ class Timm(Encoder):
         self.undecayed = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
     def _created(self) -> Any:
+        """Create the timm model."""
         from timm import create_model
 
         given = {"num_classes": 0, "in_chans": self.channels, **self.options.arguments}
@@ -54,11 +60,12 @@ class Timm(Encoder):
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
-            return create_model(self.options.model, pretrained=False, **given)  # takes images of any size
+            # Such a model takes images of any size.
+            return create_model(self.options.model, pretrained=False, **given)
 
     @torch.no_grad()
     def _of_one_image(self, pooling: str) -> Tensor:
-        """Its features, to know their shape; no random number is drawn."""
+        """Return the features of one zero image, to determine their shape, without sampling random numbers."""
         image = torch.zeros(1, self.channels, *self.image_size, device=self.mean.device)
         training = self.training
         try:
@@ -68,29 +75,44 @@ class Timm(Encoder):
 
     @property
     def patch_size(self) -> tuple[int, int]:  # type: ignore[override]  # a ViT's is among its arguments
-        """Pixels of an image, (height, width), for each feature of its map. UserError if the model has none."""
+        """Return the pixels per feature of the map, (height, width), computed from the map of one image.
+
+        Raises:
+            UserError: The model has no feature map.
+        """
         _, rows, columns, _ = self._of_one_image(encoder_options.PATCHES).shape
         return self.image_size[0] // rows, self.image_size[1] // columns
 
     @property
     def depth(self) -> int:
-        """One."""
+        """Return 1, as the complete model counts as one layer."""
         return timm_options.Timm.depth
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:
-        """timm's `forward_features`, (b, c, h, w), uint8 or in [0, 1] -> (b, d, y, x), (b, y, x, d) or (b, n, d)."""
+        """Yield timm's `forward_features`: (b, c, h, w), uint8 or [0, 1] -> (b, d, y, x), (b, y, x, d) or (b, n, d).
+
+        Raises:
+            OptionError: The images have other channels, or another type or range.
+        """
         if images.shape[1] != self.channels:
             raise OptionError("images", "x".join(map(str, images.shape[1:])), f"must have {self.channels} channels")
         self.check_values(images)
         yield self.model.forward_features(self.normalise(images))
 
     def represent(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Tensor:
-        """What timm's classifier takes, (b, c, h, w), uint8 or in [0, 1] -> (b, d); timm samples its random numbers."""
+        """Return the input of timm's classifier, (b, d), for images (b, c, h, w), uint8 or in [0, 1].
+
+        timm samples the random numbers of its stochastic depth itself.
+        """
         (outputs,) = self.layers(images)
         return self.pooled(outputs, self.pooling, images)
 
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
-        """What timm's classifier takes, (b, d), or for pooling=patches the map, (b, y, x, d)."""
+        """Return the input of timm's classifier, (b, d), or for pooling=patches the feature map, (b, y, x, d).
+
+        Raises:
+            UserError: The model has no feature map.
+        """
         if pooling != encoder_options.PATCHES:
             return self.model.forward_head(outputs, pre_logits=True)
         if outputs.ndim == 4:
@@ -102,13 +124,13 @@ class Timm(Encoder):
         return patches.unflatten(1, (rows, -1))
 
     def layers_above(self, name: str) -> int:
-        """As timm counts layers (`group_matcher`); a head is one, alone or with the last norm."""
+        """Return the number of layers above a parameter, counted by timm's `group_matcher`; the head is the last."""
         return self._layers[_HEAD] - self._layers[name.removeprefix("model.")]
 
     @cached_property
     def _layers(self) -> dict[str, int]:
-        """The number of each parameter's layer, from 0, and the head's."""
-        from timm.models._manipulate import group_with_matcher  # private; as in timm 1.0.31
+        """Return the layer of each parameter, from 0, and of the head."""
+        from timm.models._manipulate import group_with_matcher  # a private function, tested with timm 1.0.31
 
         if not hasattr(self.model, "group_matcher"):
             model = self.options.model
@@ -118,7 +140,15 @@ class Timm(Encoder):
         return group_with_matcher(named, self.model.group_matcher(coarse=False), reverse=True)
 
     def take(self, other: Self, *, how: str = "paper") -> None:
-        """Take the weights, mean and std. OptionError unless it is the same model, and for images of this size."""
+        """Load the weights, mean and std of the same timm model with images of the same size.
+
+        Args:
+            other: Encoder with the same model.
+            how: Not used, as weights are not resized.
+
+        Raises:
+            OptionError: The models or image sizes differ.
+        """
         own, their = self.arguments, other.arguments
         for name in ("model", "arguments", "channels"):
             if own[name] != their[name]:
@@ -127,7 +157,7 @@ class Timm(Encoder):
 
 
 def _failed_statement(error: Exception) -> str:
-    """Return the last statement of timm on the way to an error without a text, with its file and line."""
+    """Return the last timm statement in the traceback of an error without a message, with its file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((one for one in reversed(frames) if "timm" in Path(one.filename).parts), frames[-1])
     return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"

@@ -1,7 +1,7 @@
-"""The options of a model of timm, and of any encoder as plain data, as a checkpoint has them.
+"""Define the options of a timm model and convert the options of any encoder to and from plain data.
 
-The class of an encoder's options is named as a choice of the group encoder, or by what only the class has: never by a
-class path, which would be code to run. ViT has no name, and a model of timm has the option `model`.
+A checkpoint identifies the class of an encoder's options by a choice of the group encoder or by an option that only
+one class has, never by a class path, which would execute code. A ViT has no name; a timm model has the option `model`.
 """
 
 import difflib
@@ -19,28 +19,29 @@ from ssvit.models.encoder_options import POOLED, Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, UserError
 
-_CHOICE = "choice"  # among the data of an encoder of a user's own: the name by which its class is declared
+_CHOICE = "choice"  # key under which the options of a plug-in encoder store the name of their choice
 
 
 class Timm(Normalized):
-    """A model of timm without its classifier, as an encoder of one layer, to compare with."""
+    """Use a timm model without its classifier, as an encoder of one layer, for comparison."""
 
     model: str
-    """Its name in timm."""
+    """Name of the model in timm."""
     arguments: Annotated[Mapping[str, Any], Expect("{name: value}, arguments of timm's model")] = {}
     """Further keyword arguments of the model, such as {drop_path_rate: 0.1}."""
 
-    patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the model itself refuses an image size
+    patch_size: ClassVar[tuple[int, int]] = (1, 1)  # the timm model checks the image size itself
     depth: ClassVar[int] = 1
     pooling: ClassVar[str] = POOLED
     poolings: ClassVar[tuple[str, ...]] = (POOLED,)
 
     @property
     def label(self) -> str:
+        """Return the name of the model for messages."""
         return f"timm's {self.model}"
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check the model name and that the arguments do not repeat other options."""
         super().check_consistency()
         known = timm_models()
         if (name := self.model.partition(".")[0]) not in known:
@@ -52,9 +53,15 @@ class Timm(Normalized):
 
 
 def check_objective(line: CommandLine) -> None:
-    """OptionError if a command line has encoder=timm with an objective that needs patches.
+    """Check that a command line with encoder=timm selects an objective that works without patches.
 
-    Composition would fail first: the options of such objectives refer to options of a ViT.
+    This runs before the configuration is composed, which would fail on references to options of a ViT.
+
+    Args:
+        line: Parsed command line.
+
+    Raises:
+        OptionError: The objective needs patches.
     """
     options = line.values
     if options["encoder"] == "timm" and "experiment" not in options:
@@ -67,7 +74,11 @@ def check_objective(line: CommandLine) -> None:
 
 @cache
 def timm_models() -> frozenset[str]:
-    """The names of timm's models, from its source, since importing it loads torch. UserError if it is not installed."""
+    """Return the names of timm's models, read from its source because importing timm loads torch.
+
+    Raises:
+        UserError: timm is not installed.
+    """
     found = find_spec("timm")
     if found is None or found.origin is None:
         raise UserError("encoder=timm needs timm: pip install 'ssvit[timm]'")
@@ -76,19 +87,23 @@ def timm_models() -> frozenset[str]:
 
 
 def is_stored(options: object) -> bool:
-    """Whether a checkpoint can name the class of an encoder's options."""
+    """Return whether a checkpoint can identify the class of an encoder's options."""
     built_in = type(options).__module__.startswith("ssvit.")
     return isinstance(options, Normalized) and (built_in or name_of("encoder", type(options)) is not None)
 
 
 def stored(options: Normalized) -> dict[str, Any]:
-    """Return the options of an encoder as plain data, from which `of` makes them again."""
+    """Return the options of an encoder as plain data, which `of` converts back."""
     name = name_of("encoder", type(options))
     return options.values() if name is None else {_CHOICE: name, **options.values()}
 
 
 def kind(arguments: Mapping[str, Any]) -> type[Normalized]:
-    """Return the class of an encoder's options. UserError if it is not declared here."""
+    """Return the class of an encoder's options.
+
+    Raises:
+        UserError: The class is a plug-in's that is not declared.
+    """
     if _CHOICE in arguments:
         choice = lookup("encoder", str(arguments[_CHOICE]))
         if choice is None or not issubclass(choice.options, Normalized):
@@ -101,12 +116,21 @@ def kind(arguments: Mapping[str, Any]) -> type[Normalized]:
 
 
 def of(arguments: Mapping[str, Any]) -> Any:
-    """Return the options of an encoder. OptionError if one is wrong; UserError if their class is not declared here."""
+    """Return the options of an encoder from plain data.
+
+    Raises:
+        OptionError: An option is invalid.
+        UserError: Their class is a plug-in's that is not declared.
+    """
     return kind(arguments)(**{name: value for name, value in arguments.items() if name != _CHOICE})
 
 
 def vit(arguments: Mapping[str, Any]) -> ViT:
-    """Return the options of an encoder that must be a ViT. UserError if it is another one."""
+    """Return the options of a ViT from plain data.
+
+    Raises:
+        UserError: The data describe another encoder.
+    """
     options = of(arguments)
     if not isinstance(options, ViT):
         raise UserError(f"the encoder is {options.label}, and this command needs a ViT of ssvit")
