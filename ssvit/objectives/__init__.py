@@ -1,1 +1,1 @@
-"""Objectives: one module for each training method."""
+"""Implement the training objectives, one module for each method."""

@@ -1,4 +1,4 @@
-"""The base of a training method: a module that has an encoder, samples its random choices and computes a loss.
+"""Define the base class of training objectives: modules that sample random choices and compute a loss.
 
 Letters: b images.
 """
@@ -14,17 +14,17 @@ from ssvit.data.batch import Batch
 from ssvit.models.encoder import UNDECAYED, Encoder
 from ssvit.schedule import ScheduleFunction
 
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # the schedules of an objective that has none
-BACKBONE = "encoder"  # the name of the backbone in a checkpoint that stores none
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # scheduled values of an objective without schedules
+BACKBONE = "encoder"  # default name of the backbone in a checkpoint
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision as float32, for softmax and losses; anything finer as it is."""
+    """Convert half precision to float32, for softmax and losses; keep float32 and float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Group(TypedDict):
-    """Parameters that share their hyper-parameters, as torch's optimisers take them."""
+    """Hold parameters that share hyper-parameters, in the form of torch's optimisers."""
 
     params: list[Tensor]
     weight_decay: float
@@ -67,15 +67,18 @@ def parameter_groups(
 
 
 class Objective(nn.Module):
-    """A way of training an encoder; fine-tuning is one too. A method is one module and one YAML file.
+    """Define the base class of training objectives, including fine-tuning.
 
-    An objective that learns classes has an option `classes`. It is built with their names, and with the argument
-    `labels`, those of the training images.
+    A method is one module and one YAML file.
+
+    An objective that learns classes has an option `classes`. It is constructed with the class names and with the
+    argument `labels`, the labels of the training images.
 
     Attributes:
+        options: Options of the objective.
         encoder: The encoder that is trained.
         schedules: Values that change with the step, by name, such as a teacher's momentum.
-        compares_images: Whether the loss of an image depends on the others of its micro-batch, so that the size of a
+        compares_images: Whether the loss of an image depends on other images of its micro-batch, so that the size of a
             micro-batch changes the loss.
     """
 
@@ -97,7 +100,7 @@ class Objective(nn.Module):
 
     @property
     def encoders(self) -> Sequence[Encoder]:
-        """The trained encoders, whose layers `parameter_groups` counts."""
+        """Return the trained encoders, whose layers `parameter_groups` counts."""
         return (self.encoder,)
 
     def backbone(self) -> Encoder:
@@ -106,14 +109,14 @@ class Objective(nn.Module):
 
     @property
     def backbone_name(self) -> str:
-        """The name of the backbone among the objective's modules, and so of its weights in a checkpoint."""
+        """Return the name of the backbone among the objective's modules, the prefix of its weights in a checkpoint."""
         backbone = self.backbone()
         return next(name for name, module in self.named_modules() if module is backbone)
 
     @property
     def facts(self) -> dict[str, object]:
-        """What a checkpoint stores of the model, so that it can be built again."""
-        # Activation checkpointing changes no bit of the weights, so a run may be resumed with it or without.
+        """Return the metadata of the model that a checkpoint stores to construct it again."""
+        # Activation checkpointing does not change the weights, so a run may be resumed with or without it.
         arguments = self.backbone().arguments
         name = self.backbone_name
         return {
@@ -122,45 +125,80 @@ class Objective(nn.Module):
         }
 
     def prepare(self, batches: Iterator[Batch]) -> str:
-        """Fit buffers to training images, once, before the first step; returns a line for the console, "" for none.
+        """Fit buffers to training images once, before the first step.
 
-        batches: as in training, from the run's first image on, without end. The main process calls it, in eval mode,
-        and the others get its buffers. A run that goes on has them from its checkpoint.
+        The main process calls this in eval mode and broadcasts the buffers to the other ranks. A resumed run loads them
+        from its checkpoint.
+
+        Args:
+            batches: Endless training batches, from the first image of the run.
+
+        Returns:
+            A line for the console, "" for none.
         """
         return ""
 
     def sample(self, slots: Tensor, *, seed: int) -> Any:
-        """Every random choice about the images of slots (b,): a tuple of tensors whose first dimension is b."""
+        """Sample every random choice about the images of slots (b,).
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+
+        Returns:
+            A tuple of tensors whose first dimension is b.
+        """
         return ()
 
     def depth_noise(self, batch: Batch, views: int = 1) -> Tensor | None:
         """Return the random numbers of the encoder's stochastic depth for a micro-batch, see `Encoder.depth_noise`.
 
-        Without them, the encoder samples them from torch's generator.
+        Without them, the encoder samples from torch's generator.
         """
         return self.encoder.depth_noise(batch.slots, seed=batch.seed, views=views)
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """The loss of a micro-batch. noise: from `sample`. scheduled: this step's value of each schedule, ().
+        """Compute the loss of a micro-batch.
 
-        "loss" is minimised, other single numbers are logged, and tensors with dimensions go to `after_step` alone.
+        Args:
+            batch: The micro-batch.
+            noise: Result of `sample` for its slots.
+            scheduled: Value of each schedule at this step, ().
+
+        Returns:
+            Tensors by name: "loss" is minimised, other scalars are logged, and tensors with dimensions are passed to
+            `after_step`.
         """
         raise NotImplementedError
 
     def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
-        """The parameters that an update leaves as they are. scheduled: the step's value of each schedule.
+        """Return the parameters that an update must not change.
 
-        Gradients of zero alone would not do that: weight decay goes on, and so does the optimiser's count of steps.
+        Zero gradients would not suffice: weight decay would still apply, and the optimiser would count the step.
+
+        Args:
+            scheduled: Value of each schedule at this step.
         """
         return ()
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
-        """Change what is no weight (a teacher, a centre), once for each update, after the optimiser.
+        """Update state that is not optimised (a teacher, a centre), once per step, after the optimiser.
 
-        outputs: of `forward`, the mean over micro-batches and processes. applied: () bool; false where the update was
-        skipped since something was not finite: then nothing may change.
+        Args:
+            outputs: Outputs of `forward`, averaged over micro-batches and processes.
+            scheduled: Value of each schedule at this step, ().
+            applied: Whether the update was applied, () bool. False if it was skipped because of a non-finite value: the
+                state must not change.
         """
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[Group]:
-        """Return the trained parameters as torch's optimisers take them; see the function of this name."""
+        """Group the trained parameters for torch's optimisers; see the function `parameter_groups`.
+
+        Args:
+            weight_decay: Weight decay of matrices.
+            layer_decay: Factor of the learning rate for each layer further down.
+
+        Returns:
+            Groups for torch's optimisers.
+        """
         return parameter_groups(self.named_parameters(), weight_decay, layer_decay=layer_decay, encoders=self.encoders)

@@ -1,4 +1,4 @@
-"""The options that every objective has, and what it requires of the other parts of a run."""
+"""Define the options that all objectives share, and their requirements for other parts of a run."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,15 +12,16 @@ from ssvit.schedule import Between, ScheduleFunction
 
 
 class Objective(Options):
-    """The options of an objective.
+    """Define the base class of the options of an objective.
 
     Attributes:
-        views: The names of the views that it takes of an image. A single view is called "image".
-        takes_local: Whether it also takes local views, of which there may be any number.
-        samples_patches: Whether it samples patches by their numbers, so that training images must have the size of the
+        built_from: Arguments of the objective's constructor, by name, with the part of the run that provides each.
+        views: Names of the required views of an image. A single view is called "image".
+        takes_local: Whether any number of local views is accepted.
+        samples_patches: Whether patches are sampled by index, so that training images must have the size of the
             encoder's images.
-        needs_labels: Whether it is built with the classes and the labels of the training images.
-        needs_patches: Whether it needs the outputs of patches, which a ViT alone has.
+        needs_labels: Whether the objective is constructed with the classes and the labels of the training images.
+        needs_patches: Whether the patch outputs of a ViT are required.
     """
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder"}
@@ -32,7 +33,7 @@ class Objective(Options):
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
-        """The options that are schedules, by name."""
+        """Return the options that are schedules, by name."""
         fields = type(self).model_fields
         return {name: value for name, value in self if any(isinstance(m, Between) for m in fields[name].metadata)}
 
@@ -40,11 +41,15 @@ class Objective(Options):
         """Check these options against those of the encoder, for `check` and for the constructor of the objective.
 
         Raises:
-            OptionError: The objective cannot train such an encoder.
+            OptionError: The objective cannot train this encoder.
         """
 
     def check(self, run: Run) -> None:
-        """Check the encoder, the views of the augmentation and their size."""
+        """Check the encoder, the views of the augmentation and their size.
+
+        Raises:
+            OptionError: The objective cannot train this encoder with this augmentation.
+        """
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
             model = getattr(run.encoder, "model", None)
             name, value = ("encoder", run.encoder.label) if model is None else ("encoder.model", model)
@@ -57,7 +62,11 @@ class Objective(Options):
             self.check_size(run)
 
     def check_size(self, run: Run) -> None:
-        """Check that training images have the size of the encoder's images."""
+        """Check that training images have the size of the encoder's images.
+
+        Raises:
+            OptionError: The sizes differ.
+        """
         if isinstance(run.augment, Augmentation) and isinstance(run.encoder, ViT):
             size = pair("image_size", run.encoder.image_size)
             if run.augment.size != size:

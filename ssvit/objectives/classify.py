@@ -1,6 +1,6 @@
-"""Classification, for fine-tuning and supervised pre-training, which differ in the head alone (paper, section 3.1).
+"""Implement classification, for fine-tuning and supervised pre-training, which differ only in the head (section 3.1).
 
-An encoder with a distillation token has a second head, on that token's output (DeiT, Touvron et al. 2021).
+An encoder with a distillation token has a second head, applied to that token's output (DeiT, Touvron et al. 2021).
 
 Letters: b images, c channels, d width, k classes.
 """
@@ -27,9 +27,15 @@ from ssvit.options import OptionError, UserError
 
 
 def balanced(labels: Tensor, classes: int) -> list[float]:
-    """n / (k * the images of a class) for each class, 0 for one without images, for labels (n,) int64.
+    """Return balanced class weights for the labels of the training images.
 
-    For labels (n, k) bool the images without a class / those with it.
+    Args:
+        labels: Labels, (n,) int64, or (n, k) bool for multi-label classification.
+        classes: Number of classes, k.
+
+    Returns:
+        For each class, n / (k * number of its images), or for multi-label classification the number of images without
+        the class divided by the number with it; 0 for a class without images.
     """
     if is_multi_label(labels):
         return [(len(labels) - count) / count if count else 0.0 for count in labels.sum(0).tolist()]
@@ -37,7 +43,7 @@ def balanced(labels: Tensor, classes: int) -> list[float]:
 
 
 def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classify_options.Classify:
-    """Return the options with what the labels of the training images determine."""
+    """Return the options, completed by what the labels of the training images determine."""
     if labels is None:
         return own
     classes = own.classes
@@ -53,9 +59,13 @@ def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classi
 
 
 class Distillation:
-    """Learning the predictions of a trained classifier, the teacher (Hinton et al. 2015; DeiT, Touvron et al. 2021).
+    """Learn the predictions of a trained classifier, the teacher (Hinton et al. 2015; DeiT, Touvron et al. 2021).
 
-    The teacher is no submodule, so it is neither trained nor saved nor sharded.
+    The teacher is not a submodule, so it is not trained, saved or sharded.
+
+    Args:
+        options: Options of the loss.
+        teacher: The trained classifier.
     """
 
     def __init__(self, options: classify_options.Distillation, teacher: "Classify") -> None:
@@ -63,9 +73,15 @@ class Distillation:
         self.teacher = teacher.eval()
 
     def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
-        """UserError unless the teacher takes the images of this encoder and knows these classes, in this order.
+        """Check that the teacher fits the encoder's images and the classes.
 
-        And unless its probabilities are those of a softmax, if they are the target.
+        Args:
+            encoder: The encoder that is trained.
+            classes: Its classes, in order.
+
+        Raises:
+            UserError: The teacher takes other images, or has other classes or another order of them.
+            OptionError: The soft loss is selected, and the teacher was not trained with softmax.
         """
         if self.options.kind == "soft" and self.teacher.options.loss != classify_options.SOFTMAX:
             loss = self.teacher.options.loss
@@ -82,10 +98,18 @@ class Distillation:
                 )
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
-        """The mean loss of a student's logits (b, k) on images (b, c, h, w) against the teacher's, -> ().
+        """Return the mean loss of a student's logits against the teacher's predictions.
 
-        hard: cross-entropy with the teacher's first choice. soft: temperature^2 * KL(teacher || student), both at the
-        temperature, so that its gradients stay as large as those of labels (Hinton et al. 2015, section 2).
+        hard: cross-entropy with the teacher's most probable class. soft: temperature^2 * KL(teacher || student), both
+        softened by the temperature; the factor keeps the gradients at the scale of those of labels (Hinton et al. 2015,
+        section 2).
+
+        Args:
+            logits: Logits of the student, (b, k).
+            images: Images, (b, c, h, w).
+
+        Returns:
+            The loss, ().
         """
         if self.teacher.encoder.mean.device != images.device:
             self._move(images.device)
@@ -104,15 +128,21 @@ class Distillation:
 
 
 class Classify(Objective):
-    """Cross-entropy with the labels, and with a teacher's predictions where there is one.
+    """Train a classifier by cross-entropy with the labels and, with a teacher, with its predictions.
 
-    The options are those of `classify_options.Classify`; classes must be given. The head's last layer starts at zero,
-    as in the authors' code. UserError for a teacher that cannot teach this.
+    The head's last layer is initialised with zero weights, as in the authors' code.
 
-    classes: in place of those of the options. labels: of the training images, as a `Source` has them; they determine
-    class_weights=balanced, and the loss where
-    an image may have several classes. None for a classifier that is not trained. teacher: in place of that of the
-    options.
+    Args:
+        options: Options of the classifier; `classes` must be set here or by the argument.
+        encoder: The encoder.
+        classes: Class names; None: those of the options.
+        labels: Labels of the training images, as a `Source` has them, which determine class_weights=balanced and the
+            loss for multi-label classification. None for a classifier that is not trained.
+        teacher: The teacher; None: that of the options.
+
+    Raises:
+        UserError: The teacher fits neither the images nor the classes.
+        OptionError: An option does not fit the encoder or the labels.
     """
 
     class_weights: Tensor | None
@@ -148,40 +178,59 @@ class Classify(Objective):
 
     @property
     def facts(self) -> dict[str, object]:
-        """The base's, as "classifier" the options of the heads, and as "lora" those of `Lora`, if any."""
+        """Return the base class's metadata, "classifier" (options of the heads) and "lora" (options of `Lora`)."""
         own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
         return super().facts | {"classifier": own} | adapted
 
     def logits(self, images: Tensor) -> Tensor:
-        """The mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
+        """Return the mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
         return torch.stack(self.head_logits(images)).mean(0)
 
     def head_logits(self, images: Tensor, depth_noise: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The logits of each head, the class head's first: (b, c, h, w) -> one or two of (b, k)."""
+        """Return the logits of each head, the class head first.
+
+        Args:
+            images: Images, (b, c, h, w).
+            depth_noise: Random numbers of stochastic depth, (b, 2 * depth), or None.
+
+        Returns:
+            One or two tensors (b, k), in float32 or finer.
+        """
         if self.distilled_head is None:
             return (at_least_float32(self.head(self.encoder.represent(images, depth_noise=depth_noise))),)
-        assert isinstance(self.encoder, ViT)  # which alone has a distillation token
+        assert isinstance(self.encoder, ViT)  # only a ViT has a distillation token
         outputs = self.encoder(images, depth_noise=depth_noise)
         logits = self.head(self.encoder.pool(outputs)), self.distilled_head(outputs[:, 1])
         return tuple(at_least_float32(x) for x in logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Of the classes, from logits: (b, k) -> (b, k). Those of sigmoid need not sum to 1."""
+        """Return the probabilities of the classes from logits, (b, k) -> (b, k); with sigmoid they need not sum to 1."""
         return logits.softmax(-1) if self.options.loss == classify_options.SOFTMAX else logits.sigmoid()
 
     def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING) -> Any:
-        """The mean loss, and the accuracy, for a mixed image by its larger label; UserError without labels.
+        """Return the mean loss and the accuracy; the label of a mixed image is the class with the larger share.
 
-        In place of the accuracy, multi_label gives "exact_match": the share of images whose every class is right.
+        For multi_label, "exact_match" replaces the accuracy: the fraction of images whose classes are all predicted
+        correctly.
 
-        Class weights multiply an image's loss, smoothed or not, and of a mixed image each label's share. The mean is
-        over the images, as without weights: micro-batches add up to the whole batch. (torch divides by the sum of the
-        weights, and weights each class that a smoothed label is spread over.)
+        Class weights multiply the loss of an image, with or without label smoothing, and for a mixed image the share of
+        each label. The loss is averaged over images, as without weights, so that micro-batches sum to the batch. (torch
+        divides by the sum of the weights, and weights each class over which a smoothed label is spread.)
 
-        In eval mode, called on images alone, (b, c, h, w), it gives their `logits`, (b, k), instead.
-        Without a teacher all heads learn the labels. With one, the last head learns the teacher's predictions and the
-        first one the labels; they are one head where the encoder has no distillation token.
+        Without a teacher, all heads learn the labels. With a teacher, the last head learns its predictions and the
+        first head the labels; without a distillation token both are the same head.
+
+        Args:
+            batch: Micro-batch with labels; or in eval mode images (b, c, h, w).
+            noise: Not used.
+            scheduled: Not used.
+
+        Returns:
+            Loss and metric by name, or for images in eval mode their `logits`, (b, k).
+
+        Raises:
+            UserError: The images have no labels.
         """
         if isinstance(batch, Tensor) and not self.training:
             return self.logits(batch)
@@ -206,6 +255,7 @@ class Classify(Objective):
         return {"loss": loss, "accuracy": accuracy}
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of the logits (b, k) for labels (b,) or shares (b, k)."""
         if self.options.loss != classify_options.SOFTMAX:
             shares = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])
             weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
@@ -226,12 +276,13 @@ class Classify(Objective):
             loss = (1 - smoothing) * loss + smoothing * spread
         return loss / len(logits)
 
-    # Outside of the compiled graph, which would be compiled anew for each step's share.
+    # Excluded from the compiled graph, which would be recompiled for the mixing ratio of each step.
     @torch.compiler.disable
     def _mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix each image with its neighbour: images in [0, 1] (b, c, h, w) and labels as shares of the classes (b, k).
+        """Mix each image with another one: images in [0, 1] (b, c, h, w) and labels as shares of the classes (b, k).
 
-        The shares come from torch's global generator, which the training loop seeds from the step and the process.
+        The shares are sampled from torch's global generator, which the training loop seeds from the step and the
+        process.
         """
         if images.dtype == torch.uint8:
             images = images / 255
@@ -239,7 +290,7 @@ class Classify(Objective):
         return self.mixing(images, labels)
 
     def _freeze(self) -> None:
-        """Leave of the encoder what `trained` and `lora` say."""
+        """Freeze the parts of the encoder that `trained` and `lora` exclude from training."""
         trained, encoder = self.options.trained, self.encoder
         if trained == "all":
             return
@@ -259,7 +310,7 @@ class Classify(Objective):
             lora.adapt(encoder, **self.options.lora.values())
 
     def _head(self) -> nn.Module:
-        """(b, d) -> (b, k), initialised as in the authors' code: zero weights at last, a LeCun-normal hidden layer."""
+        """Return a head (b, d) -> (b, k) with zero last weights and a LeCun-normal hidden layer, as the authors' code."""
         width, hidden = self.encoder.width, self.options.hidden
         output = nn.Linear(hidden or width, len(self.classes))
         nn.init.zeros_(output.weight)

@@ -1,4 +1,4 @@
-"""The options of classification."""
+"""Define the options of classification."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal
@@ -24,7 +24,7 @@ MULTI_LABEL: Final = "multi_label"
 
 
 class Distillation(Options):
-    """The loss of a classifier against its teacher."""
+    """Define the loss of a classifier against its teacher."""
 
     teacher: Part = None
     """The teacher, a classifier of an earlier run."""
@@ -32,25 +32,25 @@ class Distillation(Options):
     """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
     are the target."""
     temperature: Positive = 3.0
-    """Divides the logits of student and teacher, with soft (Hinton et al. 2015); the default of DeiT's code is 1.0
+    """Divisor of the logits of student and teacher with kind=soft (Hinton et al. 2015); 1.0 by default in DeiT's code
     (deit: main.py)."""
     weight: Fraction = 0.5
-    """Weight of this loss, as in DeiT's code (deit: main.py); the labels' loss has the rest."""
+    """Weight w of the distillation loss, as in DeiT's code (deit: main.py); the loss of the labels has weight 1 - w."""
     reduction: Literal["batch", "elements"] = "batch"
-    """How the soft loss is averaged. batch: summed over the classes, averaged over the images; elements: averaged
-    over both, k times less, as in DeiT's code (deit: losses.py)."""
+    """Reduction of the soft loss. batch: summed over the classes, averaged over the images; elements: averaged
+    over both, which is smaller by the number of classes, as in DeiT's code (deit: losses.py)."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the options can be combined."""
         if self.kind == "hard" and self.reduction != "batch":
             raise OptionError("reduction", self.reduction, "must be batch with kind=hard, whose loss is of one class")
 
 
 class Lora(Options):
-    """Low-rank updates of attention's frozen matrices (Hu et al. 2021): W + alpha / rank * B A."""
+    """Define low-rank updates of the frozen attention matrices (Hu et al. 2021): W + alpha / rank * B A."""
 
     rank: Count
-    """Columns of B and rows of A; 4 to 16 are common."""
+    """Rank of the updates: columns of B and rows of A; 4 to 16 are common."""
     alpha: Positive
     """Scale of the update, which is multiplied by alpha / rank; often the rank, or twice the rank."""
 
@@ -69,43 +69,43 @@ class Lora(Options):
     },
 )
 class Classify(Objective):
-    """A classification head and its loss."""
+    """Train a classifier."""
 
     needs_patches: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
     classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
-    """Names of the classes, in the order of the labels; None: those of the data set."""
+    """Class names in the order of the labels; None: those of the data set."""
     hidden: Count | None = None
     """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
     loss: Literal["softmax", "sigmoid", "multi_label"] = SOFTMAX
-    """softmax (the paper); sigmoid: a binary loss for each class, summed over the classes (big_vision: utils.py);
-    multi_label: the same where an image may have several classes or none, as data with such labels choose."""
+    """softmax (the paper); sigmoid: binary cross-entropy summed over the classes (big_vision: utils.py); multi_label:
+    the same for multi-label classification, selected automatically for data with such labels."""
     head_bias: Annotated[float, Ge(-100), Le(100)] = 0.0
-    """Initial value of the biases of the head's last layer. With sigmoid, big_vision has -6.9 for ImageNet and -10 for
+    """Initial value of the biases of the head's last layer. With sigmoid, big_vision uses -6.9 for ImageNet and -10 for
     ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
     label_smoothing: Annotated[float, Ge(0), Le(0.999999)] = 0.0
     """Fraction of a label that is spread over all classes; only with softmax."""
     mixup: NotNegative = 0.0
-    """alpha of MixUp (Zhang et al. 2018), 0.8 is common; 0: no MixUp. With CutMix too, each micro-batch gets one of
-    them at random."""
+    """alpha of MixUp (Zhang et al. 2018), 0.8 is common; 0: no MixUp. With CutMix too, one of the two is sampled for
+    each micro-batch."""
     cutmix: NotNegative = 0.0
     """alpha of CutMix (Yun et al. 2019), 1.0 is common; 0: no CutMix."""
     distillation: Part = None
-    """Learning from a teacher; None: labels only."""
+    """Distillation from a teacher; None: labels only."""
     trained: Literal["all", "head", "norms_and_biases"] | Annotated[Count, Expect("a number of last layers")] = "all"
-    """Which weights are trained besides the head. all; head: none; a number: the last norm and this number of last
-    layers; norms_and_biases: those of the encoder (BitFit, Zaken et al. 2022). The other weights stay as in the
-    checkpoint."""
+    """Weights that are trained in addition to the head. all; head: no others; a number: the last norm and this number
+    of last layers; norms_and_biases: norms and biases of the encoder (BitFit, Zaken et al. 2022). Other weights stay
+    as in the checkpoint."""
     lora: Lora | None = None
-    """Low-rank updates of attention's matrices, with trained=head, such as {rank: 8, alpha: 16}; None: no LoRA."""
+    """Low-rank updates of the attention matrices, with trained=head, such as {rank: 8, alpha: 16}; None: no LoRA."""
     class_weights: ClassWeights | None = None
-    """Factors of the images' losses by their labels, in the order of the classes. balanced: images / (classes * images
-    of the class), 0 for a class without images; None: all 1. With several labels: factors of a class's loss on the
-    images that have it (torch's pos_weight); balanced: images without the class / images with it."""
+    """Factors of the loss by label, in the order of the classes. balanced: images / (classes * images of the class), 0
+    for a class without images; None: all 1. For multi-label classification: factors of a class's loss on the images
+    that have it (torch's pos_weight); balanced: images without the class / images with it."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the options can be combined."""
         if self.loss == SIGMOID and self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
         if isinstance(self.distillation, str | int | float):
@@ -128,14 +128,18 @@ class Classify(Objective):
             raise OptionError("class_weights", weights, right)
 
     def _check_multi_label(self) -> None:
-        """OptionError unless these options go with images of several classes."""
+        """Raise OptionError unless these options support multi-label classification."""
         if self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, f"must be 0 {_SEVERAL}")
         if self.distillation is not None:
             raise OptionError("distillation", "given", f"must be null {_SEVERAL}: a teacher's opinion is a softmax")
 
     def fits(self, encoder: Normalized) -> None:
-        """OptionError unless the encoder has as many layers as are to be trained, and is wide enough for LoRA."""
+        """Check that the encoder has the layers that are to be trained and is wide enough for LoRA.
+
+        Raises:
+            OptionError: It has fewer layers, is narrower than the rank, or is not a ViT.
+        """
         if not isinstance(encoder, ViT):
             if self.trained != "all" or self.lora is not None:
                 raise OptionError("trained", self.trained, f"must be all with {encoder.label}")
@@ -147,7 +151,7 @@ class Classify(Objective):
             raise OptionError("lora.rank", self.lora.rank, right)
 
     def check(self, run: Run) -> None:
-        """Check also an encoder that is no ViT, and that the images have labels of which these options learn."""
+        """Check also the options for other encoders than a ViT, and that the images have labels of the required kind."""
         super().check(run)
         if isinstance(run.encoder, Normalized) and not isinstance(run.encoder, ViT):
             self.fits(run.encoder)

@@ -1,9 +1,9 @@
-"""Contrastive learning (SimCLR, Chen et al. 2020): each view is matched with the other view of its image in the batch.
+"""Implement contrastive learning (SimCLR, Chen et al. 2020): match each view with the other view of its image.
 
-`Contrastive` is the base of all methods that compare two views.
+`Contrastive` is the base class of all methods that compare two views.
 
-Letters: b images, v = 2 views, c channels, h, w pixels, n patches, m kept ones, e numbers of a projection, r rows of
-this process, s rows of all processes.
+Letters: b images, v = 2 views, c channels, h, w pixels, n patches, m visible patches, e width of a projection, r rows
+of this process, s rows of all processes.
 """
 
 import math
@@ -28,25 +28,29 @@ VIEWS = 2
 
 
 class Contrastive(Objective):
-    """An objective whose projections of two views are compared; the methods are those that its evaluation needs."""
+    """Define the base class of objectives that compare projections of two views."""
 
     compares_images = True
 
     def project(self, views: Tensor) -> Tensor:
-        """What is compared: (b, v, c, h, w) -> (v b, e)."""
+        """Return the projections of views: (b, v, c, h, w) -> (v b, e)."""
         raise NotImplementedError
 
     def losses(self, projections: Tensor) -> Tensor:
-        """Of each view among these alone: (v b, e) -> (v b,)."""
+        """Return the loss of each view among these views: (v b, e) -> (v b,)."""
         raise NotImplementedError
 
     def chance(self, images: int) -> float:
-        """The loss among so many images where all similarities are equal."""
+        """Return the loss among this number of images if all similarities are equal."""
         raise NotImplementedError
 
 
 def two_views(batch: Batch) -> Tensor:
-    """The views (b, v, c, h, w). UserError unless there are two "global" ones."""
+    """Return the two "global" views of a batch, (b, v, c, h, w).
+
+    Raises:
+        UserError: The batch does not have two global views.
+    """
     views = batch.views.get("global")
     if views is None or views.shape[1] != VIEWS:
         raise UserError(
@@ -56,10 +60,10 @@ def two_views(batch: Batch) -> Tensor:
 
 
 def gathered(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows of all processes, through which gradients pass, and the place of this process's first: (r, e) -> (s, e).
+    """Gather the rows of all processes, with gradients, (r, e) -> (s, e), and return the row offset of this rank.
 
-    lightly's gather adds up the gradients of all processes, and data parallelism takes the mean: together that is the
-    gradient of the mean of the processes' losses.
+    lightly's gather sums the gradients of all processes, and data parallelism averages them: the result is the gradient
+    of the mean of the processes' losses.
     """
     if dist.world_size() == 1:
         return rows, 0
@@ -67,21 +71,30 @@ def gathered(rows: Tensor) -> tuple[Tensor, int]:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of length 1, in float32 or finer."""
+    """Normalise rows to length 1, in float32 or finer."""
     return F.normalize(at_least_float32(x), dim=-1)
 
 
 def cosines(one: Tensor, other: Tensor) -> Tensor:
-    """Of all pairs of rows of length 1, not rounded by autocast: (r, e), (s, e) -> (r, s)."""
+    """Return the cosines of all pairs of unit rows, without autocast: (r, e), (s, e) -> (r, s)."""
     with torch.autocast(one.device.type, enabled=False):
         return one @ other.T
 
 
 def similarities(own: Tensor, every: Tensor, first: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """Of NT-Xent (Chen et al. 2020, equation 1): the logits (v b, s), and which of the s rows is a view's other (v b,).
+    """Return the logits of NT-Xent (Chen et al. 2020, equation 1) and the index of each view's positive pair.
 
-    own (v b, e): the rows of `every` (s, e) from `first` on, of length 1. A view's logit with itself is -inf. This is
-    lightly's NTXentLoss, which selects logits by a mask: their number then depends on data, for which a GPU waits.
+    This is equal to lightly's NTXentLoss, which selects logits by a mask: their number then depends on data, which
+    synchronises host and device.
+
+    Args:
+        own: Unit projections of this process, (v b, e): the rows of `every` from `first` on.
+        every: Unit projections of all processes, (s, e).
+        first: Row offset of this rank.
+        temperature: Divisor of the cosines.
+
+    Returns:
+        Logits (v b, s), -inf for a view with itself, and the row of the other view of each image, (v b,).
     """
     place = first + torch.arange(len(own), device=own.device)
     logits = (cosines(own, every) / temperature).scatter(1, place[:, None], -math.inf)
@@ -89,15 +102,15 @@ def similarities(own: Tensor, every: Tensor, first: int, temperature: float) -> 
 
 
 class Kept(NamedTuple):
-    """The patches that the encoder sees of each view, (b, v, m) int64."""
+    """Hold the indices of the patches of each view that the encoder encodes, (b, v, m) int64."""
 
     visible_ids: Tensor
 
 
 class SimCLR(Contrastive):
-    """The options are those of `simclr_options.SimCLR`. Batches have two "global" views.
+    """Implement SimCLR, with the options of `simclr_options.SimCLR`.
 
-    The head is lightly's without batch norm, whose statistics would differ from process to process.
+    Batches have two "global" views. The head is lightly's without batch norm, whose statistics would differ between processes.
     """
 
     encoder: ViT
@@ -110,7 +123,15 @@ class SimCLR(Contrastive):
         )
 
     def sample(self, slots: Tensor, *, seed: int) -> Kept | tuple[()]:
-        """Which patches of each view of the images of slots (b,) are kept; nothing where all are."""
+        """Sample the patches of each view that are encoded; returns () if all are.
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+
+        Returns:
+            Indices of the patches, or ().
+        """
         if self.options.keep == 1:
             return ()
         patches = self.encoder.patches
@@ -118,9 +139,18 @@ class SimCLR(Contrastive):
         return Kept(torch.stack(orders, dim=1)[:, :, : self.options.count(patches)])
 
     def project(self, views: Tensor, noise: Kept | tuple[()] = (), depth_noise: Tensor | None = None) -> Tensor:
-        """(b, v, c, h, w) -> (v b, e), of all patches or those kept, which are sampled for the encoder's own size.
+        """Project views to vectors.
 
-        OptionError for other sizes then.
+        Args:
+            views: Views, (b, v, c, h, w).
+            noise: Result of `sample`; (): encode all patches.
+            depth_noise: Random numbers of stochastic depth, (v b, 2 * depth), or None.
+
+        Returns:
+            Projections, (v b, e).
+
+        Raises:
+            OptionError: Patches are sampled, and the images do not have the encoder's size.
         """
         images, ids = rearrange(views, "b v c h w -> (v b) c h w"), None
         if noise:
@@ -130,18 +160,18 @@ class SimCLR(Contrastive):
         return self.head(self.encoder.represent(images, **kept, depth_noise=depth_noise))
 
     def losses(self, projections: Tensor) -> Tensor:
-        """(v b, e) -> (v b,)."""
+        """Return the loss of each view: (v b, e) -> (v b,)."""
         own = unit(projections)
         return F.cross_entropy(*similarities(own, own, 0, self.options.temperature), reduction="none")
 
     def chance(self, images: int) -> float:
-        """Of the 2 b - 1 other views, one is right."""
+        """Return log(2 b - 1): one of the 2 b - 1 other views is the positive."""
         return math.log(VIEWS * images - 1)
 
     def forward(
         self, batch: Batch, noise: Kept | tuple[()], scheduled: Mapping[str, Tensor] = NOTHING
     ) -> dict[str, Tensor]:
-        """The mean loss among the micro-batches of all processes, and the share of views that find their other."""
+        """Return the mean loss and the top-1 accuracy of matching positive pairs, among the views of all processes."""
         own = unit(self.project(two_views(batch), noise, self.depth_noise(batch, VIEWS)))
         logits, partner = similarities(own, *gathered(own), self.options.temperature)
         accuracy = (logits.detach().argmax(1) == partner).float().mean()

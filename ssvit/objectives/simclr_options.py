@@ -1,4 +1,4 @@
-"""The options of SimCLR."""
+"""Define the options of SimCLR."""
 
 from typing import Annotated, ClassVar
 
@@ -20,35 +20,39 @@ from ssvit.options import OptionError
         # The authors' network also averages its last feature map, and the loss then trains each patch.
         "encoder": {"pooling": "patch_mean"},
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        # The other views of a micro-batch are the negatives: recipe.accumulate above 1 leaves fewer of them.
+        # The negatives come from the same micro-batch: recipe.accumulate above 1 reduces their number.
         "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.contrast.Contrast"}},
     },
 )
 class SimCLR(Objective):
-    """Contrastive learning of two views (Chen et al. 2020); the defaults are for small images.
+    """Learn by contrasting two views (Chen et al. 2020); the defaults are for small images.
 
-    The authors have, for CIFAR-10, 1,000 epochs of 512 images a step, and for ImageNet 100 epochs of 4,096 images a
-    step (google-research/simclr).
+    The authors train 1,000 epochs with a batch size of 512 on CIFAR-10, and 100 epochs with a batch size of 4,096 on
+    ImageNet (google-research/simclr).
     """
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_patches: ClassVar[bool] = False
 
     temperature: Positive = 0.2
-    """Divides the cosines; with lower values the nearest negatives count more. The authors have 0.5 for CIFAR-10 and
+    """Divisor of the cosines; lower values give the nearest negatives more weight. The authors use 0.5 for CIFAR-10 and
     0.1 for ImageNet."""
     hidden: Count = 512
-    """Width of the projection head's hidden layers; the authors take the encoder's width."""
+    """Width of the projection head's hidden layers; the authors use the encoder's width."""
     projection: Count = 128
-    """Width of the vectors that are compared."""
+    """Width of the projections."""
     layers: Annotated[int, Ge(2)] = 2
-    """Layers of the projection head."""
+    """Number of layers of the projection head."""
     keep: Share = 1.0
-    """Fraction of a view's patches that the encoder sees in training, sampled for each view; 1: all; 0.5
-    takes half of the time."""
+    """Fraction of a view's patches that are encoded in training, sampled for each view; 1: all; 0.5 halves the time of
+    a step."""
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError if patches are to be left out and the encoder cannot do that."""
+        """Check that the encoder can omit patches if `keep` requires it.
+
+        Raises:
+            OptionError: The encoder has a stem.
+        """
         if self.keep < 1 and encoder.stem is not None:
             raise OptionError("keep", self.keep, "must be 1 for an encoder with a stem, which would see all patches")
 
@@ -61,5 +65,5 @@ class SimCLR(Objective):
             self.check_size(run)
 
     def count(self, patches: int) -> int:
-        """The number of a view's patches that the encoder sees: the fraction, rounded, at least one."""
+        """Return the number of encoded patches per view: the fraction of all patches, rounded, at least one."""
         return max(1, round(self.keep * patches))
