@@ -205,7 +205,7 @@ class Classify(Objective):
         return tuple(at_least_float32(x) for x in logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of the classes from logits, (b, k) -> (b, k); with sigmoid they need not sum to 1."""
+        """Return the probabilities of the classes from logits (b, k), (b, k); with sigmoid they need not sum to 1."""
         return logits.softmax(-1) if self.options.loss == classify_options.SOFTMAX else logits.sigmoid()
 
     def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING) -> Any:
@@ -310,7 +310,7 @@ class Classify(Objective):
             lora.adapt(encoder, **self.options.lora.values())
 
     def _head(self) -> nn.Module:
-        """Return a head (b, d) -> (b, k) with zero last weights and a LeCun-normal hidden layer, as the authors' code."""
+        """Return a head (b, d) -> (b, k) with zero last weights and a LeCun-normal hidden layer, like the authors."""
         width, hidden = self.encoder.width, self.options.hidden
         output = nn.Linear(hidden or width, len(self.classes))
         nn.init.zeros_(output.weight)

@@ -151,7 +151,7 @@ class Classify(Objective):
             raise OptionError("lora.rank", self.lora.rank, right)
 
     def check(self, run: Run) -> None:
-        """Check also the options for other encoders than a ViT, and that the images have labels of the required kind."""
+        """Check also the options for encoders other than a ViT, and that the labels of the images are supported."""
         super().check(run)
         if isinstance(run.encoder, Normalized) and not isinstance(run.encoder, ViT):
             self.fits(run.encoder)

@@ -1,4 +1,4 @@
-"""The options of DINO."""
+"""Define the options of DINO."""
 
 from typing import Annotated, ClassVar
 
@@ -21,7 +21,7 @@ from ssvit.schedule import Between, Schedule, ScheduleFunction
     },
 )
 class Dino(Objective):
-    """Self-distillation with no labels (Caron et al. 2021); the defaults are for small sets of small images.
+    """Self-distil with no labels (Caron et al. 2021); the defaults are for small sets of small images.
 
     The authors' values are those of ViT-S on ImageNet (main_dino.py).
     """
@@ -30,28 +30,28 @@ class Dino(Objective):
     takes_local: ClassVar[bool] = True
 
     prototypes: Annotated[int, Ge(2)] = 1024
-    """Number of prototypes; the authors have 65536 for ImageNet."""
+    """Number of prototypes; the authors use 65536 for ImageNet."""
     hidden: Count = 512
-    """Width of the head's two hidden layers; the authors have 2048."""
+    """Width of the head's two hidden layers; the authors use 2048."""
     bottleneck: Count = 128
-    """Width of the vectors that are compared with prototypes; the authors have 256."""
+    """Width of the vectors that are compared with prototypes; the authors use 256."""
     student_temperature: Positive = 0.1
-    """Divides the student's logits."""
+    """Divisor of the student's logits."""
     teacher_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
         start=0.04, end=0.04, shape="linear", over=0.3
     )
     """`Schedule` of the divisor of the teacher's logits; lower values give sharper targets. An end of 0.07 is for long
     runs: in runs of 1,000 steps it left assignments almost uniform."""
     teacher_momentum: Annotated[ScheduleFunction, Between(0, 1)] = Schedule(start=0.99, end=1.0)
-    """`Schedule` of the share of its own weights that the teacher keeps at each step. It starts at 0.996 in the
-    authors' runs of 100,000 steps and more; shorter runs need a lower start."""
+    """`Schedule` of the momentum of the teacher's weights per step. It starts at 0.996 in the authors' runs of 100,000
+    steps and more; shorter runs need a lower start."""
     center_momentum: Fraction = 0.9
-    """Share that the centre, the running mean of the teacher's logits, keeps of itself at each step."""
+    """Momentum of the centre, the running mean of the teacher's logits, per step."""
     last_layer: Annotated[ScheduleFunction, Between(0)] = Schedule(start=0.0, end=1.0, shape="step", over=0.01)
-    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, also for weight decay."""
+    """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, and disables their weight decay."""
 
     def check(self, run: Run) -> None:
-        """Check also that no average of the weights is kept besides the teacher."""
+        """Check also that the recipe keeps no second average of the weights in addition to the teacher."""
         super().check(run)
         if run.recipe and run.recipe.ema:
             right = "must be 0: the teacher, which is probed, is an average already: objective.teacher_momentum"

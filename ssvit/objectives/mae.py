@@ -1,9 +1,9 @@
-"""Masked autoencoding: encode a quarter of the patches, reconstruct the pixels of the others (He et al. 2022).
+"""Implement masked autoencoding: encode a quarter of the patches, reconstruct the masked pixels (He et al. 2022).
 
-The encoder sees neither masked patches nor [mask] tokens, so a step costs a fraction of one that encodes all patches.
-Only the light decoder, which is used in training alone, has [mask] tokens.
+The encoder encodes neither masked patches nor [mask] tokens, so a step costs a fraction of one that encodes all
+patches. Only the light decoder, which is used in training alone, has [mask] tokens.
 
-Letters: b images, c channels, n patches of p x q pixels, m masked patches an image.
+Letters: b images, c channels, n patches of p x q pixels, m masked patches per image.
 """
 
 import math
@@ -26,9 +26,10 @@ _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae
 
 
 class MAE(Objective):
-    """A masked autoencoder; its options are those of `mae_options.MAE`.
+    """Implement a masked autoencoder, with the options of `mae_options.MAE`.
 
-    The class token goes through encoder and decoder as in the authors' code: it is trained through the patches alone.
+    The class token passes through encoder and decoder as in the authors' code: it is trained only by way of the
+    patches.
     """
 
     encoder: ViT
@@ -40,35 +41,62 @@ class MAE(Objective):
         self.decoder = Decoder(options.decoder, encoder=encoder, output_width=width)
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
-        """Which patches of the images of slots (b,) are masked, as many of each: a function of (seed, slot) alone."""
+        """Sample the masked patches of images, the same number for each, a function of (seed, slot) alone.
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+
+        Returns:
+            Indices of the visible and of the masked patches.
+        """
         order = uniform(seed, "masked patches", slots, self.encoder.patches).argsort(dim=1)
         masked_ids, visible_ids = order.tensor_split([self.options.count(self.encoder.patches)], dim=1)
         return Masks(visible_ids, masked_ids)
 
     def predict(self, images: Tensor, noise: Masks, depth_noise: Tensor | None = None) -> Tensor:
-        """The decoder's prediction of the masked patches: (b, c, h, w), [0, 1] or uint8, -> (b, m, c * p * q).
+        """Predict the masked patches.
 
-        OptionError for images of another size than the encoder's, for which the masks are sampled.
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            noise: Masks of the images.
+            depth_noise: Random numbers of stochastic depth, (b, 2 * depth), or None.
+
+        Returns:
+            Predictions, (b, m, c * p * q).
+
+        Raises:
+            OptionError: The images do not have the encoder's size, for which the masks are sampled.
         """
         self.encoder.check_size(images)
         encoded = self.encoder(images, noise.visible_ids, depth_noise=depth_noise)
         return self.decoder(encoded, noise.visible_ids, noise.masked_ids)
 
     def labels(self, images: Tensor, ids: Tensor | None = None) -> Tensor:
-        """What is to be predicted of each patch: (b, c, h, w), [0, 1] or uint8, -> (b, n, c * p * q).
+        """Return the labels of patches: pixels as the encoder normalises them.
 
-        Pixels as the encoder normalises them; with norm_pixels less the patch's mean, over its standard deviation.
-        ids (b, m): of these patches alone -> (b, m, c * p * q).
+        With norm_pixels, each patch is standardised by its mean and standard deviation.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            ids: Indices of patches, (b, m); None: all patches.
+
+        Returns:
+            Labels, (b, n, c * p * q), or (b, m, c * p * q) with ids.
         """
         pixels = self._pixels(images, ids)
         if not self.options.norm_pixels:
             return pixels
-        # Layer norm divides squares by n, the authors by n - 1, and is several times faster than mean and variance.
+        # Layer norm, which divides squares by n and not by n - 1, is several times faster than mean and variance.
         n = pixels.shape[-1]
         return F.layer_norm(pixels, (n,), eps=_EPSILON * (n - 1) / n) * math.sqrt((n - 1) / n)
 
     def paint(self, labels: Tensor, images: Tensor) -> Tensor:
-        """Labels (b, n, c * p * q) as images in [0, 1], each patch with mean and deviation of that of `images`."""
+        """Convert labels (b, n, c * p * q) to images in [0, 1].
+
+        With norm_pixels, each patch gets the mean and the standard deviation of the same patch of `images` (b, c, h,
+        w).
+        """
         if self.options.norm_pixels:
             variance, mean = torch.var_mean(self._pixels(images), dim=-1, keepdim=True)
             labels = labels * (variance + _EPSILON).sqrt() + mean
@@ -79,12 +107,12 @@ class MAE(Objective):
         return (painted * channel_std + channel_mean).clamp(0, 1)
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """The mean squared error over the masked patches' pixels."""
+        """Return the mean squared error over the pixels of the masked patches."""
         prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
         truth = self.labels(batch.only_view(), noise.masked_ids)
         return {"loss": F.mse_loss(prediction.to(truth.dtype), truth)}
 
     def _pixels(self, images: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Patches as the encoder normalises them: -> (b, n, c * p * q), or with ids (b, m) these alone."""
+        """Return patches as the encoder normalises them: -> (b, n, c * p * q), or (b, m, c * p * q) for ids (b, m)."""
         patches = self.encoder.patchify(images, ids).unflatten(-1, (self.encoder.channels, *self.encoder.patch_size))
         return self.encoder.normalise(patches).flatten(-3)

@@ -1,4 +1,4 @@
-"""The options of a masked autoencoder."""
+"""Define the options of a masked autoencoder."""
 
 import math
 
@@ -14,24 +14,28 @@ from ssvit.options import OptionError, pair
     "objective",
     "mae",
     sets={
-        # The class token is trained only through the decoder, which reads it (Appendix A.1).
+        # The class token is trained only by way of the decoder, which takes it as input (Appendix A.1).
         "encoder": {"pooling": "patch_mean"},
         "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.autoencoding.Autoencoding"}},
     },
 )
 class MAE(Masked):
-    """A masked autoencoder (He et al. 2022)."""
+    """Train a masked autoencoder (He et al. 2022)."""
 
     masked: Share = 0.75
-    """Fraction of an image's patches that the encoder does not see and that are reconstructed (section 4.1)."""
+    """Fraction of an image's patches that are masked and reconstructed (section 4.1)."""
     norm_pixels: bool = True
-    """Whether a patch's pixels are normalised by their mean and standard deviation (section 3)."""
+    """Whether the pixels of a patch are standardised by their mean and standard deviation (section 3)."""
     decoder: Decoder = Decoder(depth=2, width=128, heads=4)
-    """The decoder, which predicts the masked patches; the default is for small images, and the authors' has depth 8,
-    width 512 and 16 heads."""
+    """Decoder of the masked patches; the default is for small images, and the authors' has depth 8, width 512 and 16
+    heads."""
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless an image has patches to mask and others to see, and the patches can be normalised."""
+        """Check that an image has patches to mask and visible patches, and that patches can be standardised.
+
+        Raises:
+            OptionError: An image has one patch, the encoder has a stem, or norm_pixels is set for patches of one value.
+        """
         super().fits(encoder)
         if self.norm_pixels and encoder.channels * math.prod(pair("patch_size", encoder.patch_size)) == 1:
             raise OptionError("norm_pixels", True, "must be false for patches of a single number")

@@ -1,9 +1,9 @@
-"""Masked patch prediction: corrupt half of the patch embeddings, predict each one's colour (Appendix B.1.2).
+"""Implement masked patch prediction: corrupt half of the patch embeddings and predict their colours (Appendix B.1.2).
 
-With a decoder, the encoder sees only the uncorrupted patches, as in a masked autoencoder (He et al. 2022), so a step
-costs less. The target stays the same.
+With a decoder, only the uncorrupted patches are encoded, as in a masked autoencoder (He et al. 2022), so a step costs
+less. The target is the same.
 
-Letters: b images, n patches, m corrupted patches an image, d width.
+Letters: b images, n patches, m corrupted patches per image, d width.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +22,9 @@ from ssvit.objectives.targets import Target
 
 
 class MaskedPatch(Objective):
-    """The paper's self-supervised objective: a [mask] embedding and a linear head beside the encoder, or a decoder.
+    """Implement the paper's self-supervised objective, with a [mask] embedding and a linear head, or with a decoder.
 
-    The head starts at zero, as all the authors' output layers do.
+    The head is initialised with zeros, as are all output layers of the authors.
     """
 
     encoder: ViT
@@ -45,21 +45,30 @@ class MaskedPatch(Objective):
 
     @property
     def facts(self) -> dict[str, object]:
-        """The base's, and what the labels depend on beside the options."""
+        """Return the metadata of the base class and of the target."""
         return super().facts | getattr(self.target, "facts", {})
 
     def prepare(self, batches: Iterator[Batch]) -> str:
-        """Let a target that has a `prepare` fit itself."""
+        """Fit the target if it has a method `prepare`; see `Objective.prepare`."""
         return self.target.prepare(batches) if hasattr(self.target, "prepare") else ""
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
-        """Which patches of the images of slots (b,) are corrupted, and how."""
+        """Sample the corruption of images of slots (b,)."""
         return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
 
     def predict(self, images: Tensor, noise: Corruption, depth_noise: Tensor | None = None) -> Tensor:
-        """The prediction of each corrupted patch: by the head from its output, or by the decoder: -> (b, m, width).
+        """Predict the corrupted patches, by the head from their outputs or by the decoder.
 
-        OptionError for images of another size than the encoder's, for which the masks are sampled.
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            noise: Corruption of the images.
+            depth_noise: Random numbers of stochastic depth, (b, 2 * depth), or None.
+
+        Returns:
+            Predictions, (b, m, width of the target).
+
+        Raises:
+            OptionError: The images do not have the encoder's size, for which the masks are sampled.
         """
         self.encoder.check_size(images)
         if self.decoder is None:
@@ -69,11 +78,11 @@ class MaskedPatch(Objective):
         return self.decoder(self.encoder(images, visible_ids, depth_noise=depth_noise), visible_ids, noise.ids)
 
     def corrupted_labels(self, images: Tensor, noise: Corruption) -> Tensor:
-        """The labels of the corrupted patches: -> (b, m, ...)."""
+        """Return the labels of the corrupted patches, (b, m, ...)."""
         return gather(self.target.labels(images), noise.ids)
 
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """The mean loss over the corrupted patches, and the mean score of the best guess."""
+        """Return the mean loss and the mean score of the most probable labels, over the corrupted patches."""
         prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
         truth = self.corrupted_labels(batch.only_view(), noise)
         score = self.target.score(self.target.guess(prediction.detach()), truth)

@@ -1,4 +1,4 @@
-"""The options of masked patch prediction."""
+"""Define the options of masked patch prediction."""
 
 import math
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ from ssvit.options import OptionError
     },
 )
 class MaskedPatch(Objective):
-    """Masked patch prediction."""
+    """Predict masked patches."""
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "target": "target"}
     samples_patches: ClassVar[bool] = True
     needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
 
     masking: Masking = Masking()
-    """Which patches are corrupted, and how."""
+    """Selection and corruption of the patches."""
     decoder: Decoder | None = None
-    """The decoder that predicts the corrupted patches; the encoder then sees only the others. None: the encoder sees
-    all patches, and a linear head predicts."""
+    """Decoder of the corrupted patches; the encoder then encodes only the uncorrupted patches. None: all patches are
+    encoded, and a linear head predicts."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that with a decoder all corrupted patches are masked."""
         if self.decoder is None:
             return
         for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
@@ -44,7 +44,11 @@ class MaskedPatch(Objective):
                 raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError if there is a decoder and the encoder would see no patch, or through its stem all patches."""
+        """Check that with a decoder the encoder can omit corrupted patches and has uncorrupted patches.
+
+        Raises:
+            OptionError: The encoder has a stem, or all patches are corrupted.
+        """
         if self.decoder is None:
             return
         if encoder.stem is not None:

@@ -1,9 +1,9 @@
-"""The corruption of patches: BERT's recipe on patch embeddings (section 4.6, Appendix B.1.2).
+"""Corrupt patches: BERT's recipe on patch embeddings (section 4.6, Appendix B.1.2).
 
-Every image has the same number of corrupted patches, so shapes are static. Each corrupted patch becomes the [mask]
-embedding, another patch of the same image (never itself), or stays as it is; all are predicted.
+Every image has the same number of corrupted patches, so shapes are static. Each corrupted patch is replaced by the
+[mask] embedding, replaced by another patch of the same image, or unchanged; all of them are predicted.
 
-Letters: b images, n patches, m corrupted patches an image, d width, r rectangles.
+Letters: b images, n patches, m corrupted patches per image, d width, r rectangles.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,12 @@ KINDS = ("masked", "replaced", "unchanged")
 
 
 class Corruption(NamedTuple):
-    """The corrupted patches, their kinds (MASKED, REPLACED or UNCHANGED) and their replacements, each (b, m) int64.
+    """Hold the corrupted patches of images, each field (b, m) int64.
 
-    Every patch has a replacement, though few are replaced.
+    Attributes:
+        ids: Indices of the corrupted patches.
+        kind: Corruption type, MASKED, REPLACED or UNCHANGED.
+        replacement: Replacement indices, defined for every corrupted patch, though only REPLACED ones use it.
     """
 
     ids: Tensor
@@ -32,17 +35,31 @@ class Corruption(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """The patches that the encoder sees, (b, n - m), and those that it does not, (b, m), both int64."""
+    """Hold the indices of the patches that the encoder encodes and of the masked patches, both int64.
+
+    Attributes:
+        visible_ids: Visible patches, (b, n - m).
+        masked_ids: Masked patches, (b, m).
+    """
 
     visible_ids: Tensor
     masked_ids: Tensor
 
 
 class Masking(masking_options.Masking):
-    """Samples corruptions by the options of `masking_options.Masking`."""
+    """Sample corruptions, with the options of `masking_options.Masking`."""
 
     def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
-        """Choose for the images of slots (b,): a function of (seed, slot, grid) alone."""
+        """Sample the corruption of images, a function of (seed, slot, grid) alone.
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+            grid: Rows and columns of patches.
+
+        Returns:
+            Corrupted patches, corruption types and replacement indices.
+        """
         n, units = grid[0] * grid[1], self.divide(grid)
         order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
         if self.shape == "block":
@@ -55,15 +72,25 @@ class Masking(masking_options.Masking):
         chance = uniform(seed, "corruption", slots, self.count(n))
         kind = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
         kind = torch.where(chance < self.mask, MASKED, kind)
-        # One of the n - 1 other patches: indices from the patch's own on are moved up by one.
+        # Sample one of the n - 1 different patches: indices from that of the patch onwards are increased by one.
         replacement = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
         return Corruption(ids, kind, replacement + (replacement >= ids))
 
 
 def rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16, view: int = 0) -> Tensor:
-    """In what order patches are taken: the number of the first rectangle that covers each, or `rectangles`: (b, n).
+    """Return sort keys by which patches are masked: the index of the first rectangle that covers each patch.
 
     A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3.
+
+    Args:
+        slots: Slots of the images, (b,).
+        seed: Seed of the run.
+        grid: Rows and columns of patches.
+        rectangles: Number of rectangles per image.
+        view: Index of the view, which changes the sample.
+
+    Returns:
+        Index of the first covering rectangle, or `rectangles` without one, (b, n).
     """
     height, width = grid
     size, aspect, y, x = uniform(seed, "rectangles", slots, 4 * rectangles, view).chunk(4, dim=1)
@@ -83,7 +110,15 @@ def rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangl
 
 
 def uncorrupted(ids: Tensor, patches: int) -> Tensor:
-    """The other patches of each image, in raster order: ids (b, m), of so many patches -> (b, patches - m)."""
+    """Return the patches of each image that are not corrupted, in raster order.
+
+    Args:
+        ids: Indices of the corrupted patches, (b, m).
+        patches: Number of patches per image.
+
+    Returns:
+        Indices, (b, patches - m).
+    """
     corrupted = torch.zeros(len(ids), patches, device=ids.device).scatter(1, ids, 1.0)
     return corrupted.argsort(dim=1, stable=True)[:, : patches - ids.shape[1]]
 
@@ -91,19 +126,30 @@ def uncorrupted(ids: Tensor, patches: int) -> Tensor:
 def visible_blocks(
     slots: Tensor, *, seed: int, grid: tuple[int, int], visible: int, length: int, adjust: float = 0.0, view: int = 0
 ) -> Tensor:
-    """An order of the patches in which the first `visible` ones lie in blocks, (b, n): inverse block masking.
+    """Return an order of the patches whose first `visible` ones lie in blocks: inverse block masking.
 
-    Blocks of length x length are centred on random patches and cut off at the image's border; there are as many as
-    would cover visible / n + adjust of the image without overlap. Random patches are added or taken away until the
-    number is exact (data2vec 2.0, Baevski et al. 2022; fairseq: compute_block_mask_2d). view: which of an image's
-    masks. A function of (seed, slot, view, grid) alone.
+    Blocks of length x length are centred on random patches and cropped at the image border; their number would cover
+    visible / n + adjust of the image without overlap. Random patches are added or removed until the number is exact
+    (data2vec 2.0, Baevski et al. 2022; fairseq: compute_block_mask_2d). A function of (seed, slot, view, grid) alone.
+
+    Args:
+        slots: Slots of the images, (b,).
+        seed: Seed of the run.
+        grid: Rows and columns of patches.
+        visible: Number of visible patches.
+        length: Side of a block, in patches.
+        adjust: Fraction of the image added when blocks are counted, since blocks overlap.
+        view: Index of the mask of an image.
+
+    Returns:
+        Patch indices, (b, n).
     """
     height, width = grid
     n = height * width
     count = max(1, int(n * (visible / n + adjust) / length**2))
     center = (uniform(seed, "block centres", slots, count, view) * n).long()
     place = torch.arange(n, device=slots.device)
-    # From -(length // 2) to the other side: for an even length one patch less there, as the authors have it.
+    # Offsets start at -(length // 2); for an even length, the block is not symmetric, as in the authors' code.
     rows = place // width - (center // width)[..., None] + length // 2
     columns = place % width - (center % width)[..., None] + length // 2
     inside = (rows >= 0) & (rows < length) & (columns >= 0) & (columns < length)  # (b, blocks, n)
@@ -111,7 +157,16 @@ def visible_blocks(
 
 
 def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tensor:
-    """Corrupt the patches as chosen: tokens (b, n, d), mask_token (d,) -> (b, n, d)."""
+    """Apply a corruption to patch embeddings.
+
+    Args:
+        tokens: Patch embeddings, (b, n, d).
+        mask_token: [mask] embedding, (d,).
+        corruption: The corruption.
+
+    Returns:
+        Corrupted patch embeddings, (b, n, d).
+    """
     own = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
     replaced = corruption.kind == REPLACED
     source = own.scatter(1, corruption.ids, torch.where(replaced, corruption.replacement, corruption.ids))

@@ -110,7 +110,8 @@ class Kept(NamedTuple):
 class SimCLR(Contrastive):
     """Implement SimCLR, with the options of `simclr_options.SimCLR`.
 
-    Batches have two "global" views. The head is lightly's without batch norm, whose statistics would differ between processes.
+    Batches have two "global" views. The head is lightly's without batch norm, whose statistics would differ
+    between processes.
     """
 
     encoder: ViT

@@ -1,4 +1,4 @@
-"""A teacher: a copy of a module whose weights follow the module's as an exponential moving average."""
+"""Implement a teacher: a copy of a module whose weights are an exponential moving average of the module's weights."""
 
 import copy
 from typing import Generic, TypeVar
@@ -11,7 +11,11 @@ Student = TypeVar("Student", bound=nn.Module)
 
 
 class Teacher(nn.Module, Generic[Student]):
-    """`module` is a copy of the student: part of the state dict, without gradients, always in eval mode."""
+    """Hold a copy of a student that is part of the state dict, has no gradients and stays in eval mode.
+
+    Attributes:
+        module: The copy.
+    """
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -19,14 +23,19 @@ class Teacher(nn.Module, Generic[Student]):
         self.eval()
 
     def train(self, mode: bool = True) -> "Teacher[Student]":
-        """Stay in eval mode, whatever `mode` is."""
+        """Stay in eval mode for any `mode`."""
         return super().train(False)
 
     @torch.no_grad()
     def update(self, student: Student, momentum: Tensor, applied: Tensor) -> None:
-        """weights = momentum * weights + (1 - momentum) * the student's; buffers become the student's.
+        """Set weights to momentum * weights + (1 - momentum) * the student's, and buffers to the student's.
 
-        momentum: (). applied: () bool; where it is false nothing changes. Neither is read back to the host.
+        No argument is read by the host.
+
+        Args:
+            student: The student.
+            momentum: Momentum of the weights, ().
+            applied: Whether the student was updated, () bool; if false, nothing changes.
         """
         approach(list(self.module.parameters()), list(student.parameters()), (1 - momentum) * applied)
         for own, other in zip(self.module.buffers(), student.buffers(), strict=True):
@@ -34,10 +43,15 @@ class Teacher(nn.Module, Generic[Student]):
 
 
 def approach(weights: list[Tensor], others: list[Tensor], rate: Tensor) -> None:
-    """weights = (1 - rate) * weights + rate * others, in place; the rate, (), is not read by the host.
+    """Interpolate weights in place: weights = (1 - rate) * weights + rate * others.
 
-    A rate of 0 keeps the weights, if the others are finite, which a student's are after a skipped step, too. Of sharded
-    ones each process changes its part: both are shared out alike.
+    A rate of 0 keeps the weights if the other weights are finite, as a student's are after a skipped step too. For
+    sharded weights, each rank updates its shard: both lists are sharded identically.
+
+    Args:
+        weights: Weights that are changed.
+        others: Target weights of the same shapes.
+        rate: Interpolation factor, (), not read by the host.
     """
     weights, others = [*map(local, weights)], [*map(local, others)]
     rates = {dtype: rate.to(dtype) for dtype in {weight.dtype for weight in weights}}
@@ -45,5 +59,5 @@ def approach(weights: list[Tensor], others: list[Tensor], rate: Tensor) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: all of it, or its part of a sharded one, in the same memory."""
+    """Return the shard of a tensor on this rank, without a copy, or the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
