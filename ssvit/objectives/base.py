@@ -127,7 +127,7 @@ class Objective(nn.Module):
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit buffers to training images once, before the first step.
 
-        The main process calls this in eval mode and broadcasts the buffers to the other ranks. A resumed run loads them
+        The main process calls this in eval mode and broadcasts the buffers to all ranks. A resumed run loads them
         from its checkpoint.
 
         Args:
@@ -192,7 +192,7 @@ class Objective(nn.Module):
         """
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[Group]:
-        """Group the trained parameters for torch's optimisers; see the function `parameter_groups`.
+        """Group the trained parameters for torch's optimisers by the function `parameter_groups`.
 
         Args:
             weight_decay: Weight decay of matrices.

@@ -1,10 +1,10 @@
-"""A codebook of patches: the label of a patch is its cluster, found by k-means before the first step.
+"""Implement a codebook of patches: the label of a patch is its cluster, computed by k-means before the first step.
 
-First stage: clusters of the whitened window of pixels around each patch. Second stage: clusters of the features that an
-earlier run's encoder has after one of its layers, as HuBERT does for speech (Hsu et al. 2021, section II-A). What is
-fitted lies in buffers, so a checkpoint has it.
+First stage: clusters of the whitened window of pixels around each patch. Second stage: clusters of the features that
+the encoder of an earlier run has after one of its layers, as in HuBERT for speech (Hsu et al. 2021, section II-A). The
+fitted values are buffers, so checkpoints contain them.
 
-Letters: b images, c channels, n patches of p x q pixels, d numbers that describe a patch, k clusters; ... any leading
+Letters: b images, c channels, n patches of p x q pixels, d width of the vector of a patch, k clusters; ... any leading
 shape.
 """
 
@@ -28,17 +28,23 @@ from ssvit.objectives.targets import Classes
 from ssvit.objectives.teacher import Teacher
 from ssvit.randomness import key, uniform
 
-_TOGETHER = 64  # images described at once in a fit
-_WINDOWS = 20_000  # of which the whitening is made
-_ROWS = 1 << 14  # patches compared with all clusters at once
+_TOGETHER = 64  # images per batch while fitting
+_WINDOWS = 20_000  # number of windows from which the whitening is computed
+_ROWS = 1 << 14  # patches that are compared with all clusters in one product
 _SEED = key(0, "codebook") & 0x7FFFFFFF
-_LEAST = 1e-3  # deviation of a component, as a share of the first one's, below which it is not stretched further
+_LEAST = 1e-3  # minimum standard deviation of a component relative to the first, which limits the whitening
 
 
 class Windows(nn.Module):
-    """The window of pixels around each patch by its leading principal components, each with a variance of 1.
+    """Project the window of pixels around each patch onto its leading principal components, each of variance 1.
 
-    The image is reflected at its borders. Before `fit` all is zero.
+    The image is reflected at its borders. Before `fit`, all buffers are zero.
+
+    Args:
+        patch_size: Height and width of a patch in pixels.
+        window: Height and width of the window in pixels.
+        channels: Number of image channels.
+        components: Maximum number of principal components.
     """
 
     projection: Tensor
@@ -53,32 +59,33 @@ class Windows(nn.Module):
         self.register_buffer("offset", torch.zeros(self.width))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
+        """Return the vector of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
         with torch.autocast(images.device.type, enabled=False):
             x = F.conv2d(self._padded(images), self.projection, self.offset, stride=self.patch_size)
         return rearrange(x, "b d y x -> b (y x) d")
 
     def windows(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * window)."""
+        """Return the window of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, c * window)."""
         return F.unfold(self._padded(images), self.window, stride=self.patch_size).mT
 
     def fit(self, images: Tensor) -> None:
-        """Find the components of images (b, c, h, w), by some windows of each."""
+        """Compute the principal components from a sample of the windows of images (b, c, h, w)."""
         patches = math.prod(side // patch for side, patch in zip(images.shape[2:], self.patch_size, strict=True))
         count = min(patches, math.ceil(_WINDOWS / len(images)))
         order = uniform(0, "windows", torch.arange(len(images), device=images.device), patches).argsort(1)
         parts = zip(images.split(_TOGETHER), order[:, :count].split(_TOGETHER), strict=True)
         x = torch.cat([gather(self.windows(part), ids).flatten(0, 1).cpu() for part, ids in parts])
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-            torch.manual_seed(_SEED)  # of a random start, which the result hardly depends on
+            torch.manual_seed(_SEED)  # seed of the random initialisation, on which the result hardly depends
             _, lengths, axes = torch.pca_lowrank(x, min(*x.shape, self.width + 32), niter=4)
         deviation = lengths[: self.width] / math.sqrt(len(x) - 1)
         projection = (axes[:, : self.width] / deviation.clamp(min=_LEAST * deviation[0].item())).T
-        # Where there are fewer windows than components, the others stay zero.
+        # If there are fewer windows than components, the remaining components stay zero.
         self.offset[: len(projection)] = -(projection @ x.mean(0))
         self.projection[: len(projection)] = projection.unflatten(1, self.projection.shape[1:])
 
     def _padded(self, images: Tensor) -> Tensor:
+        """Scale images to [0, 1] and pad them by reflection."""
         unit = 255.0 if images.dtype == torch.uint8 else 1.0
         (top, bottom), (left, right) = (
             ((window - patch) // 2, (window - patch + 1) // 2)
@@ -88,25 +95,30 @@ class Windows(nn.Module):
 
 
 class Features(nn.Module):
-    """The patches' features in a frozen encoder, after its last norm. Its weights are part of the state dict."""
+    """Compute the features of patches in a frozen encoder, after its last norm.
+
+    The encoder's weights are part of the state dict.
+    """
 
     def __init__(self, encoder: ViT, name: str) -> None:
         super().__init__()
         self.teacher, self.width, self.name = Teacher(encoder), encoder.width, name
 
     def forward(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
+        """Return the features of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
         encoder = self.teacher.module
         return at_least_float32(encoder(images)[:, encoder.num_prefix_tokens :])
 
     def fit(self, images: Tensor) -> None:
-        """Nothing: the encoder stays as it is."""
+        """Do nothing: the encoder is already trained."""
 
 
 class Codebook(nn.Module, Classes):
-    """The clusters of patches as classes; the options are those of `codebook_options.Codebook`.
+    """Use clusters of patches as classes, with the options of `codebook_options.Codebook`.
 
-    encoder: of the second stage, up to the layer; None: that of the options, if there is one.
+    Args:
+        options: Options of the codebook.
+        encoder: Encoder of the second stage, up to the selected layer; None: that of the options, if any.
     """
 
     centroids: Tensor
@@ -135,7 +147,7 @@ class Codebook(nn.Module, Classes):
 
     @torch.no_grad()
     def labels(self, images: Tensor) -> Tensor:
-        """The nearest cluster: (b, c, h, w) in [0, 1] or uint8 -> (b, n, 1) int64."""
+        """Return the nearest cluster of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, 1) int64."""
         vectors = self.vectors(images)
         with torch.autocast(images.device.type, enabled=False):
             lengths = self.centroids.square().sum(1) / 2
@@ -146,12 +158,12 @@ class Codebook(nn.Module, Classes):
         return torch.cat(nearest).view(*vectors.shape[:2], 1)
 
     def paint(self, labels: Tensor) -> Tensor:
-        """The mean pixels of the cluster's patches: (..., 1) -> (..., c, p, q)."""
+        """Return the mean pixels of the patches in a cluster: (..., 1) -> (..., c, p, q)."""
         return self.colors[labels[..., 0]]
 
     @torch.no_grad()
     def prepare(self, batches: Iterator[Batch]) -> str:
-        """Fit all of it to images of the run; see `Objective.prepare`."""
+        """Fit vectors, clusters and colours to images of the run; see `Objective.prepare`."""
         began, taken, count = time.perf_counter(), [], 0
         while count < self.options.images:
             taken.append(next(batches).images)
@@ -168,7 +180,7 @@ class Codebook(nn.Module, Classes):
         )
 
     def _paint_with(self, images: Tensor) -> Tensor:
-        """Take the clusters' colours from images; returns the share of patches in each cluster, (k,)."""
+        """Compute the mean pixels of the clusters from images and return the share of patches per cluster, (k,)."""
         sums, counts = torch.zeros_like(self.colors).flatten(1), torch.zeros_like(self.colors[:, 0, 0, 0])
         p, q = self.patch_size
         for part in images.split(_TOGETHER):
@@ -181,14 +193,14 @@ class Codebook(nn.Module, Classes):
 
 
 def k_means(vectors: Tensor, clusters: int) -> Tensor:
-    """The centres of clusters by faiss, from at most 256 vectors for each: (..., d) float32 -> (k, d)."""
+    """Return the centroids of clusters by faiss, from at most 256 vectors per cluster: (..., d) float32 -> (k, d)."""
     kmeans = faiss.Kmeans(vectors.shape[1], clusters, niter=25, seed=_SEED, min_points_per_centroid=1)
     kmeans.train(vectors.numpy())
     return torch.from_numpy(kmeans.centroids)
 
 
 def checksum(module: nn.Module) -> str:
-    """The sha256 of a module's weights, by their names."""
+    """Return the sha256 of a module's weights and their names."""
     found = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""The options of a codebook of patches."""
+"""Define the options of a codebook of patches."""
 
 import math
 import os
@@ -11,39 +11,39 @@ from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
 from ssvit.options import OptionError, pair
 
-POINTS = 39  # vectors for each cluster, below which faiss warns of poor ones
+POINTS = 39  # minimum number of vectors per cluster below which faiss warns of poor clusters
 
 
 class Codebook(Patches):
-    """The cluster of the patch, by its pixels or by the features of an earlier run."""
+    """Predict the cluster of the patch, by its pixels or by the features of an earlier run."""
 
     clusters: Annotated[int, Ge(2)] = 512
     """Number of clusters; 512 to 8,192 are usual."""
     images: Count = 2048
-    """Number of the run's first images, as augmented for training, whose patches are clustered."""
+    """Number of images, from the first of the run and with training augmentation, whose patches are clustered."""
     window: Size | None = None
     """Side in pixels of the window around a patch, or [height, width]; None: three times the patch's side."""
     components: Count = 32
-    """Number of principal components of the window's pixels, scaled to variance 1; 32 have 94 % of the variance on
+    """Number of principal components of the window's pixels, scaled to variance 1; 32 explain 94 % of the variance on
     CIFAR-10."""
     checkpoint: Name | None = None
     """The run or checkpoint whose encoder's features are clustered, as a second stage; None: pixels are clustered."""
     layer: Count | None = None
-    """The layer of that encoder whose features are taken; 1 for the first."""
+    """Layer of that encoder whose features are clustered, from 1."""
 
     encoder: Part = None
-    """The layers of that encoder, which checkpoint and layer determine."""
+    """Layers of that encoder, determined by checkpoint and layer."""
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """Height and width of the window."""
+        """Return the height and width of the window in pixels."""
         if self.window is not None:
             return pair("window", self.window)
         height, width = self.patch_size
         return 3 * height, 3 * width
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the options can be combined and that the checkpoint exists."""
         patch = self.patch_size
         if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
             raise OptionError("window", self.window, "must be at least the patch")

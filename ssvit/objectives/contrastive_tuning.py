@@ -1,9 +1,9 @@
-"""Contrastive tuning of a finished run (MAE-CT, Lehner et al. 2023): features of similar images become closer.
+"""Implement contrastive tuning of a finished run (MAE-CT, Lehner et al. 2023), which groups features of similar images.
 
-A view is to find the nearest neighbour of the image's other view, among images seen before (NNCLR, Dwibedi et al.
-2021). Only the upper layers are trained, after a first part of the run in which the new heads are trained alone.
+A view is matched with the nearest neighbour of the image's other view among earlier images (NNCLR, Dwibedi et al.
+2021). Only the upper layers are trained, after a first phase in which only the new heads are trained.
 
-Letters: b images, v = 2 views, c channels, h, w pixels, e numbers of a projection, q places in the queue, r, s rows.
+Letters: b images, v = 2 views, c channels, h, w pixels, e width of a projection, q length of the queue, r, s rows.
 """
 
 import itertools
@@ -24,10 +24,13 @@ from ssvit.options import OptionError
 
 
 class ContrastiveTuning(Contrastive):
-    """The options are those of `contrastive_tuning_options.ContrastiveTuning`. Batches have two "global" views.
+    """Implement contrastive tuning, with the options of `contrastive_tuning_options.ContrastiveTuning`.
 
-    queue (q, e): projections of the newest images. An image's place is that of its slot, so that the queue is the same
-    however a batch is divided.
+    Batches have two "global" views.
+
+    Attributes:
+        queue: Projections of the newest images, (q, e). The position of an image is its slot modulo q, so that the
+            queue does not depend on how a batch is divided.
     """
 
     encoder: ViT
@@ -44,36 +47,50 @@ class ContrastiveTuning(Contrastive):
         self.register_buffer("queue", unit(torch.randn(options.queue, options.projection)))
 
     def project(self, views: Tensor, gradient: Tensor | float = 1.0, depth_noise: Tensor | None = None) -> Tensor:
-        """(b, v, c, h, w) -> (v b, e). gradient: factor of the encoder's gradient, which changes nothing else."""
+        """Project views to vectors.
+
+        Args:
+            views: Views, (b, v, c, h, w).
+            gradient: Factor of the gradient of the encoder; the result does not depend on it.
+            depth_noise: Random numbers of stochastic depth, (v b, 2 * depth), or None.
+
+        Returns:
+            Projections, (v b, e).
+        """
         images = rearrange(views, "b v c h w -> (v b) c h w")
         features = self.encoder.represent(images, depth_noise=depth_noise)
         return self.projector(scale_gradient(features, gradient))
 
     def nearest(self, projections: Tensor) -> Tensor:
-        """The places in the queue of the nearest neighbours: (r, e) -> (r,)."""
+        """Return the indices in the queue of the nearest neighbours: (r, e) -> (r,)."""
         return cosines(unit(projections.detach()), self.queue).argmax(1)
 
     def logits(self, projections: Tensor, predictions: Tensor) -> Tensor:
-        """Of each view's nearest neighbour with the other views' predictions: (v b, e), (v s, e) -> (v b, s).
+        """Return the logits of each view's nearest neighbour with the predictions of the opposite views.
 
-        Both are ordered by views first, predictions have length 1.
+        Args:
+            projections: Projections, (v b, e), all first views first.
+            predictions: Unit predictions of all processes, (v s, e), in the same order.
+
+        Returns:
+            Logits, (v b, s).
         """
         near = self.queue[self.nearest(projections)]
         pairs = zip(near.chunk(VIEWS), reversed(predictions.chunk(VIEWS)), strict=True)
         return torch.cat([cosines(*pair) for pair in pairs]) / self.options.temperature
 
     def losses(self, projections: Tensor) -> Tensor:
-        """(v b, e) -> (v b,)."""
+        """Return the loss of each view: (v b, e) -> (v b,)."""
         logits = self.logits(projections, unit(self.predictor(projections)))
         right = torch.arange(logits.shape[1], device=logits.device).repeat(VIEWS)
         return F.cross_entropy(logits, right, reduction="none")
 
     def chance(self, images: int) -> float:
-        """One of the b predictions is right."""
+        """Return log(b): one of the b predictions is the positive."""
         return math.log(images)
 
     def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """The mean loss among the micro-batches of all processes, and what enters the queue in `after_step`."""
+        """Return the mean loss, the accuracy, and for `after_step` the new queue entries, for all processes."""
         if len(batch.slots) > len(self.queue):
             raise OptionError("objective.queue", len(self.queue), f"must hold the {len(batch.slots)} images of a batch")
         projections = self.project(two_views(batch), scheduled["encoder_gradient"], self.depth_noise(batch, VIEWS))
@@ -91,18 +108,18 @@ class ContrastiveTuning(Contrastive):
         }
 
     def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
-        """The encoder, while the heads alone are trained."""
+        """Return the parameters of the encoder while only the heads are trained."""
         return () if scheduled["encoder_gradient"] else self.encoder.parameters()
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
-        """Put the first views of the step's images into the queue, over the oldest."""
-        # The mean over micro-batches and processes is a part of each vector; its length becomes 1 again.
+        """Write the projections of the step's first views to the queue, over the oldest ones."""
+        # Averaging over micro-batches and processes scales each vector, so it is normalised to length 1 again.
         entered = applied & (outputs["entered"] > 0)
         self.queue.copy_(torch.where(entered[:, None], unit(outputs["newest"]), self.queue))
 
 
 def perceptron(*widths: int) -> nn.Sequential:
-    """Linear layers, with layer norm and GELU between them; the batch norm of NNCLR would differ between processes."""
+    """Return linear layers with layer norm and GELU between them; NNCLR's batch norm would differ between processes."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         layers += [nn.LayerNorm(before), nn.GELU()] if layers else []
@@ -111,7 +128,7 @@ def perceptron(*widths: int) -> nn.Sequential:
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
-    """The same value, whose gradient is multiplied by a factor."""
+    """Return the same value with its gradient multiplied by a factor."""
     if isinstance(factor, Tensor):
         factor = factor.to(x.dtype)
     return x * factor + x.detach() * (1 - factor)

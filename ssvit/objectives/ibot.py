@@ -1,9 +1,9 @@
-"""Self-distillation of views and masked patches (iBOT, Zhou et al. 2022): DINO, and a teacher that is a tokenizer.
+"""Implement self-distillation of views and masked patches (iBOT, Zhou et al. 2022).
 
-In some of the student's global views, blocks of patches are masked. The teacher sees these views completely. The
-student predicts the teacher's prototypes of each masked patch, in addition to those of the views.
+In some of the student's global views, blocks of patches are masked, while the teacher encodes these views completely.
+The student predicts the teacher's prototypes of each masked patch, in addition to DINO's prototypes of the views.
 
-Letters: b images, v views, t of them global, c channels, h, w pixels, n patches, m patches that may be hidden, d width,
+Letters: b images, v views, t of them global, c channels, h, w pixels, n patches, m patches that may be masked, d width,
 k prototypes.
 """
 
@@ -25,13 +25,17 @@ from ssvit.objectives.teacher import Teacher
 from ssvit.options import UserError
 from ssvit.randomness import uniform
 
-VIEWS = 2  # global ones
+VIEWS = 2  # number of global views
 
 
 class Masks(NamedTuple):
-    """Of each global view the first `counts` (b, t) of `ids` (b, t, m), both int64, are hidden.
+    """Hold the masked patches of global views.
 
-    As many ids for every view, so that shapes are static; the others have no weight in the loss.
+    Every view has the same number of ids, so that shapes are static; ids beyond the count have no weight in the loss.
+
+    Attributes:
+        ids: Indices of patches, (b, t, m) int64, of which the first `counts` are masked.
+        counts: Number of masked patches, (b, t) int64.
     """
 
     ids: Tensor
@@ -39,10 +43,10 @@ class Masks(NamedTuple):
 
 
 class IBot(Dino):
-    """The options are those of `ibot_options.IBot`.
+    """Implement iBOT, with the options of `ibot_options.IBot`.
 
-    It differs from the authors' code in the shape of blocks (`rectangle_order`), and own_head makes a head of its own
-    and not only prototypes of its own.
+    It differs from the authors' code in the shape of blocks (`rectangle_order`), and own_head creates a complete
+    separate head instead of separate prototypes only.
     """
 
     options: ibot_options.IBot
@@ -54,16 +58,24 @@ class IBot(Dino):
         if options.own_head:
             self.patch_head = Head(encoder.width, options)
         self.mask_token = nn.Parameter(torch.zeros(encoder.width))
-        self.teacher = Teacher(self.student)  # with the head of patches
+        self.teacher = Teacher(self.student)  # created again to include the patch head
         self.register_buffer("patch_center", torch.zeros(options.prototypes))
 
     @property
     def student(self) -> Student:
-        """The encoder and the heads."""
+        """Return the encoder and the heads."""
         return Student(self.encoder, self.head, getattr(self, "patch_head", None))
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
-        """Which patches of the global views of the images of slots (b,) are hidden: a function of (seed, slot)."""
+        """Sample the masked patches of the global views of images, a function of (seed, slot).
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+
+        Returns:
+            The masks.
+        """
         own, n = self.options, self.encoder.patches
         ids, counts = [], []
         for view in range(VIEWS):
@@ -77,16 +89,24 @@ class IBot(Dino):
 
     @torch.no_grad()
     def teacher_answers(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the images (b, k), of the patches ids (b, m), (b, m, k), and their mean over all patches, (k,).
+        """Return the teacher's logits.
 
-        OptionError for images of another size than the encoder's, for which the masks are sampled.
+        Args:
+            images: Global views, (b, c, h, w), uint8 or float in [0, 1].
+            ids: Indices of patches, (b, m).
+
+        Returns:
+            Logits of the images (b, k), of the patches (b, m, k), and their mean over all patches, (k,).
+
+        Raises:
+            OptionError: The images do not have the encoder's size, for which the masks are sampled.
         """
         self.encoder.check_size(images)
         teacher = self.teacher.module
         head = of_patches(teacher)
         outputs = teacher.encoder(images)
         projected = head.project(outputs[:, teacher.encoder.num_prefix_tokens :])
-        # Logits are linear in what is projected, so their mean needs no logits of all patches.
+        # Logits are linear in the projections, so the mean logits follow from the mean projection.
         mean = head.compare(projected.mean((0, 1)))
         return teacher.head(teacher.encoder.pool(outputs)), head.compare(gather(projected, ids)), mean
 
@@ -98,7 +118,18 @@ class IBot(Dino):
         gradient: Tensor | float = 1.0,
         depth_noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits of the images (b, k) and the patches ids (b, m), (b, m, k), the first counts (b,) of them hidden."""
+        """Return the student's logits.
+
+        Args:
+            images: Global views, (b, c, h, w), uint8 or float in [0, 1].
+            ids: Indices of patches, (b, m).
+            counts: Number of these that are masked, from the first, (b,).
+            gradient: Factor of the gradient of the prototypes.
+            depth_noise: Random numbers of stochastic depth, (b, 2 * depth), or None.
+
+        Returns:
+            Logits of the images (b, k), and of the patches (b, m, k).
+        """
         encoder = self.encoder
         tokens = encoder.embed(images)
         hidden = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=ids.device).scatter(1, ids, chosen(ids, counts))
@@ -108,11 +139,11 @@ class IBot(Dino):
         return self.head(encoder.pool(outputs), gradient), of_patches(self)(patches, gradient)
 
     def patch_targets(self, logits: Tensor, temperature: Tensor | float) -> Tensor:
-        """As `targets`, with the patches' own centre: (..., k) -> (..., k)."""
+        """Return log-probabilities as `targets` does, centred by the centre of the patches: (..., k) -> (..., k)."""
         return ((logits - self.patch_center) / temperature).log_softmax(-1)
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """DINO's loss and the patches', their targets' entropies, and the means for `after_step`, both (k,)."""
+        """Return the loss, its terms, the target entropies, and for `after_step` the mean teacher logits, (k,)."""
         views = groups(batch)
         if views[0].shape[1] != VIEWS:
             raise UserError(f"data.augment: iBOT needs {VIEWS} global views of an image, not {views[0].shape[1]}")
@@ -147,16 +178,25 @@ class IBot(Dino):
 
 
 def of_patches(student: Student | IBot) -> Head:
-    """The head of patches, which may be that of images."""
+    """Return the patch head, or the head of the views if both are the same."""
     return student.head if student.patch_head is None else student.patch_head
 
 
 def chosen(ids: Tensor, counts: Tensor) -> Tensor:
-    """Whether each of ids (b, m) is one of the first counts (b,): -> (b, m) bool."""
+    """Return a mask of the first `counts` (b,) of the patches `ids` (b, m): -> (b, m) bool."""
     return torch.arange(ids.shape[1], device=ids.device) < counts[:, None]
 
 
 def patch_cross_entropy(targets: Tensor, log_probabilities: Tensor, counts: Tensor) -> Tensor:
-    """The mean over images of their hidden patches' mean, 0 for an image without: both (b, m, k), (b,) -> ()."""
+    """Return the cross-entropy, averaged over the masked patches of each image and then over images.
+
+    Args:
+        targets: Probabilities of the teacher, (b, m, k).
+        log_probabilities: Log-probabilities of the student, (b, m, k).
+        counts: Number of masked patches, from the first, (b,); an image without any counts as 0.
+
+    Returns:
+        The mean, ().
+    """
     losses = -(targets * log_probabilities).sum(-1)
     return ((losses * chosen(losses, counts)).sum(1) / counts.clamp(min=1)).mean()

@@ -1,4 +1,4 @@
-"""The options of iBOT."""
+"""Define the options of iBOT."""
 
 from typing import Annotated, ClassVar
 
@@ -21,7 +21,7 @@ from ssvit.schedule import Between, Schedule, ScheduleFunction
     },
 )
 class IBot(Dino):
-    """DINO with masked patches (Zhou et al. 2022); the defaults are for small sets of small images.
+    """Self-distil with masked patches (Zhou et al. 2022); the defaults are for small sets of small images.
 
     The authors' values are those of ViT-S with 800 epochs of ImageNet, 2 global and 10 local views (bytedance/ibot:
     README.md, main_ibot.py). There, teacher_temperature goes from 0.04 to 0.07 over 0.0375 of the run, last_layer is 0
@@ -31,11 +31,11 @@ class IBot(Dino):
     samples_patches: ClassVar[bool] = True
 
     prototypes: Annotated[int, Ge(2)] = 1024
-    """Number of prototypes; the authors have 8192."""
+    """Number of prototypes; the authors use 8192."""
     masked: Share = 0.3
-    """Mean fraction of a masked view's patches that are masked."""
+    """Mean fraction of masked patches in a masked view."""
     spread: NotNegative = 0.2
-    """Largest deviation of this fraction from its mean."""
+    """Maximum deviation of this fraction from its mean."""
     probability: Share = 0.5
     """Probability that a global view has masked patches."""
     patch_weight: NotNegative = 1.0
@@ -46,14 +46,14 @@ class IBot(Dino):
         start=0.04, end=0.04, shape="linear", over=0.3
     )
     """`Schedule` of the divisor of the teacher's logits of patches; the authors' ends at 0.07 after 30 of 800 epochs,
-    which short runs do not bear (see teacher_temperature)."""
+    which is too high for short runs (see teacher_temperature)."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the masked fraction stays in [0, 1]."""
         most = min(self.masked, 1 - self.masked)
         if self.spread > most:
             raise OptionError("spread", self.spread, f"must be a number, 0 or more and at most {most:g}")
 
     def most(self, patches: int) -> int:
-        """The largest number of a view's patches that are masked."""
+        """Return the maximum number of masked patches per view."""
         return max(1, round((self.masked + self.spread) * patches))

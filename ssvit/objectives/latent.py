@@ -1,10 +1,10 @@
-"""Latent prediction (data2vec 2.0, Baevski et al. 2022): predict a teacher's features of the patches that are masked.
+"""Implement latent prediction (data2vec 2.0, Baevski et al. 2022): predict a teacher's features of the masked patches.
 
-The teacher, a moving average of the encoder, sees the complete image once. The encoder sees the visible patches of
-several masks of that image, so one forward pass of the teacher serves all of them. A light convolutional decoder
+The teacher, a moving average of the encoder, encodes the complete image once. The encoder encodes the visible patches
+of several masks of that image, so one forward pass of the teacher serves all masks. A light convolutional decoder
 predicts the masked patches.
 
-Letters: b images, k masks an image, n patches, m masked patches of a mask, d width, e width of the decoder.
+Letters: b images, k masks per image, n patches, m masked patches of a mask, d width, e width of the decoder.
 """
 
 import math
@@ -25,14 +25,16 @@ from ssvit.objectives.base import NOTHING, Objective, at_least_float32
 from ssvit.objectives.masking import Masks, visible_blocks
 from ssvit.objectives.teacher import Teacher
 
-_EPSILON = 1e-5  # added to variances, as torch's norms do
+_EPSILON = 1e-5  # epsilon of the norms, torch's default
 
 
 class Convolutions(nn.Module):
-    """The decoder: grouped convolutions over the grid of patches, each with a layer norm, GELU and its input added.
+    """Implement the decoder: grouped residual convolutions over the patch grid, each with layer norm and GELU.
 
-    Its options are those of `latent_options.Convolutions`; input_width: d (fairseq:
-    data2vec/models/modalities/modules.py).
+    Args:
+        options: Options of the decoder (fairseq: data2vec/models/modalities/modules.py).
+        grid: Rows and columns of patches.
+        input_width: Width of the encoder, d.
     """
 
     def __init__(self, options: latent_options.Convolutions, *, grid: Grid, input_width: int) -> None:
@@ -46,7 +48,7 @@ class Convolutions(nn.Module):
         self.head = nn.Linear(width, input_width)
 
     def forward(self, x: Tensor, masked_ids: Tensor) -> Tensor:
-        """All patches, the masked ones 0, -> what the masked are: (b, n, d), (b, m) -> (b, m, d)."""
+        """Predict the masked patches from all patches, with zeros for masked ones: (b, n, d), (b, m) -> (b, m, d)."""
         for layer in self.layers:
             convolved = layer(rearrange(x, "b (y x) d -> b d y x", y=self.grid[0]))
             convolved = rearrange(convolved, "b e y x -> b (y x) e")
@@ -56,13 +58,12 @@ class Convolutions(nn.Module):
 
 
 class Latent(Objective):
-    """The options are those of `latent_options.Latent`.
+    """Implement latent prediction, with the options of `latent_options.Latent`.
 
-    The student's encoder is probed and exported, as by the authors.
-
-    Of the authors' code it differs in three points. The encoder is pre-norm, so the targets are its layers' outputs
-    and not those of their MLPs. The decoder has 0 for masked patches, not noise of deviation 0.01. The class token's
-    loss is a mean (see `latent_options.Latent.class_token_weight`).
+    The student's encoder is probed and exported, as in the authors' code. There are three differences from that code:
+    the encoder is pre-norm, so the targets are outputs of its layers and not of their MLPs; the decoder gets zeros for
+    masked patches, not noise of deviation 0.01; and the class token's loss is a mean (see
+    `latent_options.Latent.class_token_weight`).
     """
 
     encoder: ViT
@@ -74,7 +75,15 @@ class Latent(Objective):
         self.teacher = Teacher(encoder)
 
     def sample(self, slots: Tensor, *, seed: int) -> Masks:
-        """Return the masks of the images of slots (b,), (b, k, n - m) and (b, k, m): a function of (seed, slot)."""
+        """Sample the masks of images, a function of (seed, slot).
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+
+        Returns:
+            Visible patches (b, k, n - m) and masked patches (b, k, m).
+        """
         own, grid = self.options, self.encoder.grid
         masked = own.count(self.encoder.patches)
         visible = self.encoder.patches - masked
@@ -86,10 +95,10 @@ class Latent(Objective):
 
     @torch.no_grad()
     def targets(self, images: Tensor) -> Tensor:
-        """What is predicted of each patch, from the whole image: (b, c, h, w), [0, 1] or uint8, -> (b, n, d).
+        """Return the targets of all patches, computed by the teacher: (b, c, h, w), uint8 or [0, 1], -> (b, n, d).
 
-        The teacher's upper layers, each normalised over the patches of an image (instance norm), their mean, and that
-        normalised over a patch's numbers (layer norm).
+        The outputs of the teacher's upper layers are normalised over the patches of an image (instance norm) and
+        averaged, and the mean is normalised over the channels of a patch (layer norm).
         """
         encoder = self.teacher.module
         first = len(encoder.blocks) - self.options.layers
@@ -101,9 +110,18 @@ class Latent(Objective):
         return F.layer_norm(total / self.options.layers, total.shape[-1:], eps=_EPSILON)
 
     def predict(self, images: Tensor, noise: Masks, depth_noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Of the masked patches, (b, k, m, d), and the encoder's first output for each mask, (b, k, d).
+        """Predict the masked patches.
 
-        OptionError for images of another size than the encoder's, for which the masks are sampled.
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            noise: Masks of the images.
+            depth_noise: Random numbers of stochastic depth, (k b, 2 * depth), or None.
+
+        Returns:
+            Predictions (b, k, m, d), and the encoder's first output for each mask (b, k, d).
+
+        Raises:
+            OptionError: The images do not have the encoder's size, for which the masks are sampled.
         """
         encoder, b = self.encoder, len(images)
         encoder.check_size(images)
@@ -113,7 +131,7 @@ class Latent(Objective):
             depth_noise = rearrange(depth_noise, "(k b) l -> (b k) l", b=b)
         encoded = encoder.encode(tokens, patch_ids=visible_ids, depth_noise=depth_noise)
         patches = encoded[:, encoder.num_prefix_tokens :]
-        # Indices of whole rows, so that each output is written to its patch's place at once.
+        # Flat row indices, so that one index_copy writes all outputs to the positions of their patches.
         rows = visible_ids + torch.arange(len(visible_ids), device=visible_ids.device)[:, None] * encoder.patches
         placed = torch.zeros(len(patches) * encoder.patches, encoder.width, dtype=patches.dtype, device=patches.device)
         placed = placed.index_copy(0, rows.flatten(), patches.flatten(0, 1)).unflatten(0, (len(patches), -1))
@@ -121,15 +139,15 @@ class Latent(Objective):
         return prediction.unflatten(0, (b, -1)), encoded[:, 0].unflatten(0, (b, -1))
 
     def loss(self, prediction: Tensor, truth: Tensor) -> Tensor:
-        """The squared errors of the numbers of a vector, their sum over the root of d, its mean: (..., d) -> ()."""
+        """Return the squared error summed over channels, divided by sqrt(d), its mean over vectors: (..., d) -> ()."""
         return (at_least_float32(prediction) - truth).square().mean() * math.sqrt(truth.shape[-1])
 
     def masked(self, targets: Tensor, noise: Masks) -> Tensor:
-        """The targets of the masked patches: (b, n, d) -> (b, k, m, d)."""
+        """Return the targets of the masked patches: (b, n, d) -> (b, k, m, d)."""
         return gather(targets, noise.masked_ids.flatten(1)).unflatten(1, noise.masked_ids.shape[1:])
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """The loss of the masked patches, and that of the class token, which predicts the mean target."""
+        """Return the loss of the masked patches plus that of the class token, which predicts the mean target."""
         targets = self.targets(batch.only_view())
         prediction, token = self.predict(batch.only_view(), noise, self.depth_noise(batch, self.options.masks))
         loss = patch_loss = self.loss(prediction, self.masked(targets, noise))

@@ -1,4 +1,4 @@
-"""The options of latent prediction."""
+"""Define the options of latent prediction."""
 
 from typing import Annotated
 
@@ -11,19 +11,19 @@ from ssvit.schedule import Between, Schedule, ScheduleFunction
 
 
 class Convolutions(Options):
-    """The convolutional decoder of latent prediction."""
+    """Define the convolutional decoder of latent prediction."""
 
     depth: Count
-    """Layers."""
+    """Number of layers."""
     width: Count
-    """Channels."""
+    """Number of channels."""
     kernel: Count = 3
     """Side of a kernel, in patches."""
     groups: Count = 16
-    """Groups of channels that are convolved separately; divides the widths of decoder and encoder."""
+    """Number of groups of channels that are convolved separately; divides the widths of decoder and encoder."""
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the options can be combined."""
         if self.width % self.groups:
             raise OptionError("groups", self.groups, f"must divide width={self.width}")
 
@@ -38,36 +38,39 @@ class Convolutions(Options):
     },
 )
 class Latent(Masked):
-    """Latent prediction (data2vec 2.0, Baevski et al. 2022); the defaults are for small sets of small images.
+    """Predict latent features (data2vec 2.0, Baevski et al. 2022); the defaults are for small sets of small images.
 
     The authors' values are those of ViT-B (fairseq: examples/data2vec/config/v2/base_images_only_task.yaml), trained
     for 375,300 steps of 256 images with lr 1e-3 and clip 4.
     """
 
     masks: Count = 4
-    """Masks of an image, which share one forward pass of the teacher; the authors have 16."""
+    """Number of masks per image, which share one forward pass of the teacher; the authors use 16."""
     masked: Share = 0.8
     """Fraction of an image's patches that are masked and predicted."""
     block: Count = 3
     """Side of a block of visible patches, in patches."""
     adjust: Fraction = 0.07
-    """Added to the fraction of visible patches when blocks are counted, since blocks overlap."""
+    """Fraction added to that of visible patches when blocks are counted, since blocks overlap."""
     layers: Count = 3
-    """Number of the teacher's last layers whose mean is predicted; the authors have 10 of 12."""
+    """Number of the teacher's last layers whose mean is predicted; the authors use 10 of 12."""
     class_token_weight: NotNegative = 0.01
-    """Weight of the class token's loss, which is a mean like the patches' loss. The authors' 0.01 multiplies a sum
-    over a GPU's images and masks (fairseq: model_criterion.py), which is 2.56 of a mean for 16 images with 16
-    masks."""
+    """Weight of the class token's loss, which is a mean like the patches' loss. The authors' 0.01 multiplies a sum over
+    a GPU's images and masks (fairseq: model_criterion.py), equivalent to 2.56 of a mean for 16 images with 16 masks."""
     teacher_momentum: Annotated[ScheduleFunction, Between(0, 1)] = Schedule(
         start=0.99, end=0.999, shape="linear", over=0.3
     )
-    """`Schedule` of the share of its own weights that the teacher keeps at each step; the authors' goes from 0.9998 to
-    0.99999 over 100,000 of the 375,300 steps."""
+    """`Schedule` of the momentum of the teacher's weights per step; the authors' goes from 0.9998 to 0.99999 over
+    100,000 of the 375,300 steps."""
     decoder: Convolutions = Convolutions(depth=3, width=128)
-    """The decoder, which predicts the masked patches; the authors' has depth 6, width 768, kernel 3 and groups 16."""
+    """Decoder of the masked patches; the authors' has depth 6, width 768, kernel 3 and groups 16."""
 
     def fits(self, encoder: ViT) -> None:
-        """OptionError unless the encoder has the layers, patches to mask and to see, and a class token if needed."""
+        """Check the encoder's depth, patches, width and class token against the options.
+
+        Raises:
+            OptionError: The encoder has too few layers or patches, a stem, or no class token although it is needed.
+        """
         if self.layers > encoder.depth:
             raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
         super().fits(encoder)

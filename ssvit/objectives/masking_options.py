@@ -1,4 +1,4 @@
-"""Define the options by which patches are corrupted or masked."""
+"""Define the options of corrupting and masking patches."""
 
 from typing import ClassVar, Literal
 

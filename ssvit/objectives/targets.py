@@ -1,8 +1,9 @@
-"""Targets of corrupted patches: the three of the paper's Appendix B.1.2, and histograms of oriented gradients.
+"""Implement the targets of corrupted patches: the paper's three (Appendix B.1.2) and histograms of oriented gradients.
 
-Labels are made from the augmented image before any normalisation: float in [0, 1], or uint8, for which they are exact.
+Labels are computed from the augmented image before any normalisation: float in [0, 1], or uint8, for which they are
+exact.
 
-Letters: b images, c channels, h, w pixels, n patches of p x q pixels, g x g cells a patch, k classes or orientations;
+Letters: b images, c channels, h, w pixels, n patches of p x q pixels, g x g cells per patch, k classes or orientations;
 ... any leading shape.
 """
 
@@ -18,96 +19,102 @@ from torch import Tensor
 from ssvit.objectives import targets_options
 from ssvit.objectives.base import at_least_float32
 
-BINS = 9  # orientations of gradients
+BINS = 9  # number of unsigned gradient orientations
 
 
 class Target(Protocol):
-    """The labels of patches, the loss of a prediction of `width` numbers, and what shows how good the prediction is."""
+    """Define the interface of targets: labels of patches, the loss of a prediction, and its score.
+
+    Attributes:
+        score_name: Name of the score in the logs.
+        higher_is_better: Whether a higher score is better.
+    """
 
     score_name: str
     higher_is_better: bool
 
     @property
     def width(self) -> int:
-        """Numbers that are predicted of a patch."""
+        """Return the number of values that are predicted per patch."""
 
     def labels(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, ...)."""
+        """Return the labels of all patches: (b, c, h, w) in [0, 1] or uint8 -> (b, n, ...)."""
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each patch: (..., width) and the labels of those patches -> (...)."""
+        """Return the loss of each patch from predictions (..., width) and the labels of these patches: -> (...)."""
 
     def guess(self, prediction: Tensor) -> Tensor:
-        """The likeliest labels: (..., width) -> (..., as labels)."""
+        """Return the most probable labels: (..., width) -> (..., as labels)."""
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
-        """How good a guess is, better when higher if `higher_is_better`: labels and labels -> (...)."""
+        """Return the score of predicted labels, by the true labels of the same shape: -> (...)."""
 
     def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """The least loss of a constant prediction on these labels, and the constant guess that scores best."""
+        """Return the minimum loss of a constant prediction on labels, and the constant labels with the best score."""
 
     def paint(self, labels: Tensor) -> Tensor:
-        """Labels as pixels of the images' channels, or as RGB: (..., as labels) -> (..., c or 3, p, q) in [0, 1]."""
+        """Convert labels to pixels, image channels or RGB: (..., as labels) -> (..., c or 3, p, q) in [0, 1]."""
 
 
 class Classes:
-    """What targets share whose labels are classes, (..., cells) int64, one for each of the patch's cells."""
+    """Implement targets whose labels are classes, (..., cells) int64, one for each cell of a patch."""
 
     score_name = "accuracy"
     higher_is_better = True
     cells = 1
-    if TYPE_CHECKING:  # where a class has options, pydantic takes an annotation for one of them
+    if TYPE_CHECKING:  # pydantic would treat the annotation as an option of the subclasses
         classes: int
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., cells) -> (...)."""
+        """Return the cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., cells) -> (...)."""
         logits = at_least_float32(prediction.reshape(-1, self.classes))
         return F.cross_entropy(logits, labels.flatten(), reduction="none").view(labels.shape).mean(-1)
 
     def guess(self, prediction: Tensor) -> Tensor:
-        """(..., width) -> (..., cells)."""
+        """Return the most probable class of each cell: (..., width) -> (..., cells)."""
         return prediction.unflatten(-1, (self.cells, self.classes)).max(-1).indices
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
-        """The share of cells that are right: (..., cells) twice -> (...)."""
+        """Return the fraction of cells that are predicted correctly: (..., cells) and (..., cells) -> (...)."""
         return (guess == labels).double().mean(-1)
 
     def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """The entropy of the classes in nats, averaged over the cells, and each cell's most frequent class."""
+        """Return the entropy of the classes in nats, averaged over cells, and the most frequent class of each cell."""
         counts = torch.stack([torch.bincount(cell, minlength=self.classes) for cell in labels.flatten(0, -2).T])
         share = counts.double() / counts.sum(1, keepdim=True)
         return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
 
 
 class MeanColor(targets_options.MeanColor, Classes):
-    """The mean colours of a grid of cells, each channel in 2^bits levels, one class a cell; here the grid is one cell.
+    """Predict the mean colour of each cell of a grid as a class, with 2^bits levels per channel.
 
-    level = min(floor(levels * mean), levels - 1) and class = levels^2 R + levels G + B (for three channels).
+    Here the grid has one cell. The class of a cell is computed by level = min(floor(levels * mean), levels - 1) and class =
+    levels^2 R + levels G + B (for three channels).
     """
 
     @cached_property
     def levels(self) -> int:
-        """Levels of a channel."""
+        """Return the number of levels per channel."""
         return 2**self.bits
 
     @cached_property
-    def classes(self) -> int:  # type: ignore[override]  # others set it
-        """Colours of a cell."""
+    def classes(self) -> int:  # type: ignore[override]  # an attribute in `Classes`
+        """Return the number of colours of a cell."""
         return self.levels**self.channels
 
     @property
-    def cells(self) -> int:  # type: ignore[override]  # others set it
-        """Cells of a patch."""
+    def cells(self) -> int:  # type: ignore[override]  # an attribute in `Classes`
+        """Return the number of cells per patch."""
         return self.side**2
 
     @property
     def width(self) -> int:
-        """Numbers that are predicted of a patch."""
+        """Return the number of values that are predicted per patch."""
         return self.cells * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
-        # In float64, so that the levels of bytes are exact; float32 too sums bytes exactly up to 2^24.
+        """Return the class of each cell: (b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
+        # float64 makes the levels of uint8 images exact; float32 also sums bytes exactly up to 2^24.
         full = 255.0 if images.dtype == torch.uint8 else 1.0
         cell = self.patch_size[0] // self.side, self.patch_size[1] // self.side
         exact = images.dtype == torch.uint8 and 255 * math.prod(cell) <= 2**24
@@ -119,7 +126,7 @@ class MeanColor(targets_options.MeanColor, Classes):
         return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.side, h=self.side)
 
     def paint(self, labels: Tensor) -> Tensor:
-        """Each cell in the middle colour of its class: (..., g * g) -> (..., c, p, q)."""
+        """Fill each cell with the central colour of its class: (..., g * g) -> (..., c, p, q)."""
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=labels.device)
         colors = ((labels[..., None] // weight) % self.levels + 0.5) / self.levels
         cells = colors.unflatten(-2, (self.side, self.side))
@@ -128,11 +135,11 @@ class MeanColor(targets_options.MeanColor, Classes):
 
 
 class ColorGrid(targets_options.ColorGrid, MeanColor):
-    """The same of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
+    """Predict the mean colours of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
 
 
 class Regression:
-    """A target that is numbers. Its score is its loss: l2, the squared error, or l1, the absolute error."""
+    """Implement targets with real-valued labels, whose score is the loss: squared (l2) or absolute error (l1)."""
 
     higher_is_better = False
     if TYPE_CHECKING:  # as in `Classes`
@@ -143,23 +150,24 @@ class Regression:
 
     @property
     def score_name(self) -> str:
+        """Return the name of the score."""
         return "squared_error" if self.loss == "l2" else "absolute_error"
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
-        """The error, averaged over the numbers of a patch: (..., width) twice -> (...)."""
+        """Return the error, averaged over the values of a patch: (..., width) and (..., width) -> (...)."""
         difference = at_least_float32(prediction) - labels
         return (difference.square() if self.loss == "l2" else difference.abs()).mean(-1)
 
     def guess(self, prediction: Tensor) -> Tensor:
-        """The prediction itself: (..., width)."""
+        """Return the prediction itself, in float32 or finer: (..., width)."""
         return at_least_float32(prediction)
 
     def score(self, guess: Tensor, labels: Tensor) -> Tensor:
-        """The error: (..., width) twice -> (...)."""
+        """Return the error: (..., width) and (..., width) -> (...)."""
         return self.losses(guess, labels).double()
 
     def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """The variance about the mean patch, or the mean distance from the median one, and that patch."""
+        """Return the variance around the mean patch (l2) or the mean distance from the median patch (l1), and this patch."""
         exact = labels.flatten(0, -2).double()
         middle = exact.mean(0) if self.loss == "l2" else exact.median(0).values
         distance = exact - middle
@@ -167,56 +175,62 @@ class Regression:
 
 
 class Pixels(targets_options.Pixels, Regression):
-    """Regression of every pixel, in the range [-1, 1] that the authors' images have."""
+    """Predict every pixel in the range [-1, 1], the range of the authors' images."""
 
     @property
     def width(self) -> int:
-        """Values of a patch."""
+        """Return the number of values per patch."""
         return self.channels * math.prod(self.patch_size)
 
     def labels(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * p * q) float32 in [-1, 1]."""
+        """Return the pixels of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, c * p * q) float32 in [-1, 1]."""
         p, q = self.patch_size
         patches = rearrange(images.float(), "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
         return patches * (2 / 255 if images.dtype == torch.uint8 else 2) - 1
 
     def paint(self, labels: Tensor) -> Tensor:
-        """(..., c * p * q) -> (..., c, p, q) in [0, 1]."""
+        """Convert labels to pixels: (..., c * p * q) -> (..., c, p, q) in [0, 1]."""
         return ((labels + 1) / 2).clamp(0, 1).unflatten(-1, (self.channels, *self.patch_size))
 
 
 class Hog(targets_options.Hog, Regression):
-    """Regression of the histograms of oriented gradients of a window's cells, with L2 (MaskFeat: Wei et al. 2022,
-    section 3.2).
+    """Predict the histograms of oriented gradients of a window's cells (MaskFeat: Wei et al. 2022, section 3.2).
 
-    Gradients by Sobel filters, each channel for itself; 9 unsigned orientations; histograms of cells, each of length 1,
-    zero for a cell without gradient (facebookresearch/SlowFast: slowfast/models/operators.py, HOGLayerC).
+    Gradients are computed by Sobel filters for each channel, with 9 unsigned orientations. The histogram of a cell is
+    L2-normalised, and zero for a cell without gradients (facebookresearch/SlowFast: slowfast/models/operators.py,
+    HOGLayerC).
     """
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Rows and columns of a window's cells."""
+        """Return the rows and columns of cells in a window."""
         return self.window_size[0] // self.cell[0], self.window_size[1] // self.cell[1]
 
     @property
     def width(self) -> int:
-        """Numbers of a window: of each channel, orientation and cell."""
+        """Return the number of values per window: channels * orientations * cells."""
         return self.channels * BINS * math.prod(self.cells)
 
     @property
     def _margin(self) -> tuple[int, int]:
-        """Pixels of the window above, and left of, the patch."""
+        """Return the pixels of the window above, and left of, the patch."""
         return (self.window_size[0] - self.patch_size[0]) // 2, (self.window_size[1] - self.patch_size[1]) // 2
 
     def labels(self, images: Tensor) -> Tensor:
-        """(b, c, h, w) in [0, 1] or uint8 -> (b, n, c * k * cells) float32 in [0, 1]; outside of the image zeros.
+        """Return the histograms of each patch's window, with zeros outside of the image.
 
-        Fractions are rounded to bytes: else rounding errors would tell the first orientation from the last.
+        Float images are rounded to bytes: rounding errors could otherwise exchange the first and the last orientation.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+
+        Returns:
+            Histograms, (b, n, c * k * cells), float32 in [0, 1].
         """
         x = (images if images.dtype == torch.uint8 else (images * 255).round()).float()
         length, orientation = _gradients(x)
         patch, cell, (above, left) = self.patch_size, self.cell, self._margin
-        # Sums of tiles, of which patches, cells and margins are made, are the same for all cells that overlap.
+        # Patches, cells and margins consist of tiles, whose sums are shared by overlapping cells.
         tile = math.gcd(patch[0], cell[0], above), math.gcd(patch[1], cell[1], left)
         sums = torch.stack([_sums(length * (orientation == k), tile) for k in range(BINS)], 2)
         (above, left), size, stride = (
@@ -228,7 +242,7 @@ class Hog(targets_options.Hog, Regression):
         return F.unfold(of_images, self.cells, dilation=size, stride=stride).mT
 
     def paint(self, labels: Tensor) -> Tensor:
-        """Each cell's edges as grey strokes, the brighter the clearer they are: (..., width) -> (..., 3, p, q)."""
+        """Draw the edges of each cell as grey strokes, brighter for strong edges: (..., width) -> (..., 3, p, q)."""
         histograms = labels.unflatten(-1, (self.channels, BINS, *self.cells))
         (height, width), (above, left), (p, q) = self.cell, self._margin, self.patch_size
         y, x = torch.arange(above, above + p, device=labels.device), torch.arange(left, left + q, device=labels.device)
@@ -239,25 +253,28 @@ class Hog(targets_options.Hog, Regression):
 
 
 def _gradients(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each pixel's gradient, (b, c, h, w) twice: its length, and the number of its orientation (uint8).
+    """Return the magnitude and the orientation (uint8) of each pixel's gradient, both (b, c, h, w).
 
-    Outside of the image x is mirrored.
+    Borders are mirrored.
     """
     x = F.pad(x, (1, 1, 1, 1), mode="reflect")
     down = x[..., :-2, :] + 2 * x[..., 1:-1, :] + x[..., 2:, :]
     right = x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]
     dx, dy = down[..., :-2] - down[..., 2:], right[..., :-2, :] - right[..., 2:, :]
-    turns = torch.atan2(dx, dy) / math.pi * BINS  # from -9 to 9; opposite directions have the same orientation
+    turns = torch.atan2(dx, dy) / math.pi * BINS  # in [-9, 9]; opposite directions have the same orientation
     return torch.hypot(dx, dy), (turns.floor() + BINS).to(torch.uint8) % BINS
 
 
 def _sums(x: Tensor, tile: tuple[int, int]) -> Tensor:
-    """(b, c, h, w) -> (b, c, h / tile[0], w / tile[1])."""
+    """Sum the pixels of each tile: (b, c, h, w) -> (b, c, h / tile[0], w / tile[1])."""
     return x.unflatten(2, (-1, tile[0])).sum(3).unflatten(3, (-1, tile[1])).sum(4)
 
 
 def _strokes(height: int, width: int) -> Tensor:
-    """A line through the middle of a cell for each orientation, across its gradient: (k, height, width) in [0, 1]."""
+    """Return for each orientation a line through the middle of a cell, perpendicular to its gradient, in [0, 1].
+
+    The result is (k, height, width).
+    """
     angle = (torch.arange(BINS) + 0.5)[:, None, None] * math.pi / BINS
     y, x = (torch.arange(side) - (side - 1) / 2 for side in (height, width))
     return (1 - (angle.sin() * x + angle.cos() * y[:, None]).abs()).clamp(min=0)

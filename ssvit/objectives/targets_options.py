@@ -1,4 +1,4 @@
-"""The options of the targets that are computed from a patch's pixels."""
+"""Define the options of the targets that are computed from a patch's pixels."""
 
 from typing import Annotated, Literal
 
@@ -11,15 +11,15 @@ from ssvit.options import OptionError, pair, typed
 
 
 class Patches(Options):
-    """A target that is computed for each patch."""
+    """Define the options of a target that is computed for each patch."""
 
     patch_size: Annotated[Pair, From("encoder.patch_size")]
     """Pixels of a patch's side, or [height, width]; stored as a pair."""
     channels: Annotated[Count, From("encoder.channels")] = 3
-    """Channels of the images."""
+    """Number of image channels."""
 
     def check(self, run: Run) -> None:
-        """Check that the encoder has patches of this size."""
+        """Check that the encoder has the same patch size and channels."""
         if not isinstance(run.encoder, ViT):
             return
         expected = {"patch_size": pair("patch_size", run.encoder.patch_size), "channels": run.encoder.channels}
@@ -30,7 +30,7 @@ class Patches(Options):
 
 @choice("target", "pixels")
 class Pixels(Patches):
-    """The pixels of the patch (Appendix B.1.2)."""
+    """Predict the pixels of the patch (Appendix B.1.2)."""
 
     loss: Literal["l2", "l1"] = "l2"
     """l2: the squared error, as in the paper; l1: the absolute error, as in SimMIM (Xie et al. 2022, section 3.4)."""
@@ -38,18 +38,18 @@ class Pixels(Patches):
 
 @choice("target", "mean_color")
 class MeanColor(Patches):
-    """The mean colour of the patch as one class: the paper's best target."""
+    """Predict the mean colour of the patch as one class: the paper's best target."""
 
     bits: Count = 3
-    """Each channel has 2^bits levels; 3 bits give 512 classes."""
+    """Bits per channel: each channel has 2^bits levels; 3 bits give 512 classes."""
 
     @property
     def side(self) -> int:
-        """Cells in a row and in a column of the patch."""
+        """Return the number of cells in a row and in a column of the patch."""
         return 1
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the number of classes is supported."""
         if self.bits > 8 or self.bits * self.channels > 16:
             most = min(8, 16 // self.channels)
             others = "; target=pixels, hog and codebook take any number of them" if self.channels > 3 else ""
@@ -58,17 +58,18 @@ class MeanColor(Patches):
 
 @choice("target", "color_grid")
 class ColorGrid(MeanColor):
-    """The mean colours of a grid of cells, one class for each cell: the paper's 4x4 downsized patch."""
+    """Predict the mean colours of a grid of cells, one class for each cell: the paper's 4x4 downsized patch."""
 
     grid: Count = 4
-    """Cells in a row and in a column of the patch."""
+    """Number of cells in a row and in a column of the patch."""
 
     @property
     def side(self) -> int:
+        """Return the number of cells in a row and in a column of the patch."""
         return self.grid
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the grid divides the patch."""
         super().check_consistency()
         height, width = self.patch_size
         if height % self.grid or width % self.grid:
@@ -77,10 +78,10 @@ class ColorGrid(MeanColor):
 
 @choice("target", "hog")
 class Hog(Patches):
-    """Histograms of oriented gradients (Wei et al. 2022)."""
+    """Predict histograms of oriented gradients (Wei et al. 2022)."""
 
     cell: Pair = Field(4, validate_default=True)
-    """Side in pixels of a cell, which has one histogram, or [height, width]; stored as a pair. The paper has 8, for
+    """Side in pixels of a cell, which has one histogram, or [height, width]; stored as a pair. The paper uses 8, for
     patches of 16."""
     window: Pair | None = Field(12, validate_default=True)
     """Side in pixels of the square around the patch whose cells are predicted, or [height, width]; stored as a pair.
@@ -88,11 +89,11 @@ class Hog(Patches):
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """Height and width of the square whose cells are predicted."""
+        """Return the height and width of the square whose cells are predicted."""
         return self.window or self.patch_size
 
     def check_consistency(self) -> None:
-        """Check the options against each other."""
+        """Check that the window surrounds the patch symmetrically and that the cells divide it."""
         patch, cell, window = self.patch_size, self.cell, self.window_size
         if any(side < least or (side - least) % 2 for side, least in zip(window, patch, strict=True)):
             right = f"must be the patch's {patch[0]}x{patch[1]} pixels, or larger by an even number"
