@@ -1,1 +1,1 @@
-"""Weights of other projects, and export in their formats."""
+"""Import weights of other projects and export in their formats."""

@@ -1,6 +1,6 @@
-"""A model card: what the weights are, how they were trained, what was measured, how to open them; no local paths.
+"""Write a model card: the weights, their training, their metrics and code to load them, without local paths.
 
-It opens with the front matter that the Hugging Face Hub reads.
+It starts with the front matter that the Hugging Face Hub reads.
 """
 
 import json
@@ -16,8 +16,8 @@ from ssvit.exchange.export_options import GRAPHS, INPUTS, Export
 from ssvit.exchange.layout import per_channel
 from ssvit.options import markdown, pair
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # one that names an option and calls nothing
-_DEEPEST = 12  # of options within options
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # a reference to an option, without a resolver call
+_DEEPEST = 12  # maximum nesting of options
 _OPEN = {
     "onnx": """import onnxruntime
 
@@ -64,10 +64,16 @@ def write(
     *, run: Path, step: int, encoder: Mapping[str, Any], options: Export, preprocessing: str, classes: Sequence[str],
     remarks: Sequence[str],
 ) -> str:  # fmt: skip
-    """The card in Markdown.
+    """Return the card in Markdown.
 
-    run: the folder of the run that trained the weights for `step` updates. encoder: its arguments. preprocessing: how
-    images get their size. remarks: sentences about the export.
+    Args:
+        run: Folder of the run that trained the weights.
+        step: Number of updates.
+        encoder: Options of the encoder.
+        options: Options of the export.
+        preprocessing: Description of the evaluation transform.
+        classes: Class names, empty without a head.
+        remarks: Sentences about the export.
     """
     channels, (height, width) = encoder["channels"], pair("image_size", encoder["image_size"])
     mean, std = (per_channel(encoder[name], channels) for name in ("mean", "std"))
@@ -114,15 +120,17 @@ def write(
 
 
 def measured(run: Path, step: int) -> dict[str, Any]:
-    """The last metrics of each evaluation of a run up to a step, and those of the features that an evaluation
-    chose by each of its measures, if it was of the checkpoint of that step.
+    """Return the last metrics of each evaluation of a run up to a step, by name.
+
+    If the evaluation report is of the checkpoint of that step, this includes the metrics of the features that the
+    evaluation selected by each of its measures.
     """
     found: dict[str, object] = {}
     path = run / "metrics.jsonl"
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
-        except ValueError:  # the line that was being written when a run was killed
+        except ValueError:  # an incomplete last line, from a run that was killed
             continue
         if row["step"] <= step:
             found |= {name: value for name, value in row.items() if "/" in name and not name.startswith("train/")}
@@ -136,7 +144,7 @@ def measured(run: Path, step: int) -> dict[str, Any]:
 
 
 def trained(run: Path) -> dict[str, Any]:
-    """The options that say what a run learned and from which images, by their full names; {} if it keeps none."""
+    """Return the options of objective, data and recipe by their full names; {} without a stored configuration."""
     try:
         stored = yaml.safe_load((run / "config.yaml").read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -154,7 +162,7 @@ def trained(run: Path) -> dict[str, Any]:
 
 
 def _resolved(value: object, root: Mapping[str, object], depth: int = 0) -> Any:
-    """Plain data with references to options replaced by their values; None for any other reference."""
+    """Replace references to options by their values; any other reference becomes None."""
     if depth > _DEEPEST:
         return None
     if isinstance(value, dict):
@@ -173,7 +181,7 @@ def _resolved(value: object, root: Mapping[str, object], depth: int = 0) -> Any:
 
 
 def _options(value: object, name: str) -> Iterator[tuple[str, Any]]:
-    """Leaves of the configuration, but for the encoder's and those that name a path."""
+    """Yield the leaves of the configuration, except those of the encoder and those that name a path."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             if key not in ("encoder", "root", "path", "download"):
@@ -183,10 +191,11 @@ def _options(value: object, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _table(values: Mapping[str, object]) -> str:
+    """Return a table of names and values in Markdown."""
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
     return "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
 
 
 def _cell(value: object) -> str:
-    """As one cell of a table, whatever a file holds."""
+    """Format a value, from any file, as one cell of a table."""
     return markdown(f"{value:.4g}" if isinstance(value, float) else value)

@@ -1,7 +1,7 @@
-"""DINOv3's Vision Transformers: as facebookresearch writes them, timm (as its Eva) and Hugging Face transformers.
+"""Map the tensor names of DINOv3's Vision Transformers in facebookresearch, timm (Eva) and Hugging Face transformers.
 
-Their positions are rotary, and their keys have no bias, which ours learn. Facebook's files alone hold the periods,
-rounded to bfloat16.
+Their positions are rotary, and their keys have no bias, unlike those of ssvit. Only Facebook's files contain the
+periods, rounded to bfloat16.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
-_BASE = 100  # of the periods
+_BASE = 100  # base of the periods
 _QKV = tuple(f"attention.{part}_proj" for part in "qkv")
 
 _TIMM = Layout(
@@ -36,7 +36,7 @@ _TIMM = Layout(
     left=r"head\.",
     normalisation=IMAGENET,
     norm_epsilon=1e-5,
-    heads={1280: 20, 4096: 32},  # of H+ and 7B
+    heads={1280: 20, 4096: 32},  # H+ and 7B
     rotary=True,
     beside=timm.beside,
 )  # fmt: skip
@@ -61,7 +61,11 @@ _FACEBOOK = replace(
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    """The options in config.json and preprocessor_config.json of Hugging Face. UserError for other periods."""
+    """Return the options in config.json and preprocessor_config.json of Hugging Face.
+
+    Raises:
+        UserError: The periods have another base.
+    """
     config, file = described(folder / "config.json"), folder / "config.json"
     if (base := config.get("rope_theta", _BASE)) != _BASE:
         raise UserError(f"{file}: rope_theta {base!r:.100} is not {_BASE}")
@@ -93,7 +97,13 @@ DINOV3 = (_FACEBOOK, _TIMM, _HUGGINGFACE)
 
 
 def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None, *, of_timm: bool) -> str | None:
-    """What of an encoder with rotary positions and its head the peer's model of DINOv3 lacks, None if nothing."""
+    """Return a property of an encoder with rotary positions that the peer's DINOv3 model does not support, or None.
+
+    Args:
+        arguments: Options of the encoder.
+        classifier: Options of the head; None without one.
+        of_timm: Whether the peer is timm, otherwise Hugging Face.
+    """
     for name in ("layer_scale", "registers"):
         if not arguments[name]:
             return f"rotary positions without {name}"
@@ -107,7 +117,13 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None, *,
 
 
 def timm_export(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]) -> tuple[Layout, dict[str, Any]]:
-    """The layout to write, and the config.json that timm.create_model reads."""
+    """Return the layout and the config.json of an export for timm.create_model.
+
+    Args:
+        encoder: The encoder.
+        classes: Class names, empty without a head.
+        resized: Options from `Preprocessing.timm`.
+    """
     config = timm.config(encoder, classes, resized)
     usual, hidden, width = config["model_args"], encoder.blocks[0].contract.in_features, encoder.width
     names = ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "init_values", "global_pool")
@@ -115,14 +131,14 @@ def timm_export(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, ob
         "num_reg_tokens": encoder.arguments["registers"],
         "mlp_ratio": timm.ratio(hidden, width),
         "swiglu_mlp": encoder.arguments["mlp"] == "swiglu",
-        "attn_type": "rope",  # with a bias of keys
+        "attn_type": "rope",  # the attention class with a bias of keys
         "qkv_bias": True,
     }
     return _TIMM.of(()), config | {"architecture": "vit_small_patch16_dinov3", "model_args": arguments}
 
 
 def huggingface_export(encoder: "ViT") -> tuple[Layout, dict[str, Any]]:
-    """The layout to write, and the config.json that from_pretrained reads."""
+    """Return the layout and the config.json of an export for from_pretrained."""
     gated = encoder.arguments["mlp"] == "swiglu"
     config = huggingface.config(encoder, ()) | {
         "model_type": "dinov3_vit",
@@ -138,7 +154,7 @@ def huggingface_export(encoder: "ViT") -> tuple[Layout, dict[str, Any]]:
 
 
 def remarks(encoder: "ViT") -> list[str]:
-    """What peers, who compute the periods, have otherwise."""
+    """Return a remark if the periods that a peer computes differ from those of the encoder."""
     assert encoder.rotary is not None
     periods = encoder.rotary.periods.tolist()
     off = max(abs(period / _BASE ** (i / len(periods)) - 1) for i, period in enumerate(periods))

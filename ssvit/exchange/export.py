@@ -1,4 +1,4 @@
-"""A checkpoint as a folder for other libraries: weights, configuration and model card, written all or not at all."""
+"""Export a checkpoint as a folder for other libraries: weights, configuration and model card, written atomically."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,22 @@ from ssvit.options import UserError
 def export(
     model: Encoder | Classify, folder: Path, options: Export, *, facts: Mapping[str, Any], run: Path
 ) -> list[str]:
-    """Write a folder; returns remarks about it.
+    """Write the folder of an export and return remarks about it.
 
-    facts: the checkpoint's manifest. run: the folder of its run, whose options and results the card lists. OptionError
-    as of `Export.check_folder`; UserError if the disk refuses.
+    Args:
+        model: The encoder or classifier.
+        folder: The folder.
+        options: Options of the export.
+        facts: Manifest of the checkpoint.
+        run: Folder of its run, whose options and metrics the card lists.
+
+    Raises:
+        OptionError: See `Export.check_folder`.
+        UserError: The folder cannot be written.
     """
     options.check_folder(folder)
     try:
-        with replaced_folder(folder.resolve()) as part:  # of a link, the folder that it names
+        with replaced_folder(folder.resolve()) as part:  # resolves a link to its target
             return _write(model, part, options, facts, run)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
@@ -56,7 +64,7 @@ def _write(model: Encoder | Classify, folder: Path, options: Export, facts: Mapp
     if options.format == OURS:
         remarks = _ours(encoder, head, folder)
     else:
-        assert isinstance(encoder, ViT)  # as the options have checked
+        assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
         if options.format in GRAPHS:
             remarks = _program(encoder, head, folder, preprocessing, options)
         else:
@@ -125,7 +133,7 @@ def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessin
         remarks += dinov3.remarks(encoder)
     _json(folder / CONFIG, config)
     tensors = writing.tensors(layout, encoder, head, prefix="" if head is None else "vit.")
-    if dinov2:  # its model has one, which only training needs
+    if dinov2:  # DINOv2's model has a mask token, used only in training
         shape = (1, encoder.width) if encoder.rotary is None else (1, 1, encoder.width)
         tensors["embeddings.mask_token"] = torch.zeros(shape)
     return _weights(folder / WEIGHTS, tensors) + remarks
@@ -134,7 +142,7 @@ def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessin
 def _program(
     encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing, options: Export
 ) -> list[str]:
-    """A graph, as ONNX or torch.export; what describes the model is in the same file."""
+    """Write a graph, as ONNX or torch.export, with its metadata in the same file."""
     from ssvit.exchange import program
 
     any_size = f"of any size that the patches divide; positions resized as {options.resize}"

@@ -1,4 +1,4 @@
-"""The options of an export."""
+"""Define the options of an export."""
 
 import importlib.util
 import re
@@ -16,11 +16,11 @@ from ssvit.options import OptionError, UserError
 
 ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
 GRAPHS = (ONNX, PROGRAM)
-# The files of an export, by which a folder is known as one.
+# The files of an export, which identify a folder as one.
 CARD, CONFIG, PREPROCESSOR, WEIGHTS = "README.md", "config.json", "preprocessor_config.json", "model.safetensors"
 GRAPH_FILES: Mapping[str, str] = {ONNX: "model.onnx", PROGRAM: "model.pt2"}
-_FILES = {CARD, CONFIG, PREPROCESSOR, WEIGHTS, *GRAPH_FILES.values(), "model.onnx.data"}  # the last: beyond 2 GB
-# The images that a program takes, as its file and its card describe them.
+_FILES = {CARD, CONFIG, PREPROCESSOR, WEIGHTS, *GRAPH_FILES.values(), "model.onnx.data"}  # the last: above 2 GB
+# Input types of a program, as described in its file and its card.
 FLOAT: Final = "float"
 UINT8: Final = "uint8"
 INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
@@ -28,26 +28,26 @@ _LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE
 
 
 class Export(Options):
-    """The format of an export."""
+    """Set the format of an export."""
 
     format: Annotated[str, OneOf(FORMATS)]
-    """The format: onnx, torch_export, safetensors (ssvit's own), timm, or huggingface."""
+    """Format: onnx, torch_export, safetensors (ssvit's format), timm, or huggingface."""
     image_size: Size | None = None
-    """Pixels of the images, or [height, width], to which positions are resized; null: the checkpoint's."""
+    """Pixels of the images, or [height, width], to which positions are resampled; null: the checkpoint's."""
     resize: Resize = "paper"
-    """How positions are resized: as in the authors' code (paper) or as in timm."""
+    """How positions are resampled: as in the authors' code (paper) or as in timm."""
     any_size: bool = False
-    """Whether an exported program (onnx, torch_export) takes images of any size that the patches divide."""
+    """Whether an exported program (onnx, torch_export) takes images of any multiple of the patch size."""
     input: Literal["float", "uint8"] = FLOAT
-    """The images that an exported program (onnx, torch_export) takes: float32 in [0, 1] (float), or uint8, 0 to 255."""
+    """Input of an exported program (onnx, torch_export): float32 in [0, 1] (float), or uint8, 0 to 255."""
     overwrite: bool = False
     """Whether to replace an existing export."""
     license: Name | None = None
-    """The licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance
-    apache-2.0; null: none."""
+    """Licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance apache-2.0;
+    null: none."""
     push: Name | None = None
-    """The repository of the Hugging Face Hub to which the folder is uploaded, OWNER/NAME. It needs ssvit[hub] and
-    `hf auth login`."""
+    """Repository on the Hugging Face Hub to which the folder is uploaded, OWNER/NAME; needs ssvit[hub] and `hf auth
+    login`; null: no upload."""
     private: bool = True
     """Whether a repository that push creates is private."""
 
@@ -68,7 +68,15 @@ class Export(Options):
         return self
 
     def check_folder(self, folder: Path, *, checkpoint: Path | None = None) -> None:
-        """OptionError if a folder is there, unless it is an export that may be replaced and holds no `checkpoint`."""
+        """Check that the output folder does not exist, or is a replaceable export without the checkpoint.
+
+        Args:
+            folder: The output folder.
+            checkpoint: The checkpoint that is exported; None: not checked.
+
+        Raises:
+            OptionError: The folder must not be written.
+        """
         if not folder.exists():
             return
         if not folder.is_dir():
@@ -81,7 +89,15 @@ class Export(Options):
             raise OptionError("output", folder, "is there; overwrite=true replaces it")
 
     def check_model(self, encoder: Normalized, classifier: Mapping[str, object] | None) -> None:
-        """OptionError unless this encoder, and its head if there is one, can be written in the format."""
+        """Check that the format supports an encoder and its head.
+
+        Args:
+            encoder: Options of the encoder.
+            classifier: Options of the head; None without one.
+
+        Raises:
+            OptionError: The format does not support them.
+        """
         if not isinstance(encoder, ViT):
             if self.format != OURS:
                 raise OptionError("format", self.format, f"is for a ViT; only {OURS} takes {encoder.label}")

@@ -1,6 +1,6 @@
-"""Files of weights: names and shapes of their tensors, and the tensors. Only torch's files need torch for the shapes.
+"""Read files of weights: names and shapes of tensors, and the tensors; shapes need torch only for torch's formats.
 
-Shapes are compared with the size of the file before memory is allocated, and no code in a file is run.
+Shapes are compared with the size of the file before memory is allocated, and no code in a file is executed.
 """
 
 import hashlib
@@ -20,16 +20,20 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LONGEST_HEADER = 10_000_000  # bytes of JSON, for some 100,000 tensors
+_LONGEST_HEADER = 10_000_000  # bytes of JSON, enough for about 100,000 tensors
 _MOST_MEMBERS = 20_000  # arrays of an .npz file
 
 
 class ForeignError(UserError):
-    """A file of weights cannot be read, or not be placed."""
+    """Report a file of weights that cannot be read or does not fit any layout."""
 
 
 def shapes(path: Path) -> Shapes:
-    """Names and shapes of the tensors in a file. ForeignError if it is damaged, or they do not fit in its size."""
+    """Return the names and shapes of the tensors in a file.
+
+    Raises:
+        ForeignError: The file is damaged, or the shapes exceed its size.
+    """
     with _reading(path):
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
@@ -46,13 +50,13 @@ def shapes(path: Path) -> Shapes:
 
 
 def shown(name: str) -> str:
-    """A tensor's name as it can stand in a line."""
+    """Format a tensor's name for a one-line message."""
     return ascii(name)[1:-1] if len(name) <= 100 else f"{ascii(name[:100])[1:-1]}…"
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """ForeignError for whatever goes wrong while the block parses a file."""
+    """Convert any error that occurs while a file is parsed to ForeignError."""
     try:
         yield
     except UserError:
@@ -61,11 +65,12 @@ def _reading(path: Path) -> Iterator[None]:
         raise ForeignError(f"{path}: {error}") from None
     except OSError as error:
         raise ForeignError(f"{path}: cannot be read ({error.strerror or 'an error of the system'})") from None
-    except Exception:  # a parser may stumble in any way over a file that is made to trip it
+    except Exception:  # a malicious file can cause any exception in a parser
         raise ForeignError(f"{path}: is damaged, or no {path.suffix} file") from None
 
 
 def _safetensors(path: Path) -> Shapes:
+    """Return the names and shapes in a safetensors file."""
     import safetensors
 
     with open(path, "rb") as file:
@@ -77,7 +82,7 @@ def _safetensors(path: Path) -> Shapes:
 
 
 def _npz(path: Path) -> Shapes:
-    """Each member is an array with a header of its own."""
+    """Return the names and shapes in an .npz file, whose members are arrays with separate headers."""
     from numpy.lib import format
 
     found: dict[str, tuple[int, ...]] = {}
@@ -92,7 +97,7 @@ def _npz(path: Path) -> Shapes:
             if name in found:
                 raise ForeignError(f"{path}: holds {shown(name)} twice")
             with archive.open(member) as file:
-                if format.read_magic(file) != (1, 0):  # a later version has a header of more than 64 kB
+                if format.read_magic(file) != (1, 0):  # later versions allow headers of more than 64 kB
                     raise ValueError
                 shape, _, dtype = format.read_array_header_1_0(file)
             if dtype.hasobject:
@@ -102,11 +107,16 @@ def _npz(path: Path) -> Shapes:
 
 
 def _torch(path: Path) -> Shapes:
+    """Return the names and shapes in a file of torch.save."""
     return {name: tuple(tensor.shape) for name, tensor in torch_format.read(path).items()}
 
 
 def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
-    """Some of the tensors of a file, in float32. ForeignError if one cannot be read, or is not finite in float32."""
+    """Return some of the tensors in a file, in float32.
+
+    Raises:
+        ForeignError: A tensor cannot be read, or is not finite in float32.
+    """
     read = {".safetensors": _safetensors_tensors, ".npz": _npz_tensors}.get(path.suffix, _torch_tensors)
     found = {}
     with _reading(path):
@@ -132,9 +142,9 @@ def _npz_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Ten
     with numpy.load(path, allow_pickle=False) as arrays:
         for name in names:
             array = arrays[name]
-            if array.dtype == "V2":  # as numpy stores JAX's bfloat16
+            if array.dtype == "V2":  # numpy's representation of JAX's bfloat16
                 array = (array.view(numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32)
-            elif array.dtype.kind == "f":  # torch knows no other order of bytes, and no more than 64 bits
+            elif array.dtype.kind == "f":  # torch supports neither non-native byte order nor more than 64 bits
                 with numpy.errstate(over="ignore"):
                     array = array.astype(numpy.float32)
             elif array.dtype.kind not in "iubc":
@@ -148,6 +158,10 @@ def _torch_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "T
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file. ForeignError if it cannot be read."""
+    """Return the sha256 of a file.
+
+    Raises:
+        ForeignError: It cannot be read.
+    """
     with _reading(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

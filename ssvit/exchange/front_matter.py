@@ -1,4 +1,4 @@
-"""The front matter of a model card for the Hugging Face Hub: library, task, tags, data set, results, as YAML."""
+"""Write the YAML front matter of a model card for the Hugging Face Hub: library, task, tags, data set, results."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ import yaml
 
 _LIBRARIES = {"timm": "timm", "huggingface": "transformers", "onnx": "onnx", "torch_export": "pytorch"}
 _DATASETS = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "imagenet": "ILSVRC/imagenet-1k"}
-# The accuracies among what was measured: a classifier's, and those of probes of frozen features.
+# The metrics that are accuracies: of a classifier, and of probes of frozen features.
 _ACCURACIES = re.compile(r"(?P<part>test|validation)/(accuracy|map)|probe/(knn|few_shot|logistic|sgd)\d*")
 
 
@@ -16,9 +16,15 @@ def write(
     *, name: str, format: str, license: str | None, trained: Mapping[str, object], measured: Mapping[str, object],
     is_classifier: bool,
 ) -> str:  # fmt: skip
-    """The front matter, between two lines of dashes.
+    """Return the front matter, between two lines of dashes.
 
-    name: the model's. license: its identifier on the Hub; None: left out. trained, measured: as `card` gives them.
+    Args:
+        name: Name of the model.
+        format: Format of the export.
+        license: Identifier of the licence on the Hub; None: left out.
+        trained: Result of `card.trained`.
+        measured: Result of `card.measured`.
+        is_classifier: Whether the model has a head.
     """
     task = "image-classification" if is_classifier else "image-feature-extraction"
     objective, data = trained.get("objective"), str(trained.get("data", ""))

@@ -1,5 +1,7 @@
-"""The authors' own checkpoints: .npz files of JAX's arrays, inputs first (google-research/vision_transformer, and
-google-research/big_vision, whose plain ViTs have other names). Their GELU is JAX's, the approximation by tanh.
+"""Map the tensor names of the authors' checkpoints, .npz files of JAX arrays with inputs first.
+
+The layout covers google-research/vision_transformer and google-research/big_vision, whose plain ViTs use other names.
+Their GELU is JAX's default, the tanh approximation.
 """
 
 from ssvit.exchange.layout import HALF, Layout, Place, both, stem
@@ -34,11 +36,11 @@ GOOGLE = Layout(
     left=r"head/|pre_logits/|MAPHead_0/",
     normalisation=HALF,
     aliases=(
-        # A layer's parts are numbered by kind since flax.linen; before, all of them in turn.
+        # Since flax.linen, the parts of a layer are numbered by kind; before, they were numbered consecutively.
         (r"(/encoderblock_\d+)/MultiHeadDotProductAttention_0/", r"\1/MultiHeadDotProductAttention_1/"),
         (r"(/encoderblock_\d+)/LayerNorm_1/", r"\1/LayerNorm_2/"),
         (r"(/encoderblock_\d+)/MlpBlock_0/", r"\1/MlpBlock_3/"),
-        # big_vision's, today and before 2022.
+        # Names in big_vision, today and before 2022.
         (r"^(Transformer/)?pos_embedding$", "Transformer/posembed_input/pos_embedding"),
     ),
     gelu="tanh",

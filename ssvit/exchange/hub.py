@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: files of weights in its repositories, hf://OWNER/NAME[@REVISION][/FILE], and exports to it.
+"""Access the Hugging Face Hub: read weights at hf://OWNER/NAME[@REVISION][/FILE] and upload exports.
 
 huggingface_hub caches downloaded files, which can then be read without a network (HF_HUB_OFFLINE=1).
 """
@@ -13,21 +13,27 @@ from ssvit.options import OptionError, UserError
 
 _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>\S+))?", re.ASCII)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a repository without a file, the first that it has
-_CACHED = re.compile(r"models--[\w.-]+?--([\w.-]+)", re.ASCII)  # the folder of a repository in the cache
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # default files of a repository, by precedence
+_CACHED = re.compile(r"models--[\w.-]+?--([\w.-]+)", re.ASCII)  # cache folder of a repository
 
 
 def check(option: str, value: str) -> None:
-    """OptionError unless `value` names a repository; UserError unless huggingface_hub is installed."""
+    """Check that `value` names a repository and that huggingface_hub is installed.
+
+    Raises:
+        OptionError: It is not OWNER/NAME.
+        UserError: huggingface_hub is not installed.
+    """
     if not isinstance(value, str) or not _REPOSITORY.fullmatch(value):
         raise OptionError(option, value, "must be OWNER/NAME, a repository of the Hugging Face Hub")
     _installed(option, value)
 
 
 def fetch(address: str) -> Path:
-    """The file of weights at an address, in the cache, with the JSON files of its folder beside it.
+    """Download the file of weights at an address and the JSON files of its folder, and return its path in the cache.
 
-    OptionError, by the name checkpoint, if there is none.
+    Raises:
+        OptionError: There is no such file; the option is named checkpoint.
     """
     if (parts := _ADDRESS.fullmatch(address)) is None:
         raise OptionError("checkpoint", address, "must be hf://OWNER/NAME, hf://OWNER/NAME@REVISION or …/FILE")
@@ -47,7 +53,7 @@ def fetch(address: str) -> Path:
 
 
 def _get(address: str, repository: str, revision: str | None, file: str) -> Path | None:
-    """One file, from the cache or the Hub; None if the repository, or without a network the cache, has no such file."""
+    """Return the path of one file, from the cache or the Hub, or None if it does not exist (offline: in the cache)."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -63,15 +69,21 @@ def _get(address: str, repository: str, revision: str | None, file: str) -> Path
 
 
 def name(path: Path) -> str:
-    """The name of the repository that a file in the cache is of, or of any other file without its suffix."""
+    """Return the name of a cached file's repository, or the name of any other file without its suffix."""
     folders = [found[1] for folder in path.parents if (found := _CACHED.fullmatch(folder.name))]
     return folders[0] if folders and "snapshots" in path.parts else path.stem
 
 
 def push(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload a folder as the repository's newest revision, which is made if there is none; returns its address.
+    """Upload a folder as the newest revision of a repository, which is created if necessary, and return its address.
 
-    UserError if the Hub refuses it.
+    Args:
+        folder: The folder of an export.
+        repository: OWNER/NAME.
+        private: Whether a new repository is private.
+
+    Raises:
+        UserError: The Hub rejects the upload.
     """
     from huggingface_hub import HfApi
 
@@ -89,7 +101,7 @@ def _installed(option: str, value: str) -> None:
 
 @contextmanager
 def _reported(option: str, value: str) -> Iterator[None]:
-    """UserError in one line for what the Hub refuses or does not answer."""
+    """Convert errors of the Hub and of the network to a UserError of one line."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: ViT, DeiT, ViTMAE and DINOv2, by the names in its files (its classes have others)."""
+"""Map the tensor names in files of Hugging Face transformers: ViT, DeiT, ViTMAE and DINOv2 (its classes use others)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +11,16 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
-# Hugging Face's names of the GELUs, the usual one of each first.
+# Keys: Hugging Face's names of the GELUs, the usual one of each first.
 _ACTIVATIONS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_python": "exact"}
 
 
 def beside(folder: Path) -> dict[str, Any]:
-    """The options in config.json and preprocessor_config.json. UserError for a model that is no plain ViT."""
+    """Return the options in config.json and preprocessor_config.json.
+
+    Raises:
+        UserError: The model is not a plain ViT.
+    """
     config, images = described(folder / "config.json"), described(folder / "preprocessor_config.json")
     expected, name = (("silu",), "SiLU") if config.get("use_gated_mlp") else (_ACTIVATIONS, "GELU")
     if (activation := config.get("hidden_act", "gelu")) not in expected:
@@ -34,12 +38,17 @@ def beside(folder: Path) -> dict[str, Any]:
 
 
 def is_dinov2(arguments: Mapping[str, Any]) -> bool:
-    """Whether an encoder with these arguments has what its DINOv2 has and its ViT lacks."""
+    """Return whether an encoder has properties that transformers supports only in DINOv2, not in ViT."""
     return arguments.get("layer_scale") is not None or bool(arguments.get("registers"))
 
 
 def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None) -> str | None:
-    """What of an encoder with these arguments and its head transformers' ViT lacks, None if nothing."""
+    """Return a property of an encoder and its head that the models of transformers do not support, or None.
+
+    Args:
+        arguments: Options of the encoder.
+        classifier: Options of the head; None without one.
+    """
     if arguments.get("stem") is not None:
         return "a hybrid's stem"
     if not arguments["class_token"] or arguments.get("distillation_token", False):
@@ -64,7 +73,7 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, object] | None)
 
 
 def architecture(arguments: Mapping[str, Any], *, is_classifier: bool) -> str:
-    """The class of transformers that opens an export of an encoder with these arguments."""
+    """Return the class of transformers that loads an export of an encoder with these options."""
     if arguments["positions"] == "rotary":
         return "DINOv3ViTModel"
     if is_dinov2(arguments):
@@ -73,7 +82,13 @@ def architecture(arguments: Mapping[str, Any], *, is_classifier: bool) -> str:
 
 
 def config(encoder: "ViT", classes: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
-    """The config.json that from_pretrained reads, without classes of the encoder alone."""
+    """Return the config.json that from_pretrained reads.
+
+    Args:
+        encoder: The encoder.
+        classes: Class names, empty without a head.
+        multi_label: Whether the head was trained for multi-label classification.
+    """
     labels = {str(label): name for label, name in enumerate(classes)}
     hidden, count = encoder.blocks[0].contract.in_features, encoder.arguments["registers"]
     kind: dict[str, Any] = {"model_type": "vit"}
@@ -106,9 +121,14 @@ def config(encoder: "ViT", classes: Sequence[str], *, multi_label: bool = False)
 
 
 def preprocessor(encoder: "ViT", resized: Mapping[str, object]) -> dict[str, Any]:
-    """The preprocessor_config.json beside it; resized: the options of `Preprocessing.huggingface`."""
+    """Return the preprocessor_config.json.
+
+    Args:
+        encoder: The encoder.
+        resized: Options from `Preprocessing.huggingface`.
+    """
     return {
-        "image_processor_type": "BitImageProcessor",  # ViT's own crops in no version before 5
+        "image_processor_type": "BitImageProcessor",  # ViT's image processor does not crop before version 5
         "do_rescale": True,
         **resized,
         "resample": 2,  # bilinear
@@ -125,7 +145,7 @@ def _one_or_two(size: tuple[int, int]) -> int | list[int]:
 
 
 def _table(norms: tuple[str, str], mlp: tuple[str, str]) -> tuple[Place, ...]:
-    """The places of an encoder, with the peer's names of a layer's two norms and of its MLP's two linear layers."""
+    """Return the places of an encoder, by the peer's names of the two norms and the two MLP layers of a layer."""
     qkv = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
     return table(
         "encoder.layer.{i}.",
@@ -152,7 +172,7 @@ DINOV2 = Layout(
     signature=HUGGINGFACE.signature,
     table=_table(("norm1", "norm2"), ("mlp.fc1", "mlp.fc2")),
     left=HUGGINGFACE.left,
-    aliases=((r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2.")),  # SwiGLU's
+    aliases=((r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2.")),  # packed SwiGLU
     normalisation=IMAGENET,
     marks=(_SCALE, *(f"{model}.{_SCALE}" for model in ("dinov2", "dinov2_with_registers", "backbone"))),
     beside=beside,

@@ -1,9 +1,9 @@
-"""The names of tensors in other projects: one table of names and einops patterns, for reading and for writing.
+"""Map tensor names of other projects (peers): one table of names and einops patterns for reading and writing.
 
-A pattern has the peer's axes before the arrow and ours after it. Its letters are measured on the shapes, before torch
-is loaded: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, e what its first layer
-puts out (2 m where it is SwiGLU's two in one), t tokens that have positions, registers, periods of rotary ones. In a
-hybrid r is the channels of the images, w the width of the root, and c, p, q are of the stem's output.
+A pattern has the peer's axes before the arrow and those of ssvit after it. Its letters are bound to the shapes before
+torch is imported: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, e outputs of
+the MLP's first layer (2 m for a packed SwiGLU), t tokens that have positions, registers, periods of rotary positions.
+In a hybrid, r is the channels of the images, w the width of the root, and c, p, q refer to the stem's output.
 """
 
 import re
@@ -20,7 +20,7 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Our tensors that some encoders lack.
+# Tensors of ssvit that some encoders do not have.
 LAYER_SCALE = ("blocks.{i}.scale1.gamma", "blocks.{i}.scale2.gamma")
 QKV_BIAS = "blocks.{i}.attention.qkv.bias"
 OPTIONAL = ("class_token", "distillation_token", "register_tokens", "rotary.periods", QKV_BIAS, *LAYER_SCALE)
@@ -32,9 +32,14 @@ HALF = {"mean": 0.5, "std": 0.5}
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of ours and the peer's that it is made of: several are stacked along a new first axis, zeros for "".
+    """Map one tensor of ssvit to tensors of a peer; several are stacked along a new first axis, with zeros for "".
 
-    In a name {i} is the layer, {s} and {u} a stage of a hybrid's stem and a unit of it, from 0, and {S}, {U} from 1.
+    In a name, {i} is the layer, {s} and {u} are the stage and unit of a hybrid's stem, from 0, and {S}, {U} from 1.
+
+    Attributes:
+        ours: Name in ssvit.
+        theirs: Names of the peer.
+        pattern: einops pattern from the peer's axes to those of ssvit.
     """
 
     ours: str
@@ -42,20 +47,20 @@ class Place:
     pattern: str = "... -> ..."
 
     def at(self, **numbers: int) -> "Place":
-        """The place of one layer, or of one unit of a stage."""
+        """Return the place for one layer, or one unit of a stage."""
         return Place(self.ours.format(**numbers), tuple(name.format(**numbers) for name in self.theirs), self.pattern)
 
     def within(self, names: Collection[str]) -> bool:
-        """Whether all of its names are among some names, of any layer."""
+        """Return whether names contain all names of this place, for any layer."""
         return all(replace(self, theirs=(name,)).numbers(names) for name in self.theirs if name)
 
     def numbers(self, names: Iterable[str]) -> set[tuple[int, ...]]:
-        """The numbers in those of the names that are this place's, such as the layer."""
+        """Return the numbers, such as the layer, in those of the names that match this place."""
         pattern = re.compile(re.sub(r"\\{\w\\}", r"([0-9]{1,9})", re.escape(self.theirs[0])))
         return {tuple(map(int, match.groups())) for name in names if (match := pattern.fullmatch(name))}
 
     def letters(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes of the peer's axes by their letters; {} if there is no such tensor of that rank."""
+        """Return the sizes of the peer's axes by letter; {} if there is no tensor of this name and rank."""
         axes = self.pattern.partition(" -> ")[0].split()[len(self.theirs) > 1 :]
         shape = shapes.get(self.theirs[0], ())
         if len(axes) != len(shape):
@@ -63,13 +68,13 @@ class Place:
         return {axis: size for axis, size in zip(axes, shape, strict=True) if axis.isalpha()}
 
     def read(self, tensors: "Mapping[str, Tensor]") -> "Tensor":
-        """Our tensor, of the peer's."""
+        """Convert the peer's tensors to the tensor of ssvit."""
         first = tensors[self.theirs[0]]
         parts = [tensors[name] if name else first.new_zeros(first.shape) for name in self.theirs]
         return rearrange(parts if len(parts) > 1 else parts[0], self.pattern)
 
     def write(self, tensor: "Tensor", letters: Mapping[str, int]) -> "dict[str, Tensor]":
-        """The peer's tensors, of ours."""
+        """Convert the tensor of ssvit to the peer's tensors, by the sizes of the letters."""
         theirs, _, ours = self.pattern.partition(" -> ")
         used = {letter: size for letter, size in letters.items() if letter in theirs.split()}
         whole = rearrange(tensor, f"{ours} -> {theirs}", **used)
@@ -81,7 +86,15 @@ def both(
     ours: str, *theirs: str, names: tuple[str, str] = (".weight", ".bias"), weight: str = "... -> ...",
     bias: str = "... -> ...",
 ) -> tuple[Place, Place]:  # fmt: skip
-    """The places of a layer's weight and bias; names: the peer's suffixes for the two."""
+    """Return the places of a layer's weight and bias.
+
+    Args:
+        ours: Name of the layer in ssvit.
+        theirs: Names of the layer in the peer; several are stacked.
+        names: The peer's suffixes of weight and bias.
+        weight: Pattern of the weight.
+        bias: Pattern of the bias.
+    """
     return (
         Place(f"{ours}.weight", tuple(name + names[0] for name in theirs), weight),
         Place(f"{ours}.bias", tuple(name + names[1] for name in theirs), bias),
@@ -89,7 +102,7 @@ def both(
 
 
 _STACKED = {1: "", 2: "two", 3: "three"}
-_PATTERNS = {  # of the weights of linear layers, or of tensors alone, where they are not kept as they are
+_PATTERNS = {  # patterns of weights of linear layers and of single tensors that are rearranged
     "patch.weight": "d c p q -> d (c p q)",
     "register_tokens": "1 registers d -> 1 registers d",
     "positions.0.embedding": "1 t d -> t d",
@@ -99,12 +112,12 @@ _PATTERNS = {  # of the weights of linear layers, or of tensors alone, where the
 
 
 def table(layer: str, *names: tuple[str, str | tuple[str, ...]]) -> tuple[Place, ...]:
-    """The places of an encoder whose linear layers have torch's layout.
+    """Return the places of an encoder whose linear layers have torch's layout.
 
     Args:
-        layer: The beginning of the peer's names in a layer, with {i}.
-        names: Our modules or tensors, each with the peer's name of it, or with several that are stacked. Modules of a
-            layer (norm1, attention.qkv, ...) are named within it. One may be named again for files that have
+        layer: Prefix of the peer's names in a layer, with {i}.
+        names: Modules or tensors of ssvit, each with the peer's name, or with several that are stacked. Modules of a
+            layer (norm1, attention.qkv, ...) are named relative to it. A module may be listed again for files that use
             another name.
     """
     places = []
@@ -126,42 +139,43 @@ def table(layer: str, *names: tuple[str, str | tuple[str, ...]]) -> tuple[Place,
 
 @dataclass(frozen=True)
 class Layout:
-    """A peer's complete encoder."""
+    """Describe the complete encoder of a peer."""
 
     peer: str
-    signature: str  # the name of the patch projection, by which a file is known
-    table: tuple[Place, ...]  # of the encoder
-    left: str  # the pattern of the names that are not read
-    normalisation: Mapping[str, Any]  # the peer's usual mean and std
-    head: tuple[Place, ...] = ()  # of a classifier
-    aliases: tuple[tuple[str, str], ...] = ()  # of older versions, as (pattern, replacement)
-    marks: tuple[str, ...] = ()  # of which a file must have one, where the signature is not the peer's alone
-    # From the files in a folder: some of `reading_options.FOREIGN_OPTIONS`, "gelu", and "remark", a sentence to print.
+    signature: str  # name of the patch projection, which identifies the layout
+    table: tuple[Place, ...]  # tensors of the encoder
+    left: str  # pattern of the names that are not read
+    normalisation: Mapping[str, Any]  # default mean and std of the peer
+    head: tuple[Place, ...] = ()  # tensors of a classifier
+    aliases: tuple[tuple[str, str], ...] = ()  # names in older versions, as (pattern, replacement)
+    marks: tuple[str, ...] = ()  # names of which a file must contain one, if several peers share the signature
+    # Reads a folder's files: some of `reading_options.FOREIGN_OPTIONS`, "gelu", and "remark", a sentence to print.
     beside: Callable[[Path], dict[str, object]] = lambda folder: {}
-    bare: tuple[str, str] = ("", "")  # names to write if a hybrid's stem has no stages, as (pattern, replacement)
+    bare: tuple[str, str] = ("", "")  # names for export if a hybrid's stem has no stages, as (pattern, replacement)
     epsilons: str = "authors"
     norm_epsilon: float = 1e-6
-    heads: Mapping[int, int] = field(default_factory=dict)  # by width, where they are not the usual ones
-    rotary: bool = False  # whether positions are rotary, which are not in the table
-    masks_keys: bool = False  # whether keys have no bias, whatever the file holds
+    heads: Mapping[int, int] = field(default_factory=dict)  # number of heads by width, if it differs from the usual one
+    rotary: bool = False  # whether positions are rotary; these are not in the table
+    masks_keys: bool = False  # whether the bias of keys is zero, whatever the file contains
     gelu: str = "exact"
-    places_registers: bool = False  # whether there are positions, zeros, of registers in what is written
-    # By the first part of its name, what makes the peer's representation of the encoder's outputs, and is not read.
+    places_registers: bool = False  # whether exports contain zero positions of registers
+    # Heads that compute the peer's representation and are not read: description by the first part of the name.
     beyond: Mapping[str, str] = field(default_factory=dict)
 
     def usual(self, name: str) -> str:
-        """The usual name of a tensor, from that of any version."""
+        """Return the usual name of a tensor from its name in any version."""
         for pattern, replacement in self.aliases:
             name = re.sub(pattern, replacement, name)
         return name
 
     def has(self, ours: str, names: Collection[str]) -> bool:
-        """Whether the peer's name of a tensor of ours is among some names."""
+        """Return whether names contain the peer's name of a tensor of ssvit."""
         return any(place.ours == ours and place.numbers(names) for place in self.table)
 
     def of(self, names: Collection[str]) -> "Layout":
-        """The layout of a file with these names: of several places for a tensor of ours the first that it has, or else
-        the last.
+        """Select the places that match a file with these names.
+
+        Of several places for one tensor of ssvit, the first whose names are in the file is used, or else the last.
         """
         table: dict[str, Place] = {}
         for place in self.table:
@@ -170,12 +184,12 @@ class Layout:
         return replace(self, table=tuple(table.values()))
 
     def depth(self, names: Collection[str]) -> int:
-        """The number of layers, by the highest in a name, and at most one more than can be complete."""
+        """Return the number of layers from the highest number in a name, at most one more than can be complete."""
         complete = len(names) // sum("{i}" in place.ours and place.ours not in OPTIONAL for place in self.table)
         return min(complete + 1, _count({i for (i,) in self._place("blocks.{i}.norm1.weight").numbers(names)}))
 
     def units(self, names: Collection[str]) -> list[int] | None:
-        """The units of each stage of a hybrid's stem, None where there is no stem."""
+        """Return the number of units in each stage of a hybrid's stem, or None without a stem."""
         if not self.has("stem.root.weight", names):
             return None
         place = self._place("stem.stages.{s}.{u}.conv1.weight")
@@ -187,7 +201,13 @@ class Layout:
     def places(
         self, *, depth: int, absent: Collection[str] = (), units: Sequence[int] | None = None
     ) -> Iterator[Place]:
-        """Every place of an encoder, each layer's and each unit's in turn. absent: what it lacks of `OPTIONAL`."""
+        """Yield every place of an encoder, for each layer and each unit.
+
+        Args:
+            depth: Number of layers.
+            absent: Names in `OPTIONAL` that the encoder does not have.
+            units: Number of units in each stage of a hybrid's stem; None without a stem.
+        """
         for place in self.table:
             if place.ours in absent:
                 continue
@@ -195,29 +215,34 @@ class Layout:
                 yield from (place.at(i=layer) for layer in range(depth))
             elif "{s}" in place.ours:
                 for stage, count in enumerate(units or ()):
-                    # Only the first unit of a stage has another shape than its input, and a shortcut for it.
+                    # Only the first unit of a stage changes the shape, and has a shortcut for this.
                     for unit in range(1 if "shortcut" in place.ours else count):
                         yield place.at(s=stage, u=unit, S=stage + 1, U=unit + 1)
             elif units is not None or not place.ours.startswith("stem."):
                 yield place
 
     def _place(self, ours: str) -> Place:
+        """Return the first place of a tensor of ssvit."""
         return next(place for place in self.table if place.ours == ours)
 
 
 def _count(numbers: Collection[int]) -> int:
-    """How many numbers there are up to the highest; where some are missing, at most one more than were found."""
+    """Return the highest number plus one; if numbers are missing, at most one more than there are."""
     return 1 + min(max(numbers, default=-1), len(numbers))
 
 
 def per_channel(value: float | Sequence[float], channels: int) -> list[float]:
-    """One number for each channel, where one may stand for all."""
+    """Return one value per channel; a single value is repeated."""
     values = [value] if isinstance(value, int | float) else list(value)
     return values * channels if len(values) == 1 else values
 
 
 def described(file: Path) -> dict[str, Any]:
-    """The object in a JSON file beside weights, {} if there is none. UserError if it cannot be read."""
+    """Return the object in a JSON file next to weights, or {} if there is no file.
+
+    Raises:
+        UserError: It cannot be read as JSON.
+    """
     try:
         return read_json(file)[0]
     except FileNotFoundError:
@@ -237,10 +262,17 @@ def stem(
     root_kernel: str = "w r y x -> w r y x",
     scale: str = "... -> ...",
 ) -> tuple[Place, ...]:
-    """The places of a hybrid's stem.
+    """Return the places of a hybrid's stem.
 
-    root, shortcut: the peer's names of their convolution and norm. unit: of a bottleneck. norm: of its norm {n}. names:
-    suffixes of a kernel, and of a norm's scale and bias.
+    Args:
+        root: The peer's names of the root's convolution and norm.
+        unit: Prefix of a bottleneck's names.
+        shortcut: Names of the shortcut's convolution and norm.
+        norm: Name of the norm {n} in a bottleneck.
+        names: Suffixes of a kernel, and of a norm's scale and bias.
+        kernel: Pattern of a kernel.
+        root_kernel: Pattern of the root's kernel.
+        scale: Pattern of a norm's scale and bias.
     """
 
     def pair(conv: str, normed: str, their_conv: str, their_norm: str, pattern: str = kernel) -> tuple[Place, ...]:

@@ -1,4 +1,4 @@
-"""A checkpoint's evaluation transform (`ssvit.data.augment.crop.CenterCrop`) in words, and in the peers' options."""
+"""Describe the evaluation transform (`ssvit.data.augment.crop.CenterCrop`) in words and in options of peers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,16 @@ from ssvit.options import one_of, whole
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The shorter side is resized to `resize`, then the middle of `size` (height, width) is cut out.
+    """Describe an evaluation transform: resize the shorter side to `resize`, then crop the centre of `size`.
 
-    Without `resize`, or where that would leave less than `size`, an image is resized until it just covers `size`.
-    fit: cover, or squash: the whole image is resized to `size`. unknown: options that this description leaves out.
-    range: the values that become 0 and 1, of one channel after the other; None: bytes.
+    Without `resize`, or if that would leave less than `size`, an image is resized until it just covers `size`.
+
+    Attributes:
+        size: Height and width of the crop in pixels.
+        resize: Pixels of the shorter side; None: see above.
+        fit: cover, or squash: the complete image is resized to `size`.
+        unknown: Options that this description does not cover.
+        range: Values that become 0 and 1, each one per channel; None: bytes.
     """
 
     size: tuple[int, int]
@@ -26,7 +31,12 @@ class Preprocessing:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], size: tuple[int, int]) -> "Preprocessing":
-        """The evaluation transform in a checkpoint's manifest, for images of this (height, width)."""
+        """Return the evaluation transform in a checkpoint's manifest.
+
+        Args:
+            facts: The manifest.
+            size: Height and width of the encoder's images in pixels.
+        """
         options = facts.get("view") or {}
         unknown = {name: value for name, value in options.items() if name not in ("size", "resize", "fit") and value}
         one_of("view.fit", options.get("fit", "cover"), FITS)
@@ -36,7 +46,7 @@ class Preprocessing:
 
     @property
     def shorter_side(self) -> int | None:
-        """The length of every image's shorter side; None if it depends on the image's aspect ratio."""
+        """Return the length of every image's shorter side, or None if it depends on the aspect ratio."""
         if self.fit == "squash":
             return None
         if self.resize is not None and self.resize >= max(self.size):
@@ -44,7 +54,7 @@ class Preprocessing:
         return self.size[0] if self.size[0] == self.size[1] else None
 
     def sentence(self) -> str:
-        """For a model card."""
+        """Return the description for a model card."""
         if self.range is None:
             return self._geometry()
         least, most = (", ".join(f"{value:g}" for value in end) for end in self.range)
@@ -64,7 +74,7 @@ class Preprocessing:
         return f"Images are {how} (bilinear, antialiased), and the middle {size} is cut out (height x width)."
 
     def remarks(self) -> list[str]:
-        """What neither the sentence nor the peers' options say."""
+        """Return remarks that neither the description nor the peers' options contain."""
         if not self.unknown:
             return [] if self.range is None else ["give images whose values are in [0, 1] already, as the card says"]
         options = ", ".join(f"{name}={value}" for name, value in self.unknown.items())
@@ -72,13 +82,13 @@ class Preprocessing:
         return [left_out, *replace(self, unknown={}).remarks()]
 
     def _whole_images(self) -> list[str]:
-        """The remark on a peer that resizes images of the right size, which the evaluation leaves as they are."""
+        """Return a remark if a peer would resize images of the correct size, which the evaluation does not change."""
         if self.shorter_side in (None, min(self.size)):
             return []
         return [f"give images of {'x'.join(map(str, self.size))} without preprocessing: it would enlarge and crop them"]
 
     def huggingface(self) -> tuple[dict[str, Any], list[str]]:
-        """Options of a Hugging Face image processor, and remarks where they are not exact."""
+        """Return the options of a Hugging Face image processor, and remarks where they are not exact."""
         height, width = self.size
         crop = size = {"height": height, "width": width}
         remarks = []
@@ -86,14 +96,14 @@ class Preprocessing:
             size = {"shortest_edge": self.shorter_side}
             rounded = "the image processor rounds the crop's place down, which can shift it by one pixel"
             remarks = [*self._whole_images(), rounded]
-        elif self.fit != "squash":  # it can crop only after resizing all shorter sides to one length
+        elif self.fit != "squash":  # the processor can crop only after resizing all shorter sides to one length
             ratio = f"whose aspect ratio is not {width}:{height}"
             remarks = [f"the image processor squashes images {ratio}, which ssvit crops"]
         found = {"do_resize": True, "size": size, "do_center_crop": True, "crop_size": crop}
         return found | ({} if self.range is None else {"do_rescale": False}), remarks
 
     def timm(self) -> tuple[dict[str, Any], list[str]]:
-        """Options of timm's evaluation transform, and remarks where they are not exact."""
+        """Return the options of timm's evaluation transform, and remarks where they are not exact."""
         if self.fit == "squash":
             return {"crop_pct": 1.0, "crop_mode": "squash"}, []
         least, remarks = min(self.size), self._whole_images()
@@ -101,6 +111,6 @@ class Preprocessing:
         if resize > least and self.size[0] != self.size[1]:
             height, width = self.size
             remarks = [f"timm enlarges images whose aspect ratio is nearer to 1 than {width}:{height} more than ssvit"]
-        # timm resizes images until they cover the size / crop_pct, rounded down.
+        # timm resizes images until they cover floor(size / crop_pct).
         share = next(pct for pct in (least / resize, least / (resize + 0.5)) if math.floor(least / pct) == resize)
         return {"crop_pct": share, "crop_mode": "center"}, remarks

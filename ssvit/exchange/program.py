@@ -1,7 +1,7 @@
-"""An encoder, or a classifier, as one program for ONNX and torch.export.
+"""Export an encoder, or a classifier, as one program for ONNX and torch.export.
 
-Images are float in [0, 1], or uint8; normalisation is inside. A program takes any number of images, and if it is to,
-of any size that the patches divide: the encoder then resamples its positions.
+Images are float in [0, 1], or uint8; normalisation is part of the program. A program takes any number of images and,
+with any_size, any size that is a multiple of the patch size: the encoder then resamples its positions.
 
 Letters: b images, c channels, t tokens, d width, k classes.
 """
@@ -24,14 +24,16 @@ from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
 
 INPUT = "images"
-TOLERANCE = 1e-4  # between onnxruntime and torch, of outputs of the last norm, about 1
-_LARGEST = 1024  # patches along a side, for the tracer, which wants a bound
+TOLERANCE = 1e-4  # maximum difference of onnxruntime and torch, for outputs of the last norm (about 1)
+_LARGEST = 1024  # maximum number of patches along a side, a bound that the tracer requires
 
 
 class Program(nn.Module):
-    """(b, c, h, w) -> a classifier's logits (b, k); or an encoder's tokens (b, t, d) and their pooled features (b, d).
+    """Wrap a model for export, with a tuple of tensors as output.
 
-    options: `any_size` and `resize` of positions, and `input`, count here.
+    Args:
+        model: The encoder or classifier.
+        options: Options of the export, of which `any_size`, `resize` and `input` are used.
     """
 
     def __init__(self, model: ViT | Classify, options: Export) -> None:
@@ -43,34 +45,49 @@ class Program(nn.Module):
 
     @property
     def encoder(self) -> ViT:
+        """Return the encoder of the model."""
         encoder = self.model if isinstance(self.model, ViT) else self.model.encoder
-        assert isinstance(encoder, ViT)  # as the options have checked
+        assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
         return encoder
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return logits (b, k), or an encoder's tokens (b, t, d) and features (b, d), for images (b, c, h, w)."""
         if isinstance(self.model, ViT):
             tokens = self.model(images)
             return tokens, self.model.pool(tokens)
         return (self.model.logits(images),)
 
     def example(self, count: int, height: int, width: int) -> Tensor:
-        """Images as it takes them, (count, c, height, width), of random pixels that are always the same."""
+        """Return example images of the input type, with fixed random pixels.
+
+        Args:
+            count: Number of images.
+            height: Height in pixels.
+            width: Width in pixels.
+
+        Returns:
+            Images, (count, c, height, width).
+        """
         images = torch.rand(count, self.encoder.channels, height, width, generator=torch.Generator().manual_seed(count))
         return images if self.options.input == FLOAT else (255 * images).round().to(torch.uint8)
 
 
 @torch.no_grad()
 def trace(program: Program) -> ExportedProgram:
-    """The program as one graph, without paths of this machine. UserError if it cannot be traced."""
+    """Trace the program to one graph, without paths of this machine.
+
+    Raises:
+        UserError: It cannot be traced.
+    """
     (height, width), (p, q) = program.encoder.image_size, program.encoder.patch_size
     shape: dict[int, Dim] = {0: Dim("batch")}
     if program.options.any_size:
         shape |= {2: p * Dim("rows", max=_LARGEST), 3: q * Dim("columns", max=_LARGEST)}
-        # Sizes that differ from each other and from the encoder's own keep the tracer from taking them for the same.
+        # The sizes differ from each other and from the encoder's, so that the tracer does not identify them.
         height, width = height + p, width + 2 * q
     images = program.example(2, height, width)
     try:
-        # By its formula, attention gives the same strides on every machine, and when ONNX takes it apart.
+        # The math implementation of attention gives the same strides on every machine and in ONNX.
         with sdpa_kernel(SDPBackend.MATH):
             exported = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
     except private.tracing_errors() as error:
@@ -82,14 +99,26 @@ def trace(program: Program) -> ExportedProgram:
 
 
 def write_torch(program: Program, metadata: Mapping[str, object], path: Path) -> None:
-    """As torch.export.load reads it, and the metadata by extra_files={"metadata.json": ""}."""
-    data = io.BytesIO()  # torch's own writer tells no reason when a disk is full
+    """Write a program for torch.export.load.
+
+    Args:
+        program: The program.
+        metadata: Metadata, which extra_files={"metadata.json": ""} reads.
+        path: The file.
+    """
+    data = io.BytesIO()  # torch's writer reports no reason when a disk is full
     torch.export.save(trace(program), data, extra_files={"metadata.json": json.dumps(metadata, ensure_ascii=False)})
     write(path, data.getbuffer())
 
 
 def write_onnx(program: Program, metadata: Mapping[str, object], path: Path) -> None:
-    """As ONNX, the weights inside; the metadata as metadata_props, in JSON except for text."""
+    """Write a program as ONNX, including the weights.
+
+    Args:
+        program: The program.
+        metadata: Metadata, stored as metadata_props, in JSON unless it is text.
+        path: The file.
+    """
     exported, outputs = trace(program), program.outputs
     with sdpa_kernel(SDPBackend.MATH):
         written = torch.onnx.export(exported, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)
@@ -105,7 +134,7 @@ def write_onnx(program: Program, metadata: Mapping[str, object], path: Path) -> 
 
 @torch.no_grad()
 def difference(program: Program, path: Path) -> float | None:
-    """The largest difference between the outputs of onnxruntime and the program; None if it is not installed."""
+    """Return the maximum difference of the outputs of onnxruntime and the program; None without onnxruntime."""
     try:
         import onnxruntime
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
-"""Another project's file of weights as a checkpoint: its layout, its encoder, and its weights by ssvit's names.
+"""Read a file of another project's weights: its layout, its encoder, and its weights under the names of ssvit.
 
-What the shapes do not contain comes from the user, else from the files beside it, else from the usual values, and is
-printed. Torch is loaded only for the weights.
+Values that the shapes do not determine are taken from the user's options, then from the files next to the weights, then
+from defaults of the layout, and are printed. Torch is imported only to load the weights.
 """
 
 import itertools
@@ -30,17 +30,26 @@ if TYPE_CHECKING:
 
 LAYOUTS = (GOOGLE, *DINOV3, DINOV2, HUGGINGFACE, TORCHVISION, FACEBOOK, TIMM)
 _TOLD = tuple(ForeignEncoder.model_fields)
-HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: Ti, S, B, L, H and DINOv2's giant
-_SIZE = 224  # of images for an encoder that has no positions of its own
-_SHOWN = 3  # names in an error
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: from Ti to H, DINOv2's giant
+_SIZE = 224  # default image size of an encoder whose positions do not determine it
+_SHOWN = 3  # maximum number of names in a message
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """The encoder in a file: its arguments, where each tensor is, and remarks to print."""
+    """Hold the description of an encoder in a file.
+
+    Attributes:
+        path: The file.
+        names: Names of the tensors in the file, by the usual names of the peer.
+        places: Correspondences between the tensors of ssvit and of the file.
+        arguments: Options of the encoder.
+        notes: Remarks to print.
+        masks_keys: Whether the bias of keys is set to zero.
+    """
 
     path: Path
-    names: Mapping[str, str]  # in the file, by the peer's usual ones
+    names: Mapping[str, str]  # tensor names in the file, by the usual names of the peer
     places: tuple[Place, ...]
     arguments: Mapping[str, Any]
     notes: tuple[str, ...]
@@ -48,11 +57,15 @@ class Foreign:
 
     @property
     def name(self) -> str:
-        """The name of its repository, or of the file without its suffix."""
+        """Return the name of the file's repository on the Hugging Face Hub, or of the file without its suffix."""
         return hub.name(self.path)
 
     def weights(self) -> dict[str, "Tensor"]:
-        """The state of the encoder, by our names. ForeignError if a tensor cannot be read."""
+        """Return the state dict of the encoder, under the names of ssvit.
+
+        Raises:
+            ForeignError: A tensor cannot be read or has a wrong shape.
+        """
         import torch
         import torch.nn.functional as F
 
@@ -63,12 +76,12 @@ class Foreign:
         theirs = {usual: tensors[name] for usual, name in self.names.items()}
         try:
             state = {place.ours: place.read(theirs) for place in self.places}
-        except RuntimeError as error:  # parts of one tensor that have different shapes
+        except RuntimeError as error:  # the parts of one tensor have different shapes
             raise ForeignError(f"{self.path}: {' '.join(str(error).split())[:200]}") from None
         channels = self.arguments["channels"]
         for name in ("mean", "std"):
             state[name] = torch.tensor(self.arguments[name], dtype=torch.float32).flatten().expand(channels).clone()
-        with torch.device("meta"):  # no memory is allocated before the shapes are known to be the file's
+        with torch.device("meta"):  # no memory is allocated before the shapes are compared with the file
             expected = ViT(vit_options.ViT(**self.arguments)).state_dict()
         for layer in range(self.arguments["depth"]):
             bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * self.arguments["width"]))
@@ -80,13 +93,13 @@ class Foreign:
         else:
             rows, wanted = state["positions.0.embedding"], len(expected["positions.0.embedding"])
             if (registers := self.arguments.get("registers")) and len(rows) == wanted + registers:
-                # Ours have no positions: what is added to them is the same each time.
+                # Registers of ssvit have no positions: their constant position embeddings are added to the tokens.
                 first = wanted - math.prod(
                     encoder_options.grid(self.arguments["image_size"], self.arguments["patch_size"])
                 )
                 state["register_tokens"] = state["register_tokens"] + rows[first : first + registers]
                 rows = torch.cat([rows[:first], rows[first + registers :]])
-            # Special tokens that have no positions in the file get zeros.
+            # Prefix tokens without positions in the file get zeros.
             missing = wanted - len(rows)
             state["positions.0.embedding"] = F.pad(rows, (0, 0, missing, 0))
         for place in self.places:
@@ -98,9 +111,14 @@ class Foreign:
 
 
 class Own(Foreign):
-    """An encoder that ssvit exported as safetensors, whose names and shapes are ours."""
+    """Hold the description of an encoder that ssvit exported as safetensors, with names and shapes of ssvit."""
 
     def weights(self) -> dict[str, "Tensor"]:
+        """Return the state dict of the encoder.
+
+        Raises:
+            ForeignError: A tensor is missing, cannot be read or has a wrong shape.
+        """
         import torch
 
         tensors = files.tensors(self.path, self.names.values())
@@ -113,7 +131,18 @@ class Own(Foreign):
 
 
 def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
-    """The encoder of an export as safetensors; None if the file is none. UserError if its config.json is damaged."""
+    """Return the encoder of an export of ssvit as safetensors, or None if the file is not such an export.
+
+    Args:
+        path: The file.
+        shapes: Names and shapes of its tensors.
+        given: The user's options.
+
+    Raises:
+        UserError: The config.json is damaged.
+        ForeignError: The file has fewer tensors than the encoder has layers.
+        OptionError: The user sets an option that the config.json contains.
+    """
     names = {name.removeprefix("encoder."): name for name in shapes if name.startswith("encoder.")}
     arguments = described(path.parent / "config.json").get("encoder")
     if not names or not isinstance(arguments, Mapping):
@@ -122,7 +151,7 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
         encoder = timm_options.of(arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: describes no encoder ({error})") from None
-    if encoder.depth > len(names):  # nothing is built of what the file cannot hold
+    if encoder.depth > len(names):  # reject a depth that the file cannot contain before a model is built
         raise ForeignError(f"{path}: has fewer tensors than its config.json says layers")
     for name in _TOLD:
         if given.get(name) is not None:
@@ -133,10 +162,15 @@ def _own(path: Path, shapes: Shapes, given: Mapping[str, Any]) -> Own | None:
 
 
 def read(path: Path, given: Mapping[str, Any]) -> Foreign:
-    """Find the encoder in a file.
+    """Return the description of the encoder in a file.
 
-    given: the user's options; those that are None, or no options of a ViT, are ignored. ForeignError for a tensor
-    that has no place or is missing, OptionError for an option that must be given.
+    Args:
+        path: The file.
+        given: The user's options; those that are None or are not options of a ViT are ignored.
+
+    Raises:
+        ForeignError: A tensor is missing or has no place in the layout.
+        OptionError: An option is missing or contradicts the file.
     """
     shapes = files.shapes(path)
     if own := _own(path, shapes, given):
@@ -161,10 +195,10 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     letters = {letter: size for place in places for letter, size in place.letters(usual).items()}
     if not letters.keys() >= set("dcpqm" if layout.rotary else "dcpqmt"):
         raise ForeignError(f"{path}: its tensors have other shapes than {layout.peer}'s")
-    if letters.get("periods"):  # one for each four numbers of a head
+    if letters.get("periods"):  # one period for each four channels of a head
         letters["h"] = letters["d"] // (4 * letters["periods"])
     known = _beside(layout, path.parent) | ({"heads": letters["h"]} if "h" in letters else {})
-    normalisation = IMAGENET if scaled else layout.normalisation  # as DINOv2, DeiT III and BEiT
+    normalisation = IMAGENET if scaled else layout.normalisation  # as in DINOv2, DeiT III and BEiT
     usual_values = {"heads": {**HEADS, **layout.heads}.get(letters["d"]), **normalisation}
     chosen, sources = choose(_TOLD, usual_values, known, given)
     if "heads" not in chosen:
@@ -194,7 +228,7 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
         "mlp": "swiglu" if gated else "gelu",
         "gelu": "exact" if gated else gelu,
         "norm_epsilon": epsilon,
-        "layer_scale": 1e-5 if scaled else None,  # where it began, as in DINOv2
+        "layer_scale": 1e-5 if scaled else None,  # the initial value, as in DINOv2
         "registers": registers,
         "pooling": known.get("pooling") or ("class_token" if special["class_token"] else "patch_mean"),
         "positions": "rotary" if layout.rotary else "learned_1d",
@@ -208,7 +242,8 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
     }
     vit_options.ViT(**arguments)
     outside = {_first_part(name, prefix) for name in shapes if not name.startswith(prefix)}
-    kept = {_first_part(name) for name in wanted}  # of a part that is read, the name of what is not
+    # A part that is read only partially is reported by the last names of the tensors that are not read.
+    kept = {_first_part(name) for name in wanted}
     within = {(_first_part(name), name.rpartition(".")[2]) for name in usual if name not in wanted}
     behind = sorted(outside | {last if part in kept else part for part, last in within})
     patches = math.prod(encoder_options.grid(size, patch))
@@ -233,7 +268,17 @@ def read(path: Path, given: Mapping[str, Any]) -> Foreign:
 def choose(
     names: Sequence[str], usual: Mapping[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values that the user gives, or else the files beside, or else usual ones; and their sources."""
+    """Select values by precedence: the user's options, the files next to the weights, the defaults.
+
+    Args:
+        names: Names of the values.
+        usual: Default values.
+        known: Values from the files next to the weights.
+        given: The user's options.
+
+    Returns:
+        The values and their sources, both by name.
+    """
     values, sources = {}, {}
     for source, found in (("as usual", usual), ("as it says", known), ("as told", given)):
         for name in names:
@@ -243,7 +288,7 @@ def choose(
 
 
 def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:
-    """The layout of a file, and the prefix of all names of its encoder."""
+    """Return the layout of a file, and the prefix of the names of its encoder."""
     for layout in LAYOUTS:
         names = [name for name in shapes if re.search(rf"(^|[./]){re.escape(layout.signature)}\Z", name)]
         if len(names) > 1:
@@ -256,7 +301,11 @@ def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:
 
 
 def _beside(layout: Layout, folder: Path) -> dict[str, Any]:
-    """What the files beside the weights tell. UserError if one of them is no description of this peer's."""
+    """Return the options in the files next to the weights.
+
+    Raises:
+        UserError: One of the files is not a description by this peer.
+    """
     try:
         return layout.beside(folder)
     except UserError:
@@ -266,15 +315,23 @@ def _beside(layout: Layout, folder: Path) -> dict[str, Any]:
 
 
 def _first_part(name: str, beside: str = "") -> str:
-    """The first part of a tensor's name that is not one of a prefix, too."""
+    """Return the first part of a tensor's name that differs from the prefix."""
     parts, above = re.split(r"[./]", name), re.split(r"[./]", beside)
     return next((part for part, other in itertools.zip_longest(parts, above) if part != other), name)
 
 
 def _size(path: Path, rows: int, patch: tuple[int, int], special: Sequence[int], given: object) -> tuple[int, int]:
-    """Height and width of the images that so many positions are for: as given, else a square of patches.
+    """Return the height and width of the images for which a number of positions was learned.
 
-    special: how many of the positions may be for other tokens, the likeliest first.
+    Args:
+        path: The file, for messages.
+        rows: Number of positions.
+        patch: Height and width of a patch in pixels.
+        special: Possible numbers of positions of prefix tokens, the most probable first.
+        given: The user's option; None: assume a square grid of patches.
+
+    Raises:
+        OptionError: The positions do not fit the size, or are not a square.
     """
     if given is None:
         for others in special:
@@ -292,11 +349,12 @@ def _size(path: Path, rows: int, patch: tuple[int, int], special: Sequence[int],
 
 
 def _refuse(path: Path, what: str, names: list[str]) -> None:
+    """Raise ForeignError if there are names."""
     if names:
         raise ForeignError(f"{path}: {what} {first_of(names)}")
 
 
 def first_of(names: list[str]) -> str:
-    """Some names as they can stand in a line."""
+    """Format the first names of a list for a one-line message."""
     more = len(names) - _SHOWN
     return ", ".join(map(files.shown, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""timm's VisionTransformer, which DeiT's, MAE's and DINOv2's published encoders share their names with."""
+"""Map the tensor names of timm's VisionTransformer, which the published DeiT, MAE and DINOv2 encoders use too."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
-# timm's models with a stem, by the units of its stages.
+# timm models with a stem, by the number of units in its stages.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -34,12 +34,16 @@ _TABLE = (
         ("norm", "norm"),
     ),
 )  # fmt: skip
-_POOLINGS = {"token": "class_token", "avg": "patch_mean"}  # timm's names of them
-_ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # timm's names of the GELUs
+_POOLINGS = {"token": "class_token", "avg": "patch_mean"}  # keys: timm's names
+_ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh"}  # keys: timm's names
 
 
 def beside(folder: Path) -> dict[str, Any]:
-    """The options in a config.json of timm's. UserError for a model that is no plain ViT."""
+    """Return the options in timm's config.json.
+
+    Raises:
+        UserError: The model is not a plain ViT.
+    """
     config = described(folder / "config.json")
     arguments, trained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
     if (activation := arguments.get("act_layer") or "gelu") not in _ACTIVATIONS:
@@ -55,7 +59,12 @@ def beside(folder: Path) -> dict[str, Any]:
 
 
 def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
-    """What of an encoder with these arguments and its head no model of timm's has, None if one has all."""
+    """Return a property of an encoder and its head that no timm model supports, or None.
+
+    Args:
+        arguments: Options of the encoder.
+        classifier: Options of the head; None without one.
+    """
     stem, distilled = arguments.get("stem"), arguments.get("distillation_token", False)
     if stem is not None and (tuple(stem["layers"]) not in _HYBRIDS or stem["width"] != 64):
         return f"a stem of layers {list(stem['layers'])} and width {stem['width']}"
@@ -73,12 +82,18 @@ def lacks(arguments: Mapping[str, Any], classifier: Mapping[str, Any] | None) ->
 
 
 def ratio(hidden: int, width: int) -> float:
-    """What an encoder's width is multiplied by to make its MLP's; timm rounds the product down."""
+    """Return a ratio by which timm computes this hidden width of an MLP; timm rounds the product down."""
     return next(ratio for ratio in (hidden / width, (hidden + 0.5) / width) if int(width * ratio) == hidden)
 
 
 def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]) -> dict[str, Any]:
-    """The config.json that timm.create_model reads from a folder; resized: the options of `Preprocessing.timm`."""
+    """Return the config.json that timm.create_model reads from a folder.
+
+    Args:
+        encoder: The encoder.
+        classes: Class names, empty without a head.
+        resized: Options from `Preprocessing.timm`.
+    """
     name, first = "vit_base_patch16_224", "patch_embed.proj"
     if encoder.stem is not None:
         name, first = _HYBRIDS[tuple(encoder.arguments["stem"]["layers"])], f"{_BACKBONE}.stem.conv"
@@ -101,7 +116,7 @@ def config(encoder: "ViT", classes: Sequence[str], resized: Mapping[str, object]
             "embed_dim": width,
             "depth": len(encoder.blocks),
             "num_heads": encoder.arguments["heads"],
-            "mlp_ratio": ratio(encoder.blocks[0].expand.out_features, width),  # with SwiGLU, of both its halves
+            "mlp_ratio": ratio(encoder.blocks[0].expand.out_features, width),  # with SwiGLU, of both halves
             **({} if encoder.arguments["gelu"] == "exact" else {"act_layer": "gelu_tanh"}),
             **({} if scale is None and not gated else {"init_values": scale}),
             **({} if encoder.register_tokens is None else {"reg_tokens": encoder.arguments["registers"]}),
@@ -138,7 +153,7 @@ TIMM = Layout(
     beside=beside,
 )
 
-# Facebook's files hold their weights under "model", and timm's do not.
+# Files of Facebook nest their weights under "model", files of timm do not.
 FACEBOOK = Layout(
     peer="MAE, DeiT or DINOv2",
     signature="patch_embed.proj.weight",
@@ -147,7 +162,7 @@ FACEBOOK = Layout(
     normalisation=IMAGENET,
     aliases=(
         (r"^register_tokens$", "reg_token"),
-        (r"\.mlp\.w12\.", ".mlp.fc1."),  # SwiGLU's
+        (r"\.mlp\.w12\.", ".mlp.fc1."),  # packed SwiGLU
         (r"\.mlp\.w3\.", ".mlp.fc2."),
     ),
     epsilons="timm",

@@ -1,4 +1,4 @@
-"""A file of the weights of a model of timm, which stays timm's; the user tells which model it is."""
+"""Read a file of weights of a timm model, which stays a timm model; the user sets its name."""
 
 import re
 from collections.abc import Mapping
@@ -16,17 +16,21 @@ from ssvit.options import OptionError, UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SIZE = 224  # of images, where neither the file beside the weights nor the model's name tells another one
-# Buffers that files of older versions of timm hold, and that a model computes itself.
+_SIZE = 224  # default image size without one in config.json or in the model's name
+# Buffers in files of older versions of timm, which a model computes itself.
 _COMPUTED = re.compile(r"(^|\.)(num_batches_tracked|relative_position_index|attn_mask)$")
 
 
 @dataclass(frozen=True)
 class TimmFile(Foreign):
-    """The weights of a model of timm; those of its classifier are left."""
+    """Hold the description of a timm model in a file; the classifier's weights are not read."""
 
     def weights(self) -> "dict[str, Tensor]":
-        """The state of the encoder. ForeignError that names missing, unexpected and misshapen tensors."""
+        """Return the state dict of the encoder.
+
+        Raises:
+            ForeignError: Tensors are missing, unexpected or of a wrong shape.
+        """
         from ssvit.models.timm import Timm
 
         encoder = Timm(timm_options.Timm(**self.arguments))
@@ -56,7 +60,16 @@ class TimmFile(Foreign):
 
 
 def read(path: Path, given: Mapping[str, Any]) -> TimmFile:
-    """The encoder in a file. given: the user's options, "model" among them. OptionError if one is wrong."""
+    """Return the description of the timm model in a file.
+
+    Args:
+        path: The file.
+        given: The user's options, including "model".
+
+    Raises:
+        OptionError: An option is missing or invalid.
+        UserError: The config.json does not describe a timm model.
+    """
     if given.get("heads") is not None:
         raise OptionError("heads", given["heads"], "is for a ViT; timm's models have arguments={…}")
     if given.get("model") is None:

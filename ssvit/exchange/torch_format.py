@@ -1,6 +1,6 @@
-"""Files that torch.save writes, read by torch.load as data: no class or function that is not torch's is called.
+"""Read files of torch.save by torch.load as data: no class or function outside of torch is called.
 
-The opcodes of the pickles are counted before, as torch.load does not bound the memory that a file takes.
+The opcodes of the pickles are counted first, as torch.load does not bound the memory that a file may use.
 """
 
 import io
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 # Bounds on a file; an encoder of 1,000 layers stays below them.
 _LONGEST_PICKLE = 10_000_000  # bytes
 _MOST_OPCODES = 1_000_000
-_MOST_TUPLES = 60_000  # a tensor needs four; the hash of 100,000 in one another overflows the stack
-_DEEPEST = 16  # dictionaries
+_MOST_TUPLES = 60_000  # a tensor needs four; hashing 100,000 nested tuples overflows the stack
+_DEEPEST = 16  # nested dictionaries
 _LONGEST_NAME = 256  # characters
-_OLD_PICKLES = 5  # of a file before torch 1.6: magic number, version, system, contents, keys of the storages
+_OLD_PICKLES = 5  # pickles in a file before torch 1.6: magic number, version, system, contents, storage keys
 _TENSORS = {f"torch._utils _rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter", "parameter_with_state")}
 
 
 class RefusedError(ValueError):
-    """A file holds something that is not read, which the message names."""
+    """Report content of a file that is not read; the message names it."""
 
 
 class _Ignored:
-    """An object of a class that is not torch's, such as argparse.Namespace: its arguments and its state are dropped."""
+    """Replace an object of a class outside of torch, such as argparse.Namespace, without its arguments and state."""
 
     def __new__(cls, *arguments: object) -> "_Ignored":
         return super().__new__(cls)
@@ -43,10 +43,10 @@ class _Ignored:
 def read(path: Path) -> dict[str, "Tensor"]:
     """Return the tensors of a file by their full names ({"model": {"norm": …}} as model.norm).
 
-    Anything else in the file is ignored. The numbers are mapped from the file, except from files of torch before 1.6.
+    Any other content is ignored. Values are memory-mapped from the file, except in files of torch before 1.6.
 
     Raises:
-        RefusedError: The file holds something that is not read.
+        RefusedError: The file contains something that is not read.
         Exception: The file is damaged, as torch, zipfile and pickletools report it.
     """
     with open(path, "rb") as file:
@@ -60,6 +60,7 @@ def read(path: Path) -> dict[str, "Tensor"]:
 
 
 def _zipped(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield the pickles of a zip file, after checking their sizes."""
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
@@ -71,6 +72,7 @@ def _zipped(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def _consecutive(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Return the consecutive pickles of a file before torch 1.6."""
     pickles = io.BytesIO(file.read(_LONGEST_PICKLE))
     return (pickles for _ in range(_OLD_PICKLES))
 

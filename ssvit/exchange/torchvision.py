@@ -1,4 +1,4 @@
-"""torchvision's VisionTransformer."""
+"""Map the tensor names of torchvision's VisionTransformer."""
 
 from ssvit.exchange.layout import IMAGENET, Layout, table
 

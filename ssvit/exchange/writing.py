@@ -1,4 +1,4 @@
-"""Weights by another project's names: the layouts read backwards.
+"""Convert weights to the tensor names of another project, by its layout.
 
 Letters: t tokens, d width.
 """
@@ -15,10 +15,16 @@ from ssvit.objectives.classify import Classify
 
 @torch.no_grad()
 def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """The peer's tensors of an encoder, their names after a prefix, and of a classifier's head, without the prefix.
+    """Return the peer's tensors of an encoder and of a classifier's head.
 
-    Positions of any kind become the rows (t, d) that are added, zeros if there are none. Where the layout has rows for
-    the registers too, these are zeros.
+    Positions of any kind are exported as the rows (t, d) that are added, zeros if there are none. If the layout has
+    rows for registers, these are zeros.
+
+    Args:
+        layout: Layout of the peer.
+        encoder: The encoder.
+        head: The classifier; None without one.
+        prefix: Prefix of the encoder's names, which is not added to those of the head.
     """
     state = encoder.state_dict()
     zeros = torch.zeros(
@@ -43,5 +49,5 @@ def tensors(layout: Layout, encoder: ViT, head: Classify | None = None, prefix: 
     for place in layout.head:
         if place.ours in heads:
             written |= place.write(heads[place.ours], letters)
-    # Copies, since safetensors writes no two tensors that share memory.
+    # Copies, since safetensors rejects tensors that share memory.
     return {name: value.detach().clone() for name, value in written.items()}

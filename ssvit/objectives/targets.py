@@ -88,8 +88,8 @@ class Classes:
 class MeanColor(targets_options.MeanColor, Classes):
     """Predict the mean colour of each cell of a grid as a class, with 2^bits levels per channel.
 
-    Here the grid has one cell. The class of a cell is computed by level = min(floor(levels * mean), levels - 1) and class =
-    levels^2 R + levels G + B (for three channels).
+    Here the grid has one cell. The level of a channel is min(floor(levels * mean), levels - 1), and the class of three
+    channels is levels^2 R + levels G + B.
     """
 
     @cached_property
@@ -167,7 +167,7 @@ class Regression:
         return self.losses(guess, labels).double()
 
     def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """Return the variance around the mean patch (l2) or the mean distance from the median patch (l1), and this patch."""
+        """Return the variance around the mean patch (l2), or the mean distance to the median one (l1), and this patch."""
         exact = labels.flatten(0, -2).double()
         middle = exact.mean(0) if self.loss == "l2" else exact.median(0).values
         distance = exact - middle
