@@ -1,1 +1,1 @@
-"""Faster implementations of layers for CPUs."""
+"""Provide faster implementations of layers for CPUs."""

@@ -1,8 +1,8 @@
-"""Faster models on a CPU without a change of their code: `accelerate` gives modules classes that call the kernels.
+"""Accelerate models on a CPU without changing their code: `accelerate` replaces the classes of modules.
 
-The new class is a subclass of the module's class, with the same parameters, state and name. A parametrized module
-(LoRA) becomes a parametrized module of the subclass. For tensors of types, shapes or devices that the kernels do not
-support, and for modules with hooks or of other classes, the original code runs.
+The new class is a subclass of the module's class that calls the kernels, with the same parameters, state and name. A
+parametrized module (LoRA) becomes a parametrized module of the subclass. The original code runs for tensors of types,
+shapes or devices that the kernels do not support, and for modules with hooks or of other classes.
 
 Letters: b images, t tokens, m output tokens, d width.
 """
@@ -22,21 +22,28 @@ from ssvit.private import has_hooks
 
 
 class Linear(nn.Linear):
-    """By `fused.linear` for tokens; a single vector for each image is too little work."""
+    """Apply `fused.linear` to tokens; a single vector per image is too little work to profit."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the linear layer: (..., i) -> (..., o)."""
         return super().forward(x) if self.bias is None or x.ndim < 3 else linear(x, self.weight, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
+    """Apply `fused.layer_norm`."""
+
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise over the last dimension."""
         if self.bias is None or len(self.normalized_shape) > 1:
             return super().forward(x)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class Attention(block.Attention):
+    """Apply attention to the packed projections by `attend_packed`."""
+
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
+        """Apply attention to tokens; see `block.Attention.forward`."""
         if output_ids is None:
             query, packed = None, self.qkv(x)
         else:
@@ -55,9 +62,10 @@ def _turn(rotation: Tensor, output_ids: Ids, query: Tensor, key: Tensor) -> tupl
 
 
 class Block(block.Block):
-    """Each branch with its layer norm as one kernel, which adds the residual too unless there is dropout."""
+    """Compute each branch and its layer norm as one kernel, including the residual unless there is dropout."""
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
+        """Apply attention and MLP to tokens; see `block.Block.forward`."""
         attention, mlp = self.branches()
         fits = output_ids is None and info.rotation is None
         added = self._added(x, attention, self.scale1, info, 0) if fits else None
@@ -69,12 +77,12 @@ class Block(block.Block):
 
     @property
     def adds(self) -> bool:
-        """Whether branches are added as they are, without LayerScale, dropout or stochastic depth."""
+        """Return whether branches are added unchanged, without LayerScale, dropout or stochastic depth."""
         scaled = isinstance(self.scale1, block.LayerScale)
         return not scaled and (not self.training or self.dropout.p == self.drop.rate == 0)
 
     def branches(self) -> tuple[Branch | None, Branch | None]:
-        """Attention and MLP; None for one that does more than the kernels, or with a module that must be called."""
+        """Return attention and MLP, each None if the kernels do not support it or one of its modules must be called."""
         attention, mlp, part = None, None, self.attention
         if unhooked(part, Attention) and part.relative is None and not (self.training and part.dropout > 0):
             attention = _branch(self.norm1, part.qkv, part.out, part.heads)
@@ -83,15 +91,16 @@ class Block(block.Block):
         return attention, mlp
 
     def _added(self, x: Tensor, branch: Branch | None, scale: nn.Module, info: TokenInfo, number: int) -> Tensor | None:
-        """x and a branch of it, or None where the kernels do not support it."""
+        """Return the sum of x and a branch, or None if the kernels do not support the branch."""
         out = None if branch is None else branches(x, branch, adds=self.adds)
         return out if out is None or self.adds else self.add(x, out, scale, info, number)
 
 
 class Layers(block.Layers):
-    """All layers as one kernel where nothing happens between them."""
+    """Compute all layers as one kernel if nothing happens between them."""
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
+        """Apply all blocks to tokens; see `block.Layers.forward`."""
         whole, out = list(self)[: len(self) - (output_ids is not None)], None
         apart = info.between or self.checkpoints or not all(unhooked(block, Block) and block.adds for block in whole)
         if whole and not apart and info.rotation is None:
@@ -104,9 +113,11 @@ class Layers(block.Layers):
 
 
 class ViT(vit.ViT):
+    """Embed patches without a normalised copy of the images."""
+
     def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
-        """Without a normalised copy of the images: the projection is x W / std + (bias - mean W / std)."""
-        # A stem pads normalised images with zeros, which cannot be folded into a projection.
+        """Normalise and project patches in one product, x W / std + (bias - mean W / std); see `vit.ViT.embed`."""
+        # A stem pads normalised images with zeros, so its normalisation cannot be folded into the projection.
         if self.stem is not None or not unhooked(self.patch, Linear):
             return super().embed(images, visible_ids)
         self.check(images)
@@ -117,8 +128,8 @@ class ViT(vit.ViT):
         kind, dtype = images.device.type, weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            weight = weight.to(dtype).to(weight.dtype)  # as rounded for the product, so that the mean cancels exactly
-        # A sum of products: in a matrix product, autocast would round the mean to half precision.
+            weight = weight.to(dtype).to(weight.dtype)  # rounded as in the product, so that the mean cancels exactly
+        # An elementwise sum, since autocast would round the mean to half precision in a matrix product.
         return linear(self.patchify(images, visible_ids).to(dtype), weight, self.patch.bias - (weight * mean).sum(1))
 
 
@@ -130,22 +141,28 @@ _PLAIN = {faster: plain for plain, faster in _FASTER.items()}
 
 
 def accelerate(module: nn.Module, enabled: bool = True) -> None:
-    """Put the kernels under a module and its submodules or, not enabled, take them off again."""
+    """Replace the classes of a module and its submodules by accelerated classes, in place.
+
+    Args:
+        module: The module.
+        enabled: Whether to accelerate; False restores the original classes.
+    """
     swaps = _FASTER if enabled else _PLAIN
     for part in module.modules():
         kind = type(part)
         if is_parametrized(part) and kind.__base__ in swaps:
-            # torch makes a class for each parametrized module, with a property that computes its weight.
+            # torch creates a class for each parametrized module, with a property that computes its weight.
             part.__class__ = type(kind.__name__, (swaps[kind.__base__],), dict(vars(kind)))
         else:
             part.__class__ = swaps.get(kind, kind)
 
 
 def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is exactly of this class and has no hooks, so that it need not be called."""
+    """Return whether a module is exactly of a class and has no hooks, so that calling it can be skipped."""
     return type(module) is kind and not has_hooks(module)
 
 
 def _branch(norm: nn.LayerNorm, first: nn.Linear, second: nn.Linear, heads: int) -> Branch | None:
+    """Return a branch of these modules, or None if one of them must be called."""
     known = unhooked(norm, LayerNorm) and unhooked(first, Linear) and unhooked(second, Linear)
     return Branch(norm, first, second, heads) if known else None

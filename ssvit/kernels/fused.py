@@ -1,8 +1,8 @@
-"""Linear layers, layer norms and branches of a Transformer by faster kernels than torch's on a CPU.
+"""Compute linear layers, layer norms and branches of a Transformer faster than torch does on a CPU.
 
 torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN's
-kernel, which torch.compile's CPU code calls, uses all of it. In bfloat16 with float32 weights, as under autocast,
-`ssvit.kernels.operators` computes whole layers. docs/performance.md has the figures.
+kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 with float32 weights, as under autocast,
+`ssvit.kernels.operators` computes complete layers. docs/performance.md has the figures.
 
 Letters: b images, t tokens, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
@@ -21,18 +21,20 @@ TYPES = {torch.float32} | ({torch.bfloat16} if ONEDNN_HAS_BFLOAT16 else set())
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """The product of two matrices of any strides: (r, i) and (i, o) -> (r, o)."""
+    """Multiply two matrices of any strides: (r, i) and (i, o) -> (r, o)."""
     return onednn_linear(left, right.t()) if left.dtype == torch.float32 else left @ right
 
 
 class Context(Protocol):
-    """What carries tensors from forward to backward."""
+    """Define the type of the context that carries tensors from forward to backward."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     adds: bool
 
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors for backward."""
+        ...
 
 
 class _OneDNN(torch.autograd.Function):
@@ -48,7 +50,7 @@ class _OneDNN(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, len(weight))
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-        # The kernel is fastest when it transposes the narrower matrix.
+        # The kernel is fastest if the narrower matrix is transposed.
         narrow = len(weight) <= weight.shape[1]
         return (
             product(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None,
@@ -59,7 +61,7 @@ class _OneDNN(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(..., d) -> (r, d), as the operators take it."""
+    """Return (..., d) as contiguous bfloat16 rows (r, d), the input of the operators."""
     return x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
 
 
@@ -100,23 +102,33 @@ class _Branches(torch.autograd.Function):
 
 
 def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
+    """Return whether the operators support a product of these tensors in this type."""
     if dtype != torch.bfloat16 or any(p.dtype != torch.float32 or not p.is_contiguous() for p in parameters):
         return False
     return operators.supports_matmul(x, *(width for parameter in parameters for width in parameter.shape))
 
 
 def _dtype(x: Tensor) -> torch.dtype:
-    """The type of products, under autocast too."""
+    """Return the type of products, with autocast taken into account."""
     autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     return torch.get_autocast_dtype("cpu") if autocast else x.dtype
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x (..., i), weight (o, i), bias (o,) -> (..., o), as torch's `linear` gives it, under autocast too."""
+    """Apply a linear layer, with the result of torch's `linear`, under autocast too.
+
+    Args:
+        x: Inputs, (..., i).
+        weight: Weight, (o, i).
+        bias: Bias, (o,).
+
+    Returns:
+        Outputs, (..., o).
+    """
     dtype = _dtype(x)
     if _by_kernels(x, dtype, weight, bias):
         return _Linear.apply(x, weight, bias)
-    # torch.compile cannot take oneDNN's kernel, and an exported graph is for any machine.
+    # torch.compile does not support oneDNN's kernel, and an exported graph must run on any machine.
     here = HAS_ONEDNN and x.device.type == "cpu" and not torch.compiler.is_compiling()
     if here and dtype in TYPES and x.numel() > 0:
         return _OneDNN.apply(x, weight, bias, dtype)
@@ -140,14 +152,31 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """x (..., d), weight and bias (d,) -> (..., d), as torch's `layer_norm` gives it."""
+    """Apply layer norm over the last dimension, with the result of torch's `layer_norm`.
+
+    Args:
+        x: Inputs, (..., d).
+        weight: Scale, (d,).
+        bias: Bias, (d,).
+        epsilon: Value added to the variance.
+
+    Returns:
+        Outputs, (..., d).
+    """
     if operators.supports_layer_norm(x) and weight.dtype == torch.float32:
         return _LayerNorm.apply(x, weight, bias, epsilon)
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 class Branch(NamedTuple):
-    """Layer norm, a linear layer, attention by `heads` or, where they are 0, a GELU, and a second linear layer."""
+    """Hold the modules of a branch: layer norm, linear layer, attention or GELU, linear layer.
+
+    Attributes:
+        norm: The layer norm.
+        first: The first linear layer.
+        second: The second linear layer.
+        heads: Number of attention heads; 0: GELU.
+    """
 
     norm: nn.LayerNorm
     first: nn.Linear
@@ -156,9 +185,15 @@ class Branch(NamedTuple):
 
 
 def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
-    """One branch after the other: (b, t, d) -> (b, t, d), or None where the operators do not support them.
+    """Apply branches in sequence.
 
-    adds: whether the input of each branch is added to its output, as it must be of several.
+    Args:
+        x: Tokens, (b, t, d).
+        parts: The branches.
+        adds: Whether the input of each branch is added to its output; required for several branches.
+
+    Returns:
+        Tokens, (b, t, d), or None if the operators do not support the branches.
     """
     if x.ndim != 3 or x.dtype != torch.bfloat16:
         return None
@@ -168,7 +203,7 @@ def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
     layers = [layer for part in parts for layer in (part.norm, part.first, part.second)]
     weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
     if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
-        return None  # one by one, no gradients of frozen weights are computed
+        return None  # computed separately, branches need no gradients of frozen weights
     head_widths = [x.shape[-1] // h for h in heads if h]
     if not (_by_kernels(x, _dtype(x), *weights) and operators.supports_matmul(x, *head_widths)):
         return None

@@ -1,13 +1,13 @@
-"""The layers of a Transformer in bfloat16 on a CPU, forward and backward, by C that the machine's compiler builds.
+"""Compute the layers of a Transformer in bfloat16 on a CPU, forward and backward, by C compiled on the machine.
 
-torch and oneDNN take longer: they write and read again the tensors between the products of a layer, round weights and
+torch and oneDNN take longer: they write and read the tensors between the products of a layer, round weights and
 gradients in separate passes, and multiply the shapes of attention at half of the processor's speed. The kernels are
-built when the first one is called, in a second, and not stored. Without a compiler or the processor's instructions, for
-tensors of other types, shapes or devices, and in exported graphs, `supports_layer_norm` and `supports_matmul` are false
-and the callers use torch's. docs/performance.md has the figures.
+compiled at the first call, in about a second, and not stored. Without a compiler or the required instructions, for
+tensors of other types, shapes or devices, and in exported graphs, `supports_layer_norm` and `supports_matmul` return
+False and the callers use torch. docs/performance.md has the figures.
 
 Letters: b images, q queries, t keys and values, h heads, k width of a head, d = h * k, r rows, i inputs, o outputs.
-Tensors are bfloat16 unless said otherwise.
+Tensors are bfloat16 unless stated otherwise.
 """
 
 import ctypes
@@ -25,21 +25,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-# Vectors need sums to be reordered; infinities and NaN keep their meaning.
+# Vectorisation requires reordered sums; infinities and NaNs keep their semantics.
 _REORDERED = "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros"
 _OPTIONS = f"-O3 -funroll-loops -march=native -fopenmp -fPIC {_REORDERED}"
 SOURCES = tuple(sorted((Path(__file__).parent / "csrc").glob("*.c")))
-_LANES = 16  # products.h: widths are multiples of it
-_DEEP, _GROUP = 1102, 48  # linear.c: what its scratch memory is counted by
-_BLOCKS = 32  # of rows, whose parts of a layer norm's gradients are summed apart, so that threads can share the work
+_LANES = 16  # products.h: widths must be multiples of this
+_DEEP, _GROUP = 1102, 48  # linear.c: sizes that determine its scratch memory
+_BLOCKS = 32  # blocks of rows whose gradients of a layer norm are summed separately, for threads
 
 T = TypeVar("T")
-Argument = Tensor | float | None  # of a kernel
+Argument = Tensor | float | None  # argument of a kernel
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where they cannot be built."""
+    """Return the compiled kernels, or None if they cannot be compiled."""
     compiler = [*shlex.split(os.environ.get("CC", "cc")), *_OPTIONS.split()]
 
     def build(built: Path, *options: str | Path) -> Path:
@@ -60,14 +60,14 @@ def _has_products() -> bool:
 
 
 def supports_layer_norm(tensor: Tensor) -> bool:
-    """Whether layer norm can take a tensor."""
+    """Return whether the layer norm kernel supports a tensor."""
     if torch.compiler.is_compiling() or not tensor.is_contiguous() or tensor.dtype != torch.bfloat16:
         return False
     return _here(tensor) and library() is not None
 
 
 def supports_matmul(tensor: Tensor, *widths: int) -> bool:
-    """Whether products can take a tensor once it is bfloat16, and these widths of heads, inputs or outputs."""
+    """Return whether products support a tensor, converted to bfloat16, and widths of heads, inputs or outputs."""
     if torch.compiler.is_exporting() or any(width % _LANES for width in widths):
         return False
     return _here(tensor) and _has_products()
@@ -78,7 +78,7 @@ def _here(tensor: Tensor) -> bool:
 
 
 def _operator(shapes: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a function an operator that compiled graphs can call; `shapes` gives empty results of the right shapes."""
+    """Register a function as an operator for compiled graphs; `shapes` returns empty results of the same shapes."""
 
     def wrap(function: Callable[..., T]) -> Callable[..., T]:
         operator = torch.library.custom_op(f"ssvit::{function.__name__}", function, mutates_args=(), device_types="cpu")
@@ -86,7 +86,7 @@ def _operator(shapes: Callable[..., object]) -> Callable[[Callable[..., T]], Cal
 
         @functools.wraps(function)
         def call(*arguments: object) -> T:
-            # Calling an operator through torch takes as long as a small product.
+            # Dispatching an operator through torch takes as long as a small product.
             return (operator if torch.compiler.is_compiling() else function)(*arguments)
 
         return call
@@ -95,11 +95,13 @@ def _operator(shapes: Callable[..., object]) -> Callable[[Callable[..., T]], Cal
 
 
 def _call(kernel: str, *arguments: Argument | Sequence[Argument]) -> None:
+    """Call a kernel with its arguments, converted for C, and the number of threads."""
+
     def convert(value: Argument | Sequence[Argument]) -> Any:
         if value is None:
             return ctypes.c_void_p()
         if isinstance(value, Tensor):
-            # C would read beyond the end of any other.
+            # With any other strides, C would read out of bounds.
             assert value.is_contiguous() or value.stride() == (value.shape[1] * value.stride(1), value.stride(1), 1)
             return ctypes.c_void_p(value.data_ptr())
         if isinstance(value, float):
@@ -123,7 +125,16 @@ def _outputs(x: Tensor, weight: Tensor, *_: object) -> Tensor:
 
 @_operator(_outputs)
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x (r, i), weight (o, i) and bias (o,) float32 -> (r, o)."""
+    """Apply a linear layer.
+
+    Args:
+        x: Inputs, (r, i).
+        weight: Weight, (o, i) float32.
+        bias: Bias, (o,) float32.
+
+    Returns:
+        Outputs, (r, o).
+    """
     out = _outputs(x, weight)
     _call("linear", x, weight, bias, None, out, None, 0, *x.shape, len(weight), _pairs(weight.numel() // 2))
     return out
@@ -136,7 +147,7 @@ def _inputs(gradient: Tensor, weight: Tensor) -> Tensor:
 
 @_operator(_inputs)
 def linear_inputs(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of x (r, i) from that of `linear`, (r, o)."""
+    """Return the gradient of the inputs of `linear`, (r, i), from that of its outputs, (r, o)."""
     out = _inputs(gradient, weight)
     r, o = gradient.shape
     _call("linear_inputs", gradient, weight, None, out, r, out.shape[1], o, _pairs(weight.numel() // 2))
@@ -144,7 +155,7 @@ def linear_inputs(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weights_scratch(inputs: int) -> int:
-    """Pairs of scratch memory that `linear_weights` needs."""
+    """Return the size of the scratch memory of `linear_weights`, in pairs of bfloat16."""
     return _DEEP // 2 * (inputs + torch.get_num_threads() * _GROUP)
 
 
@@ -156,7 +167,7 @@ def _weight_and_bias(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @_operator(_weight_and_bias)
 def linear_weights(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of weight (o, i) and bias (o,), float32, from that of `linear`, (r, o), and x (r, i)."""
+    """Return the gradients of weight (o, i) and bias (o,), float32, from that of the outputs (r, o) and x (r, i)."""
     to_weight, to_bias = _weight_and_bias(gradient, x)
     o, i = to_weight.shape
     _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, _pairs(_weights_scratch(i)))
@@ -164,12 +175,12 @@ def linear_weights(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parts(query: Tensor | None, packed: Tensor) -> tuple[Tensor, ...]:
-    """Views of queries (b, q, d), keys and values (b, t, d)."""
+    """Return views of queries (b, q, d), keys and values (b, t, d)."""
     return packed.chunk(3, -1) if query is None else (query, *packed.chunk(2, -1))
 
 
 def _attention_scratch(q: int, t: int, width: int) -> int:
-    """Pairs of scratch memory that attention needs."""
+    """Return the size of the scratch memory of attention, in pairs of bfloat16."""
     kernels = library()
     assert kernels is not None
     count = kernels.attention_scratch
@@ -178,7 +189,7 @@ def _attention_scratch(q: int, t: int, width: int) -> int:
 
 
 def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[float | Tensor, ...]:
-    """b, h, q, t, k, the scale of logits, and scratch memory."""
+    """Return b, h, q, t, k, the scale of logits, and scratch memory."""
     (b, q, d), t = query.shape, key.shape[1]
     k = d // heads
     return b, heads, q, t, k, k**-0.5, _pairs(_attention_scratch(q, t, k))
@@ -191,9 +202,15 @@ def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor,
 
 @_operator(_attended)
 def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """packed: queries, keys and values, (b, t, 3 * d); or with query (b, q, d), keys and values alone, (b, t, 2 * d).
+    """Compute attention.
 
-    -> (b, q, d), and of each query's logits the largest and its weight, (b, h, q, 2) float32.
+    Args:
+        query: Queries, (b, q, d); None: `packed` contains them.
+        packed: Queries, keys and values, (b, t, 3 * d), or with `query` keys and values, (b, t, 2 * d).
+        heads: Number of heads.
+
+    Returns:
+        Outputs, (b, q, d), and the maximum logit of each query with its weight, (b, h, q, 2) float32.
     """
     out, norms = _attended(query, packed, heads)
     query, key, value = _parts(query, packed)
@@ -208,7 +225,17 @@ def _attended_backward(query: Tensor | None, packed: Tensor, *_: object) -> tupl
 
 @_operator(_attended_backward)
 def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of query, empty where it is packed, and of packed from that of `attention`, (b, q, d)."""
+    """Return the gradients of the inputs of `attention`.
+
+    Args:
+        query: Queries, (b, q, d), or None.
+        packed: The packed projections.
+        gradient: Gradient of the outputs, (b, q, d).
+        norms: Second result of `attention`.
+
+    Returns:
+        Gradients of query (empty if None) and packed.
+    """
     to_query, to_packed = _attended_backward(query, packed)
     to = _parts(None if query is None else to_query, to_packed)
     query, key, value = _parts(query, packed)
@@ -218,14 +245,34 @@ def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, n
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x (r, d), weight and bias (d,) float32 -> (r, d), and each row's mean and 1 / deviation, (r, 2) float32."""
+    """Apply layer norm.
+
+    Args:
+        x: Inputs, (r, d).
+        weight: Scale, (d,) float32.
+        bias: Bias, (d,) float32.
+        epsilon: Value added to the variance.
+
+    Returns:
+        Outputs, (r, d), and the mean and 1 / deviation of each row, (r, 2) float32.
+    """
     out, moments = torch.empty_like(x), weight.new_empty(len(x), 2)
     _call("norm_forward", x, weight, bias, out, moments, *x.shape, epsilon)
     return out, moments
 
 
 def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x (r, d), and of weight and bias (d,) float32."""
+    """Return the gradients of the inputs of `layer_norm`.
+
+    Args:
+        x: Inputs, (r, d).
+        gradient: Gradient of the outputs, (r, d).
+        weight: Scale, (d,) float32.
+        moments: Second result of `layer_norm`.
+
+    Returns:
+        Gradients of x (r, d), weight (d,) float32 and bias (d,) float32.
+    """
     assert x.shape == gradient.shape
     results = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     sums = _pairs(_BLOCKS * 2 * len(weight))
@@ -234,12 +281,12 @@ def layer_norm_backward(x: Tensor, gradient: Tensor, weight: Tensor, moments: Te
 
 
 def _by_branch(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """The six tensors of each branch: its weights, or what its gradients need."""
+    """Group tensors by branch, six per branch: its weights, or the tensors that its gradients need."""
     return [tensors[start : start + 6] for start in range(0, len(tensors), 6)]
 
 
 def _sizes(x: Tensor, weights: Sequence[Tensor], heads: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of each branch the outputs of its first linear layer, the inputs of its second, and its heads."""
+    """Return for each branch the outputs of its first linear layer, the inputs of its second, and its heads."""
     d, sizes = x.shape[-1], []
     for h, (gain, _, weight, _, weight2, _) in zip(heads, _by_branch(weights), strict=True):
         first, second = len(weight), weight2.shape[1]
@@ -253,7 +300,7 @@ def _branch_scratch(weights: Sequence[Tensor], heads: Sequence[int], t: int, d: 
     return [weight.numel() // 2 for weight in weights] + [_attention_scratch(t, t, d // h) for h in set(heads) if h]
 
 
-# What `branches` returns of each branch; the fourth is None where it is not needed.
+# Tensors that `branches` returns for each branch; the fourth is None if it is not needed.
 Kept = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]
 
 
@@ -279,20 +326,27 @@ def _branched(
 def branches(
     x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
 ) -> list[Tensor]:
-    """Branches of a Transformer: `layer_norm`, `linear`, `attention` or, where heads are 0, GELU, and `linear`; and the
-    branch's input if it `adds` that: x (b, t, d) -> (b, t, d).
+    """Apply branches of a Transformer: `layer_norm`, `linear`, `attention` or GELU, and `linear`.
 
-    weights: of each branch the weight and bias of the layer norm, of the first and of the second linear layer. If it
-    learns, it returns six tensors of each branch: its output, and for the gradients the normalised x (b, t, d), its
-    moments (b, t, 2) float32, queries, keys and values (b, t, 3 * d) or GELU's slopes (b, t, o), the second linear
-    layer's input (b, t, i), and the second result of `attention`. Else it returns the last output.
+    Args:
+        x: Tokens, (b, t, d).
+        weights: For each branch, weight and bias of the layer norm, of the first and of the second linear layer.
+        heads: For each branch, the number of attention heads; 0: GELU.
+        epsilon: Value added to the variance in layer norms.
+        adds: Whether the input of each branch is added to its output.
+        learns: Whether the tensors that the gradients need are returned.
+
+    Returns:
+        The last output (b, t, d); or with `learns`, six tensors for each branch: its output, the normalised x (b, t,
+        d), its moments (b, t, 2) float32, queries, keys and values (b, t, 3 * d) or the slopes of GELU (b, t, o), the
+        input of the second linear layer (b, t, i), and the second result of `attention`.
     """
     assert adds or len(heads) == 1
     (b, t, d), sizes = x.shape, _sizes(x, weights, heads)
     if learns:
         kept = [_kept(x, *size, True) for size in sizes]
     else:
-        # Branches of one size share memory: each number is read before another is written over it.
+        # Branches of equal sizes share memory: each value is read before it is overwritten.
         shared = {size: _kept(x, *size, False) for size in sizes}
         kept = [shared[size] for size in sizes]
     scratch = _branch_scratch(weights, heads, t, d)
@@ -309,7 +363,18 @@ def _branched_backward(gradient: Tensor, x: Tensor, weights: Sequence[Tensor], *
 def branches_backward(
     gradient: Tensor, x: Tensor, weights: Sequence[Tensor], kept: Sequence[Tensor], adds: bool
 ) -> list[Tensor]:
-    """The gradients of x (b, t, d) and of the weights, float32, from that of `branches`, (b, t, d), and its results."""
+    """Return the gradients of the inputs of `branches`.
+
+    Args:
+        gradient: Gradient of the last output, (b, t, d).
+        x: Tokens, (b, t, d).
+        weights: Weights of the branches.
+        kept: Results of `branches` with `learns`.
+        adds: Whether the input of each branch is added to its output.
+
+    Returns:
+        Gradients of x (b, t, d) and of the weights, float32.
+    """
     assert gradient.shape == x.shape
     results = to_x, *to_weights = _branched_backward(gradient, x, weights)
     heads = [norms.shape[1] for *_, norms in _by_branch(kept)]

@@ -167,7 +167,7 @@ class Regression:
         return self.losses(guess, labels).double()
 
     def constant(self, labels: Tensor) -> tuple[float, Tensor]:
-        """Return the variance around the mean patch (l2), or the mean distance to the median one (l1), and this patch."""
+        """Return the loss of the best constant patch, and this patch: the mean patch for l2, the median for l1."""
         exact = labels.flatten(0, -2).double()
         middle = exact.mean(0) if self.loss == "l2" else exact.median(0).values
         distance = exact - middle
