@@ -1,5 +1,5 @@
-/* Attention in bfloat16, a head at a time, its logits and weights in float32 and never in memory: the gradient computes
- * them once more (Dao et al. 2022). Results do not depend on the number of threads. */
+/* Attention in bfloat16, one head at a time; logits and weights are float32, are never written to memory and are
+ * recomputed for the gradient (Dao et al. 2022). Results do not depend on the number of threads. */
 
 #include "products.h"
 
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <omp.h>
 
-#define BLOCK 24 /* queries at once, whole tiles and pairs: their logits stay in the fastest cache */
+#define BLOCK 24 /* queries per block, complete tiles and pairs, so that their logits stay in the L1 cache */
 
 struct whole {
     float *out;
@@ -29,7 +29,7 @@ INLINE void finish_whole(const int vectors, __m512 sums[ROWS][PANEL], int64_t ro
 struct rounded {
     bf16 *out;
     int64_t stride;
-    const float *norms; /* of each row, by whose second number it is multiplied, or 0 */
+    const float *norms; /* two values for each row, which is multiplied by the second, or 0 */
 };
 
 INLINE void finish_rounded(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column,
@@ -42,7 +42,7 @@ INLINE void finish_rounded(const int vectors, __m512 sums[ROWS][PANEL], int64_t 
                                 : sums[r][v]);
 }
 
-/* The largest of t logits, times scale. */
+/* Return the maximum of t logits, times scale. */
 INLINE float largest(const float *row, int64_t t, float scale) {
     int64_t last = (t - 1) / LANES * LANES;
     __m512 found = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), 0xffff >> (last + LANES - t), row + last);
@@ -50,7 +50,7 @@ INLINE float largest(const float *row, int64_t t, float scale) {
     return _mm512_reduce_max_ps(found) * scale;
 }
 
-/* Logits (whole,), of which t count -> weights 2^(scale * logit - shift), and 1 / their sum. */
+/* Convert the first t of (whole,) logits to weights 2^(scale * logit - shift); return 1 / sum of the weights. */
 INLINE float soften(const float *row, int64_t t, int64_t whole, float scale, float shift, bf16 *weights) {
     __m512 sum = _mm512_setzero_ps(), scales = _mm512_set1_ps(scale), shifts = _mm512_set1_ps(shift);
     for (int64_t j = 0; j < whole; j += LANES) {
@@ -63,21 +63,21 @@ INLINE float soften(const float *row, int64_t t, int64_t whole, float scale, flo
     return 1 / _mm512_reduce_add_ps(sum);
 }
 
-/* The weights again, from what `soften` kept. Columns beyond the last get some weight, but of finite size. */
+/* Recompute the weights from the norms of `soften`. Columns beyond the last get arbitrary finite weights. */
 INLINE __m512 share(__m512 logits, __m512 scale, __m512 largest, __m512 rest) {
     __m512 power = _mm512_min_ps(_mm512_setzero_ps(), _mm512_fmsub_ps(logits, scale, largest));
     return _mm512_mul_ps(power_of_two(power), rest);
 }
 
-/* Two rows, side by side. */
+/* Interleave two rows to pairs. */
 INLINE __m512i pairs_of(__m512 one, __m512 two) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(two, one));
 }
 
-/* Two rows of logits and of the gradients of their weights, each (2, whole) -> the weights, as pairs; and the gradients
- * of the logits, weight * (gradient - sum of weight * gradient) * scale, as pairs and as rows. */
+/* From two rows of logits and of the gradients of their weights, each (2, whole), compute the weights, as pairs, and
+ * the gradients of the logits, weight * (gradient - sum of weight * gradient) * scale, as pairs and as rows. */
 INLINE void slopes_of(float *logits, const float *gradients, const float *norm, const float *other, int64_t whole,
                       float scale, pair *weights, pair *slopes, bf16 *rows) {
     __m512 one = _mm512_setzero_ps(), two = one, scales = _mm512_set1_ps(scale * LOG2_E);
@@ -102,12 +102,12 @@ INLINE void slopes_of(float *logits, const float *gradients, const float *norm, 
     }
 }
 
-/* From a head of an image to the next, in rows of heads side by side. */
+/* Return the offset from one head to the next, in rows that contain the heads of an image. */
 INLINE int64_t next(int64_t head, int64_t heads, int64_t width, int64_t rows, int64_t stride) {
     return head + 1 < heads ? width : rows * stride - head * width;
 }
 
-/* Pairs of scratch memory that a thread needs. */
+/* Return the number of pairs of scratch memory per thread. */
 int64_t attention_scratch(int64_t q, int64_t t, int64_t width) {
     int64_t whole = up(t, LANES), half = (q + 1) / 2;
     return up(3 * whole * width / 2 + 2 * half * width + 2 * half * whole + 2 * BLOCK * whole + BLOCK * whole / 2,
@@ -186,7 +186,7 @@ void attention_backward(const bf16 *query, int64_t query_stride, const bf16 *key
                 multiply((const pair *)(changes + i * back), back / 2, 1, n, turned_values, width / 2, whole / LANES, 0,
                          finish_whole, &products);
                 for (int64_t r = 0; r < n; r += 2) {
-                    /* Of an odd last row the other of the pair is zeros. */
+                    /* An odd last row is paired with zeros. */
                     const float *norm = kept + 2 * (i + r), *other = r + 1 < n ? norm + 2 : (float[]){0, 0};
                     int64_t place = (i + r) / 2 * whole, row = r * whole;
                     slopes_of(shares + row, towards + row, norm, other, whole, scale, weights + place, slopes + place,

@@ -1,5 +1,5 @@
-/* The branches of a Transformer's layers, and their gradients, by the kernels of the other files without Python in
- * between. kernels/operators.py says what is computed. */
+/* Branches of a Transformer's layers and their gradients, computed by the kernels of these files without returning to
+ * Python; documented in kernels/operators.py. */
 
 #include "products.h"
 
@@ -13,7 +13,7 @@ struct parameters {
     float *gain, *offset, *weight, *bias, *weight2, *bias2;
 };
 
-/* between: the packed queries, keys and values, or without heads GELU's slopes, if they are kept. */
+/* between: the packed queries, keys and values, or without heads the slopes of GELU, if required. */
 struct kept {
     bf16 *out, *normed;
     float *moments;
@@ -21,7 +21,7 @@ struct kept {
     float *norms;
 };
 
-/* Outputs of the first linear layer, inputs of the second. */
+/* first: outputs of the first linear layer; second: inputs of the second. */
 struct sizes {
     int64_t first, second, heads;
 };
@@ -49,13 +49,13 @@ void branches(const bf16 *x, const struct parameters *weights, const struct kept
     }
 }
 
-/* wide, narrow: scratch memory of (rows, the widest first) and twice (rows, width). */
+/* wide, narrow: scratch memory of shape (rows, maximum of `first`) and (2, rows, width). */
 void branches_backward(const bf16 *gradient, const bf16 *x, const struct parameters *weights, const struct kept *kept,
                        const struct parameters *gradients, const struct sizes *sizes, int64_t count, int64_t images,
                        int64_t tokens, int64_t width, int64_t adds, int64_t blocks, bf16 *to_x, bf16 *wide,
                        bf16 *narrow, pair *scratch, int threads) {
     int64_t rows = images * tokens;
-    bf16 *passed = narrow + rows * width; /* the gradient, from a branch to the one before */
+    bf16 *passed = narrow + rows * width; /* gradient, from one branch to the previous one */
     for (int64_t n = count - 1; n >= 0; n--) {
         struct parameters by = weights[n];
         struct kept keep = kept[n];
@@ -72,7 +72,7 @@ void branches_backward(const bf16 *gradient, const bf16 *x, const struct paramet
         }
         linear_weights(wide, keep.normed, to.weight, to.bias, rows, width, first, scratch, threads);
         linear_inputs(wide, by.weight, 0, narrow, rows, width, first, scratch, threads);
-        /* In place where it adds: each number is read before it is written. */
+        /* In place if the input is added: each value is read before it is written. */
         bf16 *out = n ? passed : to_x;
         norm_backward(n ? kept[n - 1].out : x, narrow, by.gain, keep.moments, adds ? gradient : 0, out, to.gain,
                       to.offset, (float *)scratch, rows, width, blocks, threads);

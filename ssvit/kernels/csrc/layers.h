@@ -1,4 +1,4 @@
-/* What the C files call of each other, on `threads` threads. kernels/operators.py says what each function computes. */
+/* Functions that are shared between C files, run on `threads` threads; documented in kernels/operators.py. */
 
 #ifndef LAYERS_H
 #define LAYERS_H
@@ -11,7 +11,7 @@ void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight
                    const bf16 *added, bf16 *out, float *to_weight, float *to_bias, float *sums, int64_t rows,
                    int64_t width, int64_t blocks, int threads);
 
-/* What follows is only where products.h is more than empty. */
+/* The following functions exist only if the processor supports products.h. */
 
 void linear(const bf16 *x, const float *weight, const float *bias, const bf16 *added, bf16 *out, bf16 *slopes,
             int64_t with_gelu, int64_t rows, int64_t inputs, int64_t outputs, pair *strips, int threads);

@@ -1,5 +1,5 @@
-/* The three products of a linear layer in bfloat16, with weights in float32 that are rounded as they are packed.
- * kernels/operators.py says what each computes. Results do not depend on the number of threads.
+/* The three products of a linear layer in bfloat16; float32 weights are rounded when they are packed. Documented in
+ * kernels/operators.py. Results do not depend on the number of threads.
  */
 
 #include "products.h"
@@ -10,10 +10,10 @@
 
 #include <omp.h>
 
-#define BLOCK 96  /* rows that a thread computes at once: they stay in its cache while the weights pass */
-#define DEEP 1102 /* most rows whose part of a weight's gradient is summed in registers */
-#define GROUP 48  /* columns that are packed together: the least that are whole vectors and whole tiles */
-#define LINE 32   /* numbers that memory gives at once */
+#define BLOCK 96  /* rows per block of a thread, which stay in its cache while the weights are read */
+#define DEEP 1102 /* maximum number of rows whose weight gradient is summed in registers */
+#define GROUP 48  /* columns that are packed together: the smallest multiple of vectors and tiles */
+#define LINE 32   /* values in a cache line */
 
 struct target {
     bf16 *out;
@@ -73,7 +73,7 @@ INLINE void finish_slope(const int vectors, __m512 sums[ROWS][PANEL], int64_t ro
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors && r < rows; v++) {
             int64_t place = (row + r) * target->width + column + v * LANES;
-            /* The next tile's, or it would wait for them: as much as an eighth of the whole product. */
+            /* Prefetch for the next tile, whose wait would cost up to an eighth of the time. */
             _mm_prefetch((const char *)(target->slopes + place + ROWS * target->width), _MM_HINT_T0);
             store(target->out + place, _mm512_mul_ps(sums[r][v], load(target->slopes + place)));
         }
@@ -144,7 +144,7 @@ INLINE void finish_sum(const int vectors, __m512 sums[ROWS][PANEL], int64_t row,
         }
 }
 
-/* gradient rows (n, outputs) -> groups of GROUP columns, (pairs, GROUP) each, and their sums */
+/* Convert gradient rows (n, outputs) to groups of GROUP columns, (pairs, GROUP) each, and their sums. */
 INLINE void pack_group(const bf16 *gradient, int64_t n, int64_t outputs, int64_t columns, pair *group, float *sums) {
     __m512 totals[GROUP / LANES];
     for (int64_t v = 0; v < columns / LANES; v++) totals[v] = _mm512_loadu_ps(sums + v * LANES);
@@ -159,12 +159,12 @@ INLINE void pack_group(const bf16 *gradient, int64_t n, int64_t outputs, int64_t
     for (int64_t v = 0; v < columns / LANES; v++) _mm512_storeu_ps(sums + v * LANES, totals[v]);
 }
 
-/* scratch: DEEP / 2 pairs for each of the inputs, and for each thread those of a group */
+/* scratch: DEEP / 2 pairs for each input, and for each thread those of a group */
 void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float *to_bias, int64_t rows, int64_t inputs,
                     int64_t outputs, pair *scratch, int threads) {
     pair *strips = scratch, *groups = scratch + DEEP / 2 * inputs;
     int64_t parts = (rows + DEEP - 1) / DEEP, most = (rows + parts - 1) / parts;
-    /* Strips of, say, 512 pairs would compete for the same cache lines; those of an odd number take turns in all. */
+    /* Strips of, say, 512 pairs would map to the same cache sets; an odd number of pairs distributes them. */
     most = 4 * ((most + 1) / 4) + 2;
     memset(to_bias, 0, outputs * sizeof *to_bias);
 #pragma omp parallel num_threads(threads)
@@ -183,7 +183,7 @@ void linear_weights(const bf16 *gradient, const bf16 *x, float *to_weight, float
             struct sum sum = {to_weight + o * inputs, inputs, i == 0};
             const bf16 *here = gradient + i * outputs + o, *following = x + (i + n) * inputs;
             int64_t left = least(most, rows - i - n) * inputs / LINE;
-            /* The next group, and this one's share of the rows after these. */
+            /* Prefetch the next group, and this group's share of the next rows. */
             struct ahead ahead[AHEAD] = {
                 {here + GROUP, here + GROUP + (columns < outputs - o ? n * outputs : 0), outputs, GROUP},
                 {following + left * o / outputs * LINE, following + left * (o + columns) / outputs * LINE, LINE, LINE},

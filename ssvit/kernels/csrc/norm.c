@@ -10,8 +10,8 @@ void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf
 #pragma omp parallel for num_threads(threads)
     for (int64_t i = 0; i < rows; i++) {
         const bf16 *x = inputs + i * width;
-        /* Both sums at once, around the first number. It cannot be farther from the mean than sqrt(width) deviations,
-         * so no more than width times the error of a float32 is lost. */
+        /* Compute both sums in one pass, shifted by the first value. Its distance to the mean is at most sqrt(width)
+         * deviations, so the relative error is at most width times that of float32. */
         float first = as_float(x[0]), sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum, squares)
         for (int64_t j = 0; j < width; j++) {
@@ -27,8 +27,8 @@ void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf
     }
 }
 
-/* added: rows that are added to the gradient of x, or 0. The gradients of weight and bias are summed in equal shares of
- * the rows, sums (blocks, 2, width), so that threads can share them. */
+/* added: rows that are added to the gradient of x, or 0. The gradients of weight and bias are summed separately for
+ * equal blocks of rows, sums (blocks, 2, width), which are distributed over the threads. */
 void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *moments,
                    const bf16 *added, bf16 *out, float *to_weight, float *to_bias, float *sums, int64_t rows,
                    int64_t width, int64_t blocks, int threads) {

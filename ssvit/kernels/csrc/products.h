@@ -1,11 +1,11 @@
-/* Products of bfloat16 matrices with sums in float32, by the instruction that adds the products of two pairs of numbers
- * to each of 16 sums. A `finish` function uses the sums before they leave the registers.
+/* Multiply bfloat16 matrices with float32 accumulation by VDPBF16PS, which adds the products of two pairs of values to
+ * each of 16 sums. A `finish` function uses the sums while they are in registers.
  *
- * The instruction wants its two numbers side by side. Of a left matrix (rows, 2 * pairs) it takes one pair at a time,
- * which lie as they should in rows of numbers. Of a right matrix (2 * pairs, columns) it takes 16 columns at a time,
- * which `turn` or `couple` bring into strips (columns / 16, pairs, 16).
+ * The instruction requires the two values of a pair to be adjacent. Pairs of a left matrix (rows, 2 * pairs) are
+ * adjacent in row-major order. A right matrix (2 * pairs, columns) is read 16 columns at a time, from strips
+ * (columns / 16, pairs, 16) that `turn` or `couple` create.
  *
- * Only for processors that have the instruction and none for whole tiles of a matrix (AMX), which is faster by far.
+ * Compiled only for processors with this instruction and without AMX, which is much faster.
  */
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
@@ -17,28 +17,28 @@
 #include "numbers.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define LANES 16 /* numbers in a vector */
-#define ROWS 6   /* of a tile, which is 6 by up to 4 vectors of sums: 24 of the 32 registers */
+#define LANES 16 /* values in a vector */
+#define ROWS 6   /* rows of a tile, which has 6 by up to 4 vectors of sums: 24 of the 32 registers */
 #define PANEL 4
 
-/* Uses a tile: `rows` rows and `vectors` vectors of the product, from `row` and `column` on. */
+/* Process a tile of the product: `rows` rows and `vectors` vectors, starting at `row` and `column`. */
 typedef void finish(const int vectors, __m512 sums[ROWS][PANEL], int64_t row, int64_t rows, int64_t column, void *to);
 
-/* Ask for rows before they are needed, where they lie too far apart for the processor to guess. */
+/* Prefetch rows whose stride is too large for the hardware prefetcher. */
 INLINE void fetch(const bf16 *rows, int64_t stride, int64_t from, int64_t to, int64_t width) {
     for (int64_t i = from; i < to; i++)
         for (int64_t c = 0; c < width; c += 32) _mm_prefetch((const char *)(rows + i * stride + c), _MM_HINT_T1);
 }
 
-/* Rows of numbers that are wanted soon: `width` from each `stride`, from `at` to `end`. Memory takes as long as the
- * products of a row; asking for a row every now and then hides it behind them, asking for many at once would not. */
+/* Rows to prefetch: `width` values every `stride`, from `at` to `end`. Memory latency is similar to the time of the
+ * products of a row: prefetching single rows at intervals hides it, prefetching many rows at once would not. */
 struct ahead {
     const bf16 *at, *end;
     int64_t stride, width;
 };
 
-#define AHEAD 2 /* matrices to ask ahead of, the left and the right one */
-#define OFTEN 8 /* pairs from a row to the next */
+#define AHEAD 2 /* matrices to prefetch, left and right */
+#define OFTEN 8 /* pairs between two prefetched rows */
 
 INLINE void fetch_next(struct ahead *ahead) {
     if (ahead->at >= ahead->end) return;
@@ -64,8 +64,8 @@ INLINE void tile(const int vectors, const pair *const left[ROWS], int64_t step, 
     }
 }
 
-/* The product of a left matrix, whose pair p of row r is left[r * stride + p * step], and strips (vectors, pairs, 16);
- * meanwhile rows that come after it are asked for, unless `ahead` is 0. */
+/* Multiply a left matrix, whose pair p of row r is left[r * stride + p * step], by strips (vectors, pairs, 16), and
+ * prefetch later rows unless `ahead` is 0. */
 INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t rows, const pair *right, int64_t pairs,
                      int64_t vectors, struct ahead ahead[AHEAD], finish *finish, void *to) {
     for (int64_t v = 0, n; v < vectors; v += n) {
@@ -73,7 +73,7 @@ INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t row
         n = (vectors - v + panels - 1) / panels;
         for (int64_t i = 0; i < rows; i += ROWS) {
             const pair *from[ROWS], *strips = right + v * pairs * LANES;
-            /* What stands in for rows beyond the last is computed and left out. */
+            /* Rows beyond the last are computed from the last row and discarded. */
             for (int r = 0; r < ROWS; r++) from[r] = left + least(i + r, rows - 1) * stride;
             __m512 sums[ROWS][PANEL];
 #define FINISHED(N) tile(N, from, step, strips, pairs, ahead, sums), finish(N, sums, i, rows - i, v * LANES, to)
@@ -86,7 +86,7 @@ INLINE void multiply(const pair *left, int64_t stride, int64_t step, int64_t row
     }
 }
 
-/* A square of 16 by 16 pairs, row by row -> column by column. */
+/* Transpose a square of 16 by 16 pairs. */
 INLINE void transpose(__m512i square[LANES]) {
     __m512i other[LANES];
     for (int i = 0; i < LANES; i += 2) {
@@ -110,7 +110,7 @@ INLINE void transpose(__m512i square[LANES]) {
     }
 }
 
-/* Rows (n, 2 * pairs) -> the strips of their transpose, (n / 16, pairs, 16), filled up with zeros. */
+/* Convert rows (n, 2 * pairs) to the strips of their transpose, (n / 16, pairs, 16), padded with zeros. */
 INLINE void turn(const bf16 *rows, int64_t stride, int64_t n, int64_t pairs, pair *strips) {
     for (int64_t j = 0; j < n; j += LANES)
         for (int64_t p = 0; p < pairs; p += LANES) {
@@ -124,7 +124,7 @@ INLINE void turn(const bf16 *rows, int64_t stride, int64_t n, int64_t pairs, pai
         }
 }
 
-/* Two rows of the right matrix, as the same pair of every strip. */
+/* Store two rows of the right matrix as one pair of every strip. */
 INLINE void couple_rows(const bf16 *one, const bf16 *two, int64_t columns, int64_t pairs, pair *strips) {
     for (int64_t c = 0; c < columns; c += LANES) {
         __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(one + c))),
@@ -134,7 +134,7 @@ INLINE void couple_rows(const bf16 *one, const bf16 *two, int64_t columns, int64
     }
 }
 
-/* Rows (n, columns) -> their strips, (columns / 16, pairs, 16) for pairs = (n + 1) / 2; a last odd row is paired with
+/* Convert rows (n, columns) to strips (columns / 16, pairs, 16), pairs = (n + 1) / 2; an odd last row is paired with
  * zeros. */
 INLINE void couple(const bf16 *rows, int64_t stride, int64_t n, int64_t columns, pair *strips) {
     for (int64_t i = 0; i < n; i += 2)
@@ -148,7 +148,7 @@ INLINE __m512 load(const bf16 *from) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 }
 
-/* 2^x to 3e-6 relative, nothing below 2^-126: 2^n times a polynomial of what is left. What is not a number stays so. */
+/* Compute 2^x with a relative error of 3e-6, at least 2^-126: 2^n times a polynomial of x - n. NaNs propagate. */
 INLINE __m512 power_of_two(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-126), x);
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), rest = _mm512_sub_ps(x, n);
