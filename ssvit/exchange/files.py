@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST_HEADER = 10_000_000  # bytes of JSON, enough for about 100,000 tensors
-_MOST_MEMBERS = 20_000  # arrays of an .npz file
+_MOST_MEMBERS = 20_000  # maximum number of arrays in an .npz file
 
 
 class ForeignError(UserError):

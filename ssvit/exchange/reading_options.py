@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ssvit.config.declaration import Count, Options, Size
 
-FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # suffixes of files of weights; the last three are torch's
+FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # suffixes of weight files; the last three are torch's
 HUB = "hf://"  # prefix of addresses on the Hugging Face Hub
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Bounds on a file; an encoder of 1,000 layers stays below them.
+# Limits on a file; an encoder of 1,000 layers is below them.
 _LONGEST_PICKLE = 10_000_000  # bytes
 _MOST_OPCODES = 1_000_000
 _MOST_TUPLES = 60_000  # a tensor needs four; hashing 100,000 nested tuples overflows the stack

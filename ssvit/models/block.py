@@ -198,7 +198,16 @@ class Block(nn.Module):
         yield self.contract.weight, 1
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-        """Apply attention and MLP to tokens; see `Attention.forward`. The depth_noise of `info` is (b, 2)."""
+        """Apply attention and MLP to tokens.
+
+        Args:
+            x: Tokens, (b, t, d).
+            output_ids: Indices of the tokens whose outputs are computed, (b, m); None: all tokens.
+            info: Positions of the tokens and random numbers of stochastic depth, (b, 2).
+
+        Returns:
+            Tokens, (b, t, d), or (b, m, d) with output_ids.
+        """
         attended = self.attention(self.norm1(x), output_ids, info)
         x = self.add(x if output_ids is None else gather(x, output_ids), attended, self.scale1, info, 0)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2, info, 1)
@@ -253,7 +262,16 @@ class Layers(nn.ModuleList):
         def __getitem__(self, idx: int | slice) -> "Block | Layers": ...
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-        """Apply all blocks to tokens (b, t, d); with output_ids (b, m), the last block returns these, (b, m, d)."""
+        """Apply all blocks to tokens.
+
+        Args:
+            x: Tokens, (b, t, d).
+            output_ids: Indices of the tokens that the last block computes, (b, m); None: all tokens.
+            info: Inputs of all layers.
+
+        Returns:
+            Tokens, (b, t, d), or (b, m, d) with output_ids.
+        """
         for layer in range(len(self)):
             x = self.step(layer, x, output_ids if layer == len(self) - 1 else None, info)
         return x

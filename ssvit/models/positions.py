@@ -88,7 +88,13 @@ class Positions(nn.Module):
 
 
 class Learned1D(Positions):
-    """Learn one vector for each token, including the class token (section 3.1), the paper's default."""
+    """Learn one vector for each token, including the class token (section 3.1), the paper's default.
+
+    Args:
+        grid: Rows and columns of patches.
+        num_prefix_tokens: Number of prefix tokens.
+        width: Width of the tokens.
+    """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
@@ -131,7 +137,13 @@ def over_grid(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 class Learned2D(RowsAndColumns):
-    """Learn embeddings of columns and rows, each of half of the width (Appendix D.4), and one for each prefix token."""
+    """Learn embeddings of columns and rows, each of half of the width (Appendix D.4), and one for each prefix token.
+
+    Args:
+        grid: Rows and columns of patches.
+        num_prefix_tokens: Number of prefix tokens.
+        width: Width of the tokens, a multiple of 2.
+    """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
         super().__init__(grid, num_prefix_tokens)
@@ -149,6 +161,11 @@ class SineCosine2D(RowsAndColumns):
 
     The wavelengths form a geometric sequence. The coordinates of rows and columns are buffers: they are resampled for
     another grid, so the sines and cosines stay exact.
+
+    Args:
+        grid: Rows and columns of patches.
+        num_prefix_tokens: Number of prefix tokens.
+        width: Width of the tokens, a multiple of 4.
     """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
@@ -170,6 +187,11 @@ class Relative(Positions):
     """Learn a key for each offset between two tokens in the sequence (Appendix D.4); each layer has such a module.
 
     The product of a query with the key of its offset to a token is added to the logit of that token.
+
+    Args:
+        grid: Rows and columns of patches.
+        num_prefix_tokens: Number of prefix tokens.
+        head_width: Width of a head, k.
     """
 
     def __init__(self, grid: Grid, num_prefix_tokens: int, head_width: int) -> None:

@@ -108,7 +108,15 @@ class Timm(Encoder):
         return self.pooled(outputs, self.pooling, images)
 
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
-        """Return the input of timm's classifier, (b, d), or for pooling=patches the feature map, (b, y, x, d).
+        """Return the input of timm's classifier or the feature map.
+
+        Args:
+            outputs: Output of `layers`.
+            pooling: "pooled", or "patches" for the feature map.
+            images: The images that were encoded, (b, c, h, w).
+
+        Returns:
+            The input of the classifier, (b, d), or the map, (b, y, x, d).
 
         Raises:
             UserError: The model has no feature map.

@@ -98,7 +98,7 @@ class ViT(Encoder):
         lecun_normal_(self.patch.weight)
         nn.init.zeros_(self.patch.bias)
         if self.register_tokens is not None:
-            nn.init.normal_(self.register_tokens, std=1e-6)  # facebookresearch/dinov2: vision_transformer.py
+            nn.init.normal_(self.register_tokens, std=1e-6)  # as in facebookresearch/dinov2: vision_transformer.py
         for block in self.blocks:
             for matrix in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
                 nn.init.xavier_uniform_(matrix)
@@ -239,7 +239,16 @@ class ViT(Encoder):
         return torch.cat([prefix, zeros, patches])
 
     def depth_noise(self, slots: Tensor, *, seed: int, views: int = 1) -> Tensor | None:
-        """Return the random numbers of stochastic depth, a hash of (seed, slot, view, layer, branch); see `Encoder`."""
+        """Return the random numbers of stochastic depth, a hash of (seed, slot, view, layer, branch).
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+            views: Number of times that each image is encoded in a step.
+
+        Returns:
+            Numbers in [0, 1), (views * b, 2 * depth); None in eval mode or if all rates are 0.
+        """
         if not self.training or all(block.drop.rate == 0 for block in self.blocks):
             return None
         count = 2 * len(self.blocks)

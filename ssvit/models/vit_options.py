@@ -14,8 +14,8 @@ Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
 POSITIONS = get_args(Positions)
-Rate = Annotated[float, Ge(0), Le(0.99)]  # the probability of dropout
-# Options of an encoder that do not change the names or shapes of its weights.
+Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
+# Options that may differ between two encoders if weights are transferred from one to the other.
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
 )  # fmt: skip

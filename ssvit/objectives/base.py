@@ -39,7 +39,9 @@ def parameter_groups(
     layer_decay: float = 1.0,
     encoders: Iterable[Encoder] = (),
 ) -> list[Group]:
-    """Group the trained parameters, highest layer first. Matrices decay; biases, norms, positions and tokens do not.
+    """Group the trained parameters by learning rate and weight decay, highest layer first.
+
+    Matrices decay; biases, norms, positions and tokens do not.
 
     Args:
         named_parameters: Parameters of an objective with their names.
@@ -48,8 +50,8 @@ def parameter_groups(
         encoders: Encoders of the objective; parameters outside of them have the learning rate of the highest layer.
 
     Returns:
-        Groups for torch's optimisers. `decays`: whether a group has weight decay. `share`: its learning rate as a share
-        of the recipe's, layer_decay to the power of the number of layers above.
+        Groups for torch's optimisers. `decays`: whether a group has weight decay. `share`: its learning rate relative
+        to the recipe's, layer_decay to the power of the number of layers above.
     """
     groups: dict[tuple[float, bool], list[Tensor]] = {}
     owners = {id(one): (encoder, name) for encoder in encoders for name, one in encoder.named_parameters()}

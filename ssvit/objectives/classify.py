@@ -294,7 +294,7 @@ class Classify(Objective):
         trained, encoder = self.options.trained, self.encoder
         if trained == "all":
             return
-        assert isinstance(encoder, ViT)  # as the options have checked
+        assert isinstance(encoder, ViT)  # `Classify.fits` of the options has checked this
         encoder.requires_grad_(False)
         if isinstance(trained, int):
             for part in (*list(encoder.blocks)[-trained:], encoder.norm):

@@ -29,7 +29,7 @@ class ContrastiveTuning(Objective):
     """
 
     views: ClassVar[tuple[str, ...]] = ("global",)
-    needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
+    needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
 
     temperature: Positive = 0.2
     """Divisor of the cosines; the authors use 0.15 while only the heads are trained, then 0.2."""

@@ -32,7 +32,7 @@ class Convolutions(Options):
     "objective",
     "latent",
     sets={
-        "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as by the authors
+        "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as in the authors' code
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
         "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.latent.LatentPrediction"}},
     },

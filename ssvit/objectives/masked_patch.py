@@ -25,6 +25,11 @@ class MaskedPatch(Objective):
     """Implement the paper's self-supervised objective, with a [mask] embedding and a linear head, or with a decoder.
 
     The head is initialised with zeros, as are all output layers of the authors.
+
+    Args:
+        options: Options of the objective.
+        encoder: The encoder.
+        target: Target that computes labels and losses.
     """
 
     encoder: ViT

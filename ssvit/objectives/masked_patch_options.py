@@ -26,7 +26,7 @@ class MaskedPatch(Objective):
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "target": "target"}
     samples_patches: ClassVar[bool] = True
-    needs_standardizing: ClassVar[bool] = True  # before cosines: a few features outweigh all others
+    needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
 
     masking: Masking = Masking()
     """Selection and corruption of the patches."""

@@ -30,12 +30,10 @@ class Teacher(nn.Module, Generic[Student]):
     def update(self, student: Student, momentum: Tensor, applied: Tensor) -> None:
         """Set weights to momentum * weights + (1 - momentum) * the student's, and buffers to the student's.
 
-        No argument is read by the host.
-
         Args:
             student: The student.
-            momentum: Momentum of the weights, ().
-            applied: Whether the student was updated, () bool; if false, nothing changes.
+            momentum: Momentum of the weights, (), not read by the host.
+            applied: Whether the student was updated, () bool, not read by the host; if false, nothing changes.
         """
         approach(list(self.module.parameters()), list(student.parameters()), (1 - momentum) * applied)
         for own, other in zip(self.module.buffers(), student.buffers(), strict=True):
