@@ -12,6 +12,7 @@ from ssvit.cli import COMMANDS, find
 from ssvit.config import help
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, meanings
+from ssvit.models.decoder_options import Decoder
 from ssvit.objectives.mae_options import MAE
 
 ROOT = Path(__file__).parents[2]
@@ -48,11 +49,11 @@ def test_every_option_has_a_meaning(command, given, tmp_path, monkeypatch):
 
 def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file():
     found = options("pretrain", "objective=mae", "recipe.steps=77")
-    assert found["objective.masked"].meaning.startswith("Fraction of an image's patches that the encoder does not see")
+    assert found["objective.masked"].meaning == meanings(MAE)["masked"]
     assert found["objective.masked"].default == str(MAE.model_fields["masked"].default)
     assert found["objective.masked"].right == "a number, above 0 and at most 1"
     assert found["objective.norm_pixels"].right == "true or false"
-    assert found["objective.decoder.depth"].meaning == "Layers."
+    assert found["objective.decoder.depth"].meaning == meanings(Decoder)["depth"]
     assert found["recipe.steps"].default == "77"
     assert found["data.image_size"].meaning == "Pixels of an image's side, or [height, width]."  # of what refers to it
     assert found["workers"].meaning.startswith("Processes that decode image files")
