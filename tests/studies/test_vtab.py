@@ -90,7 +90,7 @@ def finished(folder, task, accuracy, *, path="outputs/run", all_images=True, ima
     """A run's folder with its last test after step 2, and a line that a killed process left."""
     folder.mkdir(parents=True)
     config = {
-        "choices": {"data": "vtab"}, "data": {"task": task, "all_images": all_images}, "encoder": {"path": path},
+        "schema": 1, "choices": {"data": "vtab"}, "data": {"task": task, "all_images": all_images}, "encoder": {"path": path},
         "recipe": {"steps": steps},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -109,7 +109,7 @@ def test_the_table_has_all_runs_their_means_and_what_is_absent(tmp_path, capsys)
     finished(outputs / "again", "cifar", 0.6)
     finished(outputs / "scratch", "svhn", 0.2, path=None, all_images=False)
     (outputs / "other").mkdir()
-    (outputs / "other" / "config.yaml").write_text("choices: {data: cifar10}\ndata: {root: x}\n")
+    (outputs / "other" / "config.yaml").write_text("schema: 1\nchoices: {data: cifar10}\ndata: {root: x}\n")
     (outputs / "other" / "metrics.jsonl").write_text('{"test/accuracy": 1.0}\n')
     command.call([f"outputs={outputs}", f"output={tmp_path}/table.json"])
     text = capsys.readouterr().out
