@@ -90,8 +90,8 @@ def finished(folder, task, accuracy, *, path="outputs/run", all_images=True, ima
     """A run's folder with its last test after step 2, and a line that a killed process left."""
     folder.mkdir(parents=True)
     config = {
-        "schema": 1, "choices": {"data": "vtab"}, "data": {"task": task, "all_images": all_images}, "encoder": {"path": path},
-        "recipe": {"steps": steps},
+        "schema": 1, "choices": {"data": "vtab"}, "data": {"task": task, "all_images": all_images},
+        "encoder": {"path": path}, "recipe": {"steps": steps},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [
