@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plots import curves
+from wide import pictures
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -34,11 +35,6 @@ def build(decoder=DECODER, masks=3, layers=2, class_token_weight=0.3, masked=0.7
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
-
-
-def pictures(count: int = 5) -> torch.Tensor:
-    coarse = torch.rand(count, 3, 3, 4, generator=torch.Generator().manual_seed(1))
-    return (F.interpolate(coarse, size=(12, 16), mode="bilinear") * 255).to(torch.uint8)
 
 
 def test_visible_patches_lie_in_blocks_and_are_hashed_from_slot_and_mask():

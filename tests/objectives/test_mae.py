@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
+from wide import images_that_a_patch_changes, pictures
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -32,12 +33,6 @@ def build(*, decoder=DECODER, masked: float = 0.75, norm_pixels: bool = True, **
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
-
-
-def pictures(count: int = 5) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    coarse = torch.rand(count, 3, 3, 4, generator=generator)
-    return (F.interpolate(coarse, size=(12, 16), mode="bilinear") * 255).to(torch.uint8)
 
 
 def layer_norm(x, module):
@@ -203,11 +198,7 @@ def test_masked_and_visible_patches_are_all_patches_and_hashed_from_the_slot(mas
 def test_what_is_masked_changes_no_prediction_and_what_is_visible_does():
     model, images = build().eval(), pictures(4)
     noise = model.sample(torch.arange(4), seed=0)
-    before = model.predict(images, noise)
-    for place in range(12):
-        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
-        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
-        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
+    for place, differs in enumerate(images_that_a_patch_changes(model, images, noise)):
         assert torch.equal(differs, (noise.visible_ids == place).any(1))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from wide import images_that_a_patch_changes, pictures
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -39,11 +39,6 @@ def build(target=None, *, hidden=None, decoder=DECODER, dropout: float = 0.0, **
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
-
-
-def pictures(count: int = 5) -> torch.Tensor:
-    coarse = torch.rand(count, 3, 3, 4, generator=torch.Generator().manual_seed(1))
-    return (F.interpolate(coarse, size=(12, 16), mode="bilinear") * 255).to(torch.uint8)
 
 
 @pytest.mark.parametrize("patches", [4, 12, 64])
@@ -90,11 +85,7 @@ def test_any_target_is_predicted_and_every_parameter_learns(target):
 def test_what_is_corrupted_changes_no_prediction_and_what_is_not_does():
     model, images = build().eval(), pictures(4)
     noise = model.sample(torch.arange(4), seed=0)
-    before = model.predict(images, noise)
-    for place in range(12):
-        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
-        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
-        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
+    for place, differs in enumerate(images_that_a_patch_changes(model, images, noise)):
         assert torch.equal(differs, (noise.ids != place).all(1))
 
 

@@ -25,7 +25,6 @@ import torch
 from command import LIMIT, TINY
 from ranks import own_rank, start
 from torch import distributed
-from torchvision.io import write_png
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -125,14 +124,6 @@ def assert_close(folder: Path, other: Path) -> None:
         assert state.keys() == two[name].keys()
         for key, tensor in state.items():
             torch.testing.assert_close(tensor, two[name][key], rtol=1e-6, atol=1e-8, msg=f"{name} {key}")
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
-    for number, picture in enumerate(tiny.pictures()):
-        write_png(picture, str(folder / f"{number:02}.png"))
-    return folder
 
 
 @pytest.mark.parametrize(("strategy", "way"), [("ddp", "SIGKILL"), ("fsdp", "SIGTERM")], ids=["ddp", "fsdp"])

@@ -16,7 +16,6 @@ import torch
 from lightly.utils.scheduler import cosine_schedule
 from ranks import child
 from runs import bad_at, final, rows, spread
-from torchvision.io import write_png
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -33,14 +32,6 @@ from ssvit.training import loop, runtime
 from ssvit.training.muon import RMS, orthogonalize
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
-
-
-@pytest.fixture(scope="session")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
-    for number, picture in enumerate(tiny.pictures()):
-        write_png(picture, str(folder / f"{number:02}.png"))
-    return folder
 
 
 @pytest.mark.parametrize(("decay", "end"), [("cosine", 0.0), ("linear", 0.0), ("constant", 1.0)])
