@@ -20,7 +20,6 @@ COMMANDS = {
     "export": "write weights in the formats of other libraries",
     "merge": "merge the checkpoint of a sharded run into unsharded files",
     "predict": "classify pictures with a fine-tuned model",
-    "robustness": "measure a classifier on robustness sets, and its shape bias",
     "vtab": "tabulate the 19 tasks of VTAB-1k from finished runs",
     "compare": "train objectives for equal CPU time and evaluate them by one protocol",
     "scaling": "train a grid of runs and draw accuracy against images, model size and compute",

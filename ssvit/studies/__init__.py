@@ -1,1 +1,1 @@
-"""Run studies of several runs: comparisons, scaling, sweeps, VTAB and robustness."""
+"""Run studies of several runs: comparisons, scaling, sweeps and VTAB."""

@@ -53,7 +53,6 @@ WITHOUT_TORCH = (
     "evaluation.statistics",
     "data.sources.folder",
     "data.sources.shard_folder",
-    "data.sources.robustness",
     "data.sources.vtab",
     "studies.vtab",
     "exchange.reading",

@@ -20,7 +20,6 @@ from torch import Tensor
 from ssvit.data.batch import Batch, EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.sources.base import Source, class_text, is_multi_label
-from ssvit.data.sources.robustness import are_imagenets
 from ssvit.evaluation.panels import classification_options, multi_label
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.panels.class_counts import ClassCounts, as_csv, mean, percent
@@ -40,6 +39,7 @@ _SHOWN, _ACROSS = 24, 6  # mistakes in the figure, and in each of its rows
 _NAMED, _BARS = 3, 40  # classes named in the text, and in the figure of precisions
 _BLOCKS = 1000  # maximum number of rows of the confusion matrix, which merges neighbouring classes if there are more
 _IMAGENET_IMAGES, _IMAGENET_CLASSES = 50_000, 1000
+_WNID = re.compile(r"n\d{8}")  # name of an ImageNet class
 _IMAGENET_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\b")
 _P = TypeVar("_P", "Predictions", MultiLabelPredictions)
 
@@ -144,7 +144,8 @@ def allowed(source: Source, real: str) -> list[set[int]]:
         UserError: If the images or classes are not those of ImageNet.
     """
     # The class numbers of ReaL are indices of the sorted wnids.
-    if not are_imagenets(source.classes):
+    wnids = sorted(filter(_WNID.fullmatch, source.classes))
+    if len(wnids) != _IMAGENET_CLASSES or wnids != list(source.classes):
         raise UserError(f"real={real}: needs ImageNet's 1000 classes, named by wnid and in that order")
     numbers = []
     for name in map(source.name, range(len(source))):

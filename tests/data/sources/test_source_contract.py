@@ -344,8 +344,8 @@ def test_a_set_in_memory_is_a_source(tmp_path: Path) -> None:
                 make(content, labels, CLASSES)
 
 
-OPTIONS = ("datasets_options", "huggingface_options", "synthetic_options", "packing_options", "robustness", "vtab",
-           "shard_folder", "splits", "folder", "table")  # fmt: skip
+OPTIONS = ("datasets_options", "huggingface_options", "synthetic_options", "packing_options", "vtab", "shard_folder",
+           "splits", "folder", "table")  # fmt: skip
 
 
 def test_options_are_checked_without_heavy_packages() -> None:
