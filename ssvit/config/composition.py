@@ -399,12 +399,6 @@ def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options])
 def _no_choice(group: str, name: str, line: CommandLine, kind: type[Options]) -> str:
     """Return the error message for a group that is not a choice of this command."""
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
-    texts = {path.stem: path.read_text() for path in sorted((CONFIGS / "objective").glob("*.yaml"))}
-    users = {choice.name for choice in declared("objective") if f"/{group}" in choice.also}
-    users |= {file for file, text in texts.items() if f"/{group}:" in text}
-    users |= {file for file, text in texts.items() for user in users if f"\n  - {user}\n" in text}
-    if users:
-        return f"{typed_as}: is for objective={', '.join(sorted(users))}"
     aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in line.aliases.items()}
     choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
     hint = f"{group}.NAME=VALUE sets one option" if group in kind.model_fields else f"there are {', '.join(choices)}"

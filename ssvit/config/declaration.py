@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_
 from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from ssvit.options import MISSING, OptionError, pair, typed, within
 
@@ -116,12 +117,31 @@ class Options(BaseModel):
 class Run:
     """Provide the options of a run, against which each part checks its requirements.
 
+    A part that the command does not have is None and is not checked.
+
     Args:
-        options: The options of a command. A part that is missing in them is None and is not checked.
+        options: The options of a command.
+
+    Attributes:
+        options: The options of the command.
+        objective: Options of the objective.
+        source: Options of the data source.
+        augment: Options of the augmentation of training images.
+        recipe: Hyperparameters of the training, a `ssvit.training.recipe.Recipe`.
+        subset: Options that select a subset of the training images.
+        fabric: Options of devices and processes.
+        development: Part of the data that replaces the test images; None: the test images are used.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.objective: Options | None = at(options, "objective")
+        self.source: Options | None = at(options, "data.source")
+        self.augment: Options | None = at(options, "data.augment")
+        self.recipe: Any = at(options, "recipe")
+        self.subset: Options | None = at(options, "subset")
+        self.fabric: Options | None = at(options, "fabric")
+        self.development: float | str | None = at(options, "development")
 
     def check(self) -> None:
         """Check the requirements of all parts; raise OptionError or UserError if they do not fit."""
@@ -143,41 +163,6 @@ class Run:
     def from_checkpoint(self) -> bool:
         """Return whether training starts from the weights of a checkpoint."""
         return self.encoder is not at(self.options, "encoder")
-
-    @property
-    def objective(self) -> Options | None:
-        """Return the options of the objective."""
-        return at(self.options, "objective")
-
-    @property
-    def source(self) -> Options | None:
-        """Return the options of the data source."""
-        return at(self.options, "data.source")
-
-    @property
-    def augment(self) -> Options | None:
-        """Return the options of the augmentation of training images."""
-        return at(self.options, "data.augment")
-
-    @property
-    def recipe(self) -> Any:
-        """Return the hyperparameters of the training, a `ssvit.training.recipe.Recipe`."""
-        return at(self.options, "recipe")
-
-    @property
-    def subset(self) -> Options | None:
-        """Return the options that select a subset of the training images."""
-        return at(self.options, "subset")
-
-    @property
-    def fabric(self) -> Options | None:
-        """Return the options of devices and processes."""
-        return at(self.options, "fabric")
-
-    @property
-    def development(self) -> float | str | None:
-        """Return the part of the data that replaces the test images; None: the test images are used."""
-        return at(self.options, "development")
 
 
 def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
@@ -222,10 +207,7 @@ class From:
 class OneOf:
     """A choice among computed names; for literal names, use `Literal`."""
 
-    choices: tuple[object, ...]
-
-    def __init__(self, choices: Iterable[object]) -> None:
-        object.__setattr__(self, "choices", tuple(choices))
+    choices: Collection[str]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
@@ -332,18 +314,11 @@ def _shared(part: object) -> type[Options] | None:
 
 def _default(field: FieldInfo) -> object:
     """Return the default of an option as in a YAML file; ??? if it is required."""
-    return MISSING if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
-
-
-def _plain(value: object) -> object:
-    """Return a value as in a YAML file."""
-    if isinstance(value, Options):
-        value = value.values()
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return (
+        MISSING
+        if field.is_required()
+        else to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
+    )
 
 
 def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:
