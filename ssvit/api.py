@@ -7,9 +7,7 @@ by its name (**{"recipe.lr": 1e-3}); options of the recipe also by their last pa
 
 import contextlib
 import json
-import numbers
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ssvit import cli
 from ssvit.checkpoints.run_folder import reported_run, rows
-from ssvit.options import OptionError, UserError
+from ssvit.config.command_line import quoted
+from ssvit.options import OptionError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 # Short names of options of the commands that train.
 _SHORT = {name: f"recipe.{name}" for name in Recipe.model_fields}
 _SHORT |= {"image_size": "data.image_size", "patch_size": "encoder.patch_size"}
-_BARE = re.compile(r"[\w./+-]+", re.ASCII)  # strings that Hydra reads without quotes
-_NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # values of other types
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,10 @@ class Run:
     """
 
     folder: Path
+
+    def __fspath__(self) -> str:
+        """Return the path of the folder, so that options accept a run."""
+        return str(self.folder)
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -197,8 +198,8 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     from ssvit.checkpoints.checkpoint import PRETRAIN
     from ssvit.loading.finding import find
 
-    asked = _checkpoint(checkpoint, outputs)
-    return inference.encoder(find(asked, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
+    path = _checkpoint(checkpoint, outputs)
+    return inference.encoder(find(path, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
 
 
 def load_classifier(
@@ -218,22 +219,20 @@ def load_classifier(
     from ssvit.checkpoints.checkpoint import FINETUNE
     from ssvit.loading.finding import find
 
-    asked = _checkpoint(checkpoint, outputs)
-    return inference.classifier(find(asked, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)
+    path = _checkpoint(checkpoint, outputs)
+    return inference.classifier(find(path, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)
 
 
 def _quiet(line: str) -> None:
     """Discard the line that names the newest checkpoint."""
 
 
-def _checkpoint(given: "str | Path | Run", outputs: Any) -> str:
+def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:
     """Return the value of the option checkpoint=: a path, or the path of the run of this name in `outputs`."""
-    if isinstance(given, Run):
-        return str(given.folder)
-    if not isinstance(given, str | os.PathLike):
-        raise OptionError("checkpoint", given, "must be a run, a path or newest")
-    named = Path(outputs) / given
-    return str(named if not Path(given).exists() and named.exists() else given)
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise OptionError("checkpoint", checkpoint, "must be a run, a path or newest")
+    named = Path(outputs, checkpoint)
+    return os.fspath(checkpoint if Path(checkpoint).exists() or not named.exists() else named)
 
 
 def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
@@ -242,7 +241,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
-    arguments = [f"{name}={_written(value)}" for name, value in _flat(options) if value is not None or "." in name]
+    arguments = [f"{name}={quoted(value)}" for name, value in _flat(options) if value is not None or "." in name]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
         if not verbose:
@@ -256,31 +255,9 @@ def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     """Yield options by their full names. A dictionary inside a group's dictionary is the value of one option."""
     for name, value in options.items():
         if isinstance(value, Mapping) and "." not in name:
-            yield from ((f"{name}.{inner}", of) for inner, of in value.items())
+            yield from ((f"{name}.{key}", option) for key, option in value.items())
         else:
             yield name, value
-
-
-def _written(value: object) -> str:
-    """Return a value in the syntax of the command line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{_written(of)}' for name, of in value.items())}}}"
-    if isinstance(value, numbers.Real):  # includes NumPy's scalars
-        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
-    if isinstance(value, Run):
-        value = value.folder
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
-        raise UserError(
-            f"{value!r}: an option must be a string, a path, a run, a number, a flag, None, a list or a dictionary"
-        )
-    if _BARE.fullmatch(text) and not _NUMBER_OR_WORD.fullmatch(text):
-        return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
 
 
 @contextlib.contextmanager

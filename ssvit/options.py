@@ -23,16 +23,16 @@ class OptionError(UserError, ValueError):
     Args:
         name: Name of the option.
         value: Its value.
-        right: The expected value, as in "must be true or false".
+        expectation: The expected value, as in "must be true or false".
     """
 
-    def __init__(self, name: str, value: object, right: str) -> None:
-        super().__init__(f"{name}: {right}" if value == MISSING else f"{name}={typed(value)}: {right}")
-        self.name, self.value, self.right = name, value, right
+    def __init__(self, name: str, value: object, expectation: str) -> None:
+        super().__init__(f"{name}: {expectation}" if value == MISSING else f"{name}={typed(value)}: {expectation}")
+        self.name, self.value, self.expectation = name, value, expectation
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
-        """Support pickling, by which processes exchange exceptions: by default, only the message would be passed."""
-        return type(self), (self.name, self.value, self.right)
+        """Pickle the arguments of the constructor; by default, only the message would reach another process."""
+        return type(self), (self.name, self.value, self.expectation)
 
 
 class RootOptionError(OptionError):
@@ -63,7 +63,7 @@ def typed(value: object) -> str:
     if isinstance(value, list | tuple):
         text = f"[{','.join(map(typed, value))}]"
     elif isinstance(value, dict):
-        text = f"{{{','.join(f'{name}:{typed(of)}' for name, of in value.items())}}}"
+        text = f"{{{','.join(f'{name}:{typed(item)}' for name, item in value.items())}}}"
     else:
         text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
@@ -77,12 +77,12 @@ def within(group: str) -> Iterator[None]:
     except RootOptionError:
         raise
     except OptionError as error:
-        raise OptionError(f"{group}.{error.name}", error.value, error.right) from None
+        raise OptionError(f"{group}.{error.name}", error.value, error.expectation) from None
 
 
 def printable(text: object) -> str:
     r"""Return text with control characters, which a file name may contain, escaped as \x1b."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in str(text))
 
 
 def one_line(text: object) -> str:
@@ -123,8 +123,8 @@ def number(name: str, value: object, low: float, high: float = float("inf"), *, 
         high: Maximum, inclusive.
         above: Whether the minimum is excluded.
     """
-    given = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not math.isfinite(given) or given > high or given < low or (above and given == low):
+    checked = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(checked) or checked > high or checked < low or (above and checked == low):
         least = f"above {low:g}" if above else f"{low:g} or more"
         most = "" if high == float("inf") else f" and at most {high:g}"
         raise OptionError(name, value, f"must be a number, {least}{most}")
@@ -171,14 +171,14 @@ def file_to_write(name: str, value: object, begins: Sequence[str] = ("",)) -> No
     """
     path = Path(str(value))
     if path.exists() and not path.is_file():
-        raise OptionError(name, value, f"must be a file, and this is {'a folder' if path.is_dir() else 'none'}")
+        raise OptionError(name, value, f"must be a file, not {'a folder' if path.is_dir() else 'a device'}")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise OptionError(name, value, "there is no such folder to write it into")
+        raise OptionError(name, value, "must be in a folder that exists")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OptionError(name, value, "its folder cannot be written into")
+        raise OptionError(name, value, "must be in a folder that is writable")
     if path.exists() and not _begins(path, begins):
-        raise OptionError(name, value, "is there, and is no file that this command has written; give another name")
+        raise OptionError(name, value, "must be the name of a new file: there is one, which this command did not write")
 
 
 def _begins(path: Path, ways: Sequence[str]) -> bool:
@@ -195,7 +195,7 @@ def folder_to_write(name: str, value: object) -> None:
     """Raise OptionError unless `value` is the path of a folder that is writable or can be created."""
     path = Path(str(value)).absolute()
     if path.exists() and not path.is_dir():
-        raise OptionError(name, value, "must be a folder, and this is a file")
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise OptionError(name, value, f"{there} cannot be written into")
+        raise OptionError(name, value, "must be a folder, not a file")
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise OptionError(name, value, f"{existing} must be writable")

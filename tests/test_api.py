@@ -16,11 +16,10 @@ from PIL import Image
 
 import ssvit
 from ssvit import api
-from ssvit.api import _written
 from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find, normalization
 from ssvit.config import command, help
-from ssvit.config.command_line import unquoted
+from ssvit.config.command_line import quoted, unquoted
 from ssvit.data.sources.base import Unreadable
 from ssvit.inference import pictures
 from ssvit.options import OptionError, UserError
@@ -260,7 +259,7 @@ STRINGS = (
 def test_a_string_reaches_hydra_as_it_is(text):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    written = _written(text)
+    written = quoted(text)
     (override,) = OverridesParser.create().parse_overrides([f"key={written}"])
     assert override.value() == text
     assert unquoted(written) == text
@@ -272,7 +271,7 @@ def test_a_string_reaches_hydra_as_it_is(text):
     ([{"path": ssvit.Run(Path("a b")), "image_size": 32}, ssvit.Run(Path("c"))], "[{path:'a b',image_size:32},c]"),
 ])  # fmt: skip
 def test_values_are_written_as_the_command_line_has_them(value, written):
-    assert _written(value) == written
+    assert quoted(value) == written
 
 
 def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outputs, monkeypatch):

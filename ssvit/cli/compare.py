@@ -13,12 +13,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.options import print_lines
 from ssvit.studies import methods
 from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
 
@@ -65,17 +63,10 @@ def run(config: Config) -> Path:
     for seed in range(options.seed, options.seed + options.seeds):
         for name, parts in chosen.items():
             comparison.row(name, seed, parts)
-    table = comparison.table
-    rows = methods.read(table)
-
-    text = methods.table(rows)
-    atomic_io.replace(table / "table.md", text.encode())
-    written = [table / "table.md"]
-    if curves := methods.curves(rows):
-        written.append(table / "accuracy.png")
-        atomic_io.replace(written[-1], methods.plot(curves).png())
-    print_lines("", *text.split("\n"), ", ".join(map(str, written)))
-    return table
+    rows = methods.read(comparison.table)
+    curves = methods.curves(rows)
+    figures = {"accuracy.png": methods.plot(curves)} if curves else {}
+    return comparison.publish(methods.table(rows), figures, methods.conclusion(rows))
 
 
 class Comparison(Trials):

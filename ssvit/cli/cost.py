@@ -15,7 +15,7 @@ from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
-    """Print the cost (`ssvit.training.cost.Cost`) and the options of the augmentation as a line of JSON."""
+    """Print the cost (`ssvit.training.cost.Cost`) as a line of JSON."""
     options: Pretrain = config.options
     Run(options).check()
 
@@ -27,7 +27,7 @@ def run(config: Config) -> None:
     with runtime.together():
         recipe, _, objective, loader = session.build(config)
         cost = measure(session.fabric, objective, loader, recipe)
-    print(json.dumps(asdict(cost) | {"augmentation": config.value("data.augment")}))
+    print(json.dumps(asdict(cost)))
 
 
 command = replace(pretrain.command, name="cost", run=run, dry_run=None, results=None)

@@ -12,13 +12,12 @@ from typing import Annotated, Any
 
 from annotated_types import MinLen
 
-from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.models.timm_options import Timm
-from ssvit.options import OptionError, print_lines, within
+from ssvit.options import OptionError, within
 from ssvit.studies import methods, scaling
 from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, schedule, stages
 
@@ -67,12 +66,9 @@ def run(config: Config) -> Path:
         for encoder, images, steps in itertools.product(options.encoders, options.images, options.steps):
             grid.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
     rows = methods.read(grid.table)
-    text, found = scaling.table(rows), scaling.points(rows)
-    atomic_io.replace(grid.table / "table.md", text.encode())
-    picture = grid.table / "scaling.png"
-    atomic_io.replace(picture, scaling.plot(found).png())
-    print_lines("", *text.split("\n"), f"{grid.table / 'table.md'}, {picture}")
-    return grid.table
+    return grid.publish(
+        scaling.table(rows), {"scaling.png": scaling.plot(scaling.points(rows))}, scaling.conclusion(rows)
+    )
 
 
 def check(config: Config) -> list[dict[str, Any]]:
@@ -87,7 +83,9 @@ def check(config: Config) -> list[dict[str, Any]]:
             try:
                 Timm(model=name, image_size=1)
             except OptionError as error:
-                raise OptionError("encoders", name, f"is no file in configs/encoder/, and {error.right}") from None
+                raise OptionError(
+                    "encoders", name, f"is no file in configs/encoder/, and {error.expectation}"
+                ) from None
     points = [
         dict(zip(_GRID, values, strict=True))
         for values in itertools.product(*(getattr(options, name) for name in _GRID))

@@ -90,7 +90,7 @@ def find_other(options: Visualize, sizes: Mapping[str, Any], channels: int, say:
         theirs = vit(found.encoder).channels
     except OptionError as error:
         where = "" if error.name == "checkpoint" else f"{error.name}={error.value}: "
-        raise OptionError("other", other, f"{where}{error.right}") from None
+        raise OptionError("other", other, f"{where}{error.expectation}") from None
     if theirs != channels:
         right = f"must take images of {channels} channels, as the checkpoint does, not of {theirs}"
         raise OptionError("other", other, right)

@@ -9,12 +9,9 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
-from ssvit.config.declaration import Options, find
+from ssvit.config.declaration import Options
 from ssvit.groups import GROUPS, Group
 
 
@@ -81,21 +78,6 @@ def choice(
         return options
 
     return declare
-
-
-def declare_files(group: str, folder: Path) -> None:
-    """Declare a user's parts, which the YAML files in a folder name, as choices of a group with the names of the files.
-
-    A checkpoint identifies the class of its encoder by its choice; a file may also set options of a declared class.
-    """
-    for file in sorted(folder.glob("*.yaml")):
-        try:
-            content = yaml.safe_load(file.read_text())
-        except (OSError, ValueError, yaml.YAMLError):
-            continue  # reported when the file is chosen
-        options = find(str(content.get("_target_", ""))) if isinstance(content, Mapping) else None
-        if options and not options.__module__.startswith("ssvit.") and name_of(group, options) is None:
-            choice(group, file.stem)(options)
 
 
 def name_of(group: str, options: type[Options]) -> str | None:

@@ -155,7 +155,7 @@ class Command:
         try:
             return self.run(config)
         except OptionError as error:
-            raise Failure(str(OptionError(config.option(error.name), error.value, error.right)), 2) from None
+            raise Failure(str(OptionError(config.option(error.name), error.value, error.expectation)), 2) from None
         except UserError as error:
             raise Failure(str(error), getattr(error, "status", 1)) from None
         except OSError as error:

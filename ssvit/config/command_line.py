@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import numbers
 import os
 import re
 import shlex
@@ -12,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import declare_files, declared, import_options, is_group, lookup
-from ssvit.options import Failure, print_lines
+from ssvit.config.choices import declared, import_options, is_group, lookup
+from ssvit.options import Failure, UserError, print_lines
 from ssvit.processes import is_main_process
 
 Plain = dict[str, Any]  # options as in a YAML file: dictionaries, lists, strings and numbers
@@ -25,6 +26,8 @@ _CONFIG_DIR = ("--config-dir", "-cd")
 _PLUGIN = "--plugin"
 _SWEEP = ("--multirun", "-m")
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand ~ after option=
+_BARE = re.compile(r"[\w./+-]+", re.ASCII)  # strings that Hydra reads without quotes
+_NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # values of other types
 _CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as a key of a dictionary
 
 
@@ -75,7 +78,6 @@ class CommandLine:
             flag, _, value = argument.partition("=")
             if flag in _CONFIG_DIR:
                 self.config_dir = Path(value or next(waiting, "")).absolute()
-                declare_files("encoder", self.config_dir / "encoder")
             elif flag == _PLUGIN:
                 self.plugins.append(value or next(waiting, ""))
                 _import_plugin(self.plugins[-1])
@@ -193,14 +195,26 @@ def _by_name(options: Iterable[str]) -> dict[str, str]:
 
 
 def quoted(value: object) -> str:
-    """Return a value as typed, with quotes around strings that Hydra would parse."""
+    """Return a value in the syntax of the command line, with quotes around strings that Hydra would parse.
+
+    Raises:
+        UserError: An option cannot have a value of this type.
+    """
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
-    if not isinstance(value, str):
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{quoted(item)}' for name, item in value.items())}}}"
+    if value is None or isinstance(value, bool):
         return json.dumps(value)
-    if re.fullmatch(r"[\w./@%:+-]+", value):
-        return value
-    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + "\\'" * bool(end[2]), value))
+    if isinstance(value, numbers.Real):  # includes NumPy's scalars
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        types = "a string, a path, a run, a number, a flag, None, a list or a dictionary"
+        raise UserError(f"{value!r}: an option must be {types}")
+    if _BARE.fullmatch(text) and not _NUMBER_OR_WORD.fullmatch(text):
+        return text
+    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + "\\'" * bool(end[2]), text))
 
 
 def unquoted(value: str) -> str:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, at, select
 from ssvit.options import within
@@ -47,7 +45,7 @@ class Config:
 
         Positional arguments are added to their option as literal text, in which references are not resolved.
         """
-        values: Any = OmegaConf.to_container(OmegaConf.create(self.written), resolve=True)
+        values = self._resolved(self.written)
         name = self.line.positional
         if name and isinstance(values.get(name), list):
             values[name] += self.line.arguments
@@ -103,3 +101,20 @@ class Config:
         built = {key: self.build(group) for key, group in part.built_from.items() if key not in objects}
         with within(name):
             return part.build(**built, **objects)
+
+    def _resolved(self, node: object) -> Any:
+        if isinstance(node, Mapping):
+            return {key: self._resolved(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [self._resolved(value) for value in node]
+        if not isinstance(node, str):
+            return node
+        if reference := _REFERENCE.fullmatch(node):
+            return self._resolved(self._written(reference[1]))
+        return _REFERENCE.sub(lambda match: str(self._resolved(self._written(match[1]))), node)
+
+    def _written(self, name: str) -> object:
+        node: Any = self.written
+        for key in name.split("."):
+            node = self._resolved(node)[key] if isinstance(node, str) else node[key]
+        return node

@@ -82,7 +82,7 @@ def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, inco
         try:
             _ = config.options
         except OptionError as error:
-            raise OptionError(config.option(error.name), error.value, error.right) from None
+            raise OptionError(config.option(error.name), error.value, error.expectation) from None
         return config
 
 

@@ -229,8 +229,8 @@ def find(builder: str) -> type[Options] | None:
             return None
     except ImportError:  # the package does not exist
         return None
-    known = name if name[:1].isupper() else name.title().replace("_", "")
-    return getattr(importlib.import_module(f"{module}_options"), known, None)
+    class_name = name if name[:1].isupper() else name.title().replace("_", "")
+    return getattr(importlib.import_module(f"{module}_options"), class_name, None)
 
 
 def locate(name: str) -> Any:
@@ -279,10 +279,10 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     path = f"{name}." if name else ""
     full = dict(node)
     for key, part in node.items():
-        if kind := _shared(part):
-            shared = [option for option in kind.model_fields if option not in part]
-            full[key] = {**part, **{option: f"${{{path}{option}}}" for option in shared}}
-            full = {**{option: _default(kind.model_fields[option]) for option in shared}, **full}
+        if shared := _shared(part):
+            missing = [option for option in shared.model_fields if option not in part]
+            full[key] = {**part, **{option: f"${{{path}{option}}}" for option in missing}}
+            full = {**{option: _default(shared.model_fields[option]) for option in missing}, **full}
     options = find(node.get("_target_", "")) or groups.get(name) or group_of(node)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
@@ -290,69 +290,60 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
             full.setdefault(key, f"${{{source.option}}}")
         elif not field.is_required():
             default = _default(field)
-            given = full.setdefault(key, default)
-            if isinstance(default, Mapping) and isinstance(given, Mapping) and "_target_" not in given:
-                full[key] = {**default, **given}
-    inner = {f"{path}{key}": nested_options(field.annotation, field.metadata) for key, field in fields.items()}
-    known = {**groups, **{key: kind for key, kind in inner.items() if kind}}
+            value = full.setdefault(key, default)
+            if isinstance(default, Mapping) and isinstance(value, Mapping) and "_target_" not in value:
+                full[key] = {**default, **value}
+    nested = {f"{path}{key}": nested_options(field.annotation, field.metadata) for key, field in fields.items()}
+    classes = {**groups, **{key: options for key, options in nested.items() if options}}
     return {
-        key: completed(value, known, f"{path}{key}") if isinstance(value, Mapping) else value
+        key: completed(value, classes, f"{path}{key}") if isinstance(value, Mapping) else value
         for key, value in full.items()
     }
 
 
 def group_of(node: Mapping[str, Any]) -> type[Options] | None:
     """Return the class of a group from the class of one of its parts (see `Options.around`); None if there is none."""
-    return next((kind.around for part in node.values() if (kind := _shared(part))), None)
+    return next((options.around for part in node.values() if (options := _shared(part))), None)
 
 
 def _shared(part: object) -> type[Options] | None:
     """Return the class of a part if its options are options of the surrounding group; None otherwise."""
-    kind = find(str(part.get("_target_", ""))) if isinstance(part, Mapping) else None
-    return kind if kind and kind.around else None
+    options = find(str(part.get("_target_", ""))) if isinstance(part, Mapping) else None
+    return options if options and options.around else None
 
 
 def _default(field: FieldInfo) -> object:
     """Return the default of an option as in a YAML file; ??? if it is required."""
-    return (
-        MISSING
-        if field.is_required()
-        else to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
-    )
+    if field.is_required():
+        return MISSING
+    return to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
 
 
 def _option_error(options: type[Options], error: ValidationError, values: Mapping[str, object]) -> OptionError:
     """Translate pydantic's errors into one OptionError, for an unknown option if any, otherwise for the first error."""
     errors = error.errors(include_url=False)
     names = list(options.model_fields)
-    for one in errors:
-        if one["type"] == "extra_forbidden":
-            name = str(one["loc"][0])
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            return OptionError(name, values[name], f"there is no such option; {hint}")
-    causes = ((one, one.get("ctx", {}).get("error")) for one in errors)
-    for one, cause in causes:
+    unknown = [str(details["loc"][0]) for details in errors if details["type"] == "extra_forbidden"]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+        return OptionError(unknown[0], values[unknown[0]], f"there is no such option; {hint}")
+    for details in errors:
+        cause = details.get("ctx", {}).get("error")
         if isinstance(cause, OptionError):  # from nested options, or from a check of several options
-            of_several = len(one["loc"]) > 1 and isinstance(values.get(str(one["loc"][0])), Mapping)
-            name = ".".join([*map(str, one["loc"][: 1 + of_several]), *([cause.name] if cause.name else [])])
-            given = values.get(name, cause.value) if cause.name else cause.value
-            of_a_list = isinstance(given, list | tuple) and not isinstance(cause.value, list | tuple)
-            return OptionError(name, cause.value if of_a_list else given, cause.right)
-    return _first(options, errors[0], values)
-
-
-def _first(options: type[Options], error: Mapping[str, Any], values: Mapping[str, object]) -> OptionError:
-    name = str(error["loc"][0])
-    field = options.model_fields[name]
-    if error["type"] == "missing" and len(error["loc"]) == 1:
-        kind = expected(field.annotation, field.metadata)
-        return OptionError(name, MISSING, f"has no default and must be given, {kind}")
-    value = values[name]
-    if (nested := nested_options(field.annotation)) and not _is_optional(field.annotation):
+            of_several = len(details["loc"]) > 1 and isinstance(values.get(str(details["loc"][0])), Mapping)
+            name = ".".join([*map(str, details["loc"][: 1 + of_several]), *([cause.name] if cause.name else [])])
+            value = values.get(name, cause.value) if cause.name else cause.value
+            is_item = isinstance(value, list | tuple) and not isinstance(cause.value, list | tuple)
+            return OptionError(name, cause.value if is_item else value, cause.expectation)
+    name = str(errors[0]["loc"][0])
+    annotation, metadata = options.model_fields[name].annotation, options.model_fields[name].metadata
+    if errors[0]["type"] == "missing" and len(errors[0]["loc"]) == 1:
+        return OptionError(name, MISSING, f"has no default and must be given, {expected(annotation, metadata)}")
+    if (nested := nested_options(annotation)) and not _is_optional(annotation):
         first = next(iter(nested.model_fields), "option")
-        return OptionError(name, value, f"is a group of options: give one of them, as {name}.{first}=…")
-    return OptionError(name, value, f"must be {expected(field.annotation, field.metadata)}")
+        return OptionError(name, values[name], f"is a group of options: give one of them, as {name}.{first}=…")
+    return OptionError(name, values[name], f"must be {expected(annotation, metadata)}")
 
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:
@@ -360,9 +351,9 @@ def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Opt
     for item in metadata:
         if (options := getattr(item, "options", None)) is not None:
             return options
-    kinds = [kind for kind in get_args(annotation) if kind is not _NULL] if _is_union(annotation) else [annotation]
-    kind = kinds[0]
-    return kind if len(kinds) == 1 and isinstance(kind, type) and issubclass(kind, Options) else None
+    types_ = [item for item in get_args(annotation) if item is not _NULL] if _is_union(annotation) else [annotation]
+    first = types_[0]
+    return first if len(types_) == 1 and isinstance(first, type) and issubclass(first, Options) else None
 
 
 def _is_union(annotation: Any) -> bool:
@@ -420,7 +411,7 @@ def _range(kind: str, metadata: Sequence[object]) -> str:
 @cache
 def meanings(options: type[Options]) -> dict[str, str]:
     """Return the sentence below each option of a class, including inherited options."""
-    found = {}
+    descriptions = {}
     for base in reversed(options.__mro__):
         if not issubclass(base, Options) or base is Options:
             continue
@@ -430,8 +421,8 @@ def meanings(options: type[Options]) -> dict[str, str]:
             for field, below in zip(tree.body, tree.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                     meaning = str(ast.literal_eval(below.value))
-                    found[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(meaning.split()))
-    return found
+                    descriptions[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(meaning.split()))
+    return descriptions
 
 
 def _listed(value: object) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from ssvit.groups import GROUPS
 from ssvit.options import MISSING, typed
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-_INDENT = 6  # indentation of a description below its option
+_INDENT = 6 * " "  # indentation of a description below its option
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,17 @@ class Option:
     name: str
     default: str = ""
     meaning: str = ""
-    right: str = ""
+    expected: str = ""
 
     def lines(self, width: int) -> list[str]:
         """Return the option, followed by its description and permitted values, wrapped to a width."""
-        meaning, right = self.meaning.replace("`", "").rstrip("."), self.right
-        first = meaning.partition(" ")[0]
-        if first.isalpha() and first != self.default:  # values of options keep their case
-            meaning = f"{meaning[0].upper()}{meaning[1:]}"
-        if right.startswith("one of ") and all(
-            re.search(rf"\b{re.escape(one)}\b", meaning) for one in right[7:].split(", ")
-        ):
-            right = ""
-        told = f"{meaning} [{right}]".strip() if right else meaning
-        pad = _INDENT * " "
+        meaning = self.meaning.replace("`", "").rstrip(".")
+        description = f"{meaning} [{self.expected}]".strip() if self.expected else meaning
+        indent = {"initial_indent": _INDENT, "subsequent_indent": _INDENT}
         head = f"  {self.name}{'=' * bool(self.default)}{self.default}"
         return [
             head if len(head) <= width else f"{head[: width - 1]}…",
-            *textwrap.wrap(told, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False),
+            *textwrap.wrap(description, width, **indent, break_on_hyphens=False),
         ]
 
 
@@ -75,26 +68,22 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
     flags = dict(_FLAGS)
     if command.dry_run is None:
         del flags["--dry-run"], flags["--show-config"], flags["-m"]
-    hidden = 0
-    shown = [files]
-    for group in groups:
-        common = [one for one in group.options if everything or not command.common or _starts(one.name, command.common)]
-        hidden += len(group.options) - len(common)
-        shown.append(Group(group.title, common))
+    shown = groups
+    if command.common and not everything:
+        shown = [
+            Group(group.title, [option for option in group.options if _is_common(option, command)]) for group in groups
+        ]
+    hidden = sum(len(group.options) for group in groups) - sum(len(group.options) for group in shown)
     flags["--help-all"] = f"{hidden} more options" if hidden else "all options"
-    shown.append(Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()]))
-    arguments_too = f" [{command.positional.upper()} …]" if command.positional else ""
+    positional = f" [{command.positional.upper()} …]" if command.positional else ""
     lines = [
-        f"{command.prefix}{command.name.replace('_', '-')} [OPTION=VALUE …]{arguments_too}",
+        f"{command.prefix}{command.name.replace('_', '-')} [OPTION=VALUE …]{positional}",
         *textwrap.wrap(f"{purpose[0].upper()}{purpose[1:]}.", width),
     ]
-    for group in shown:
+    for group in [files, *shown, Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()])]:
         if group.options:
-            lines += [
-                "",
-                *textwrap.wrap(group.title, width),
-                *(line for one in group.options for line in one.lines(width)),
-            ]
+            lines += ["", *textwrap.wrap(group.title, width)]
+            lines += [line for option in group.options for line in option.lines(width)]
     return "\n".join(lines)
 
 
@@ -108,51 +97,46 @@ _FLAGS = {
 }
 
 
-def _starts(name: str, beginnings: Sequence[str]) -> bool:
-    return any(f"{name}.".startswith(f"{beginning}.") for beginning in beginnings)
+def _is_common(option: Option, command: Command) -> bool:
+    return any(f"{option.name}.".startswith(f"{prefix}.") for prefix in command.common)
 
 
 def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     """Return the files that can be chosen, and the options of the chosen files in groups."""
     choices = _choices(command, config)
-    named = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
-    found = list(_options(config.written, "", {"": command.options}))
+    aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
+    options = list(_options(config.written, "", {"": command.options}))
     # The description of a reference also applies to the option that it refers to.
-    elsewhere = {target[1]: one for one in found if (target := _REFERENCE.fullmatch(one.default))}
+    references = {target[1]: option for option in options if (target := _REFERENCE.fullmatch(option.default))}
     of_command = meanings(command.options)
-    tops = ["", *(name.partition(".")[0] for name in command.common)]
-    files = [
-        Option(
-            named.get(group, group),
-            _typed(file),
-            of_command.get(package) or (GROUPS[folder].meaning if folder in GROUPS else ""),
-            f"one of {', '.join(config.line.names(folder))}",
-        )
-        for group, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], tops))
-        for folder, package in [(group.partition("@")[0], group.rpartition("@")[2])]
-        if package != "_here_"
-    ]
+    order = ["", *(name.partition(".")[0] for name in command.common)]
+    files = []
+    for group, file in sorted(choices.items(), key=lambda choice: _place(choice[0].partition("@")[0], order)):
+        folder, _, package = group.rpartition("@") if "@" in group else (group, "", group)
+        if package != "_here_":
+            meaning = of_command.get(package) or (GROUPS[folder].meaning if folder in GROUPS else "")
+            names = f"one of {', '.join(config.line.names(folder))}"
+            files.append(Option(aliases.get(group, group), _typed(file), meaning, names))
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
-    for one in found:
-        if _REFERENCE.fullmatch(one.default) or one.name in choices:
+    for option in options:
+        if _REFERENCE.fullmatch(option.default) or option.name in choices:
             continue
-        if twin := elsewhere.get(one.name):
-            one = replace(one, meaning=one.meaning or twin.meaning, right=one.right or twin.right)
-        top = one.name.partition(".")[0] if "." in one.name else ""
+        if reference := references.get(option.name):
+            meaning, values = option.meaning or reference.meaning, option.expected or reference.expected
+            option = replace(option, meaning=meaning, expected=values)
+        top = option.name.partition(".")[0] if "." in option.name else ""
         if file := choices.get(top):
-            of = config.line.origin(top, file)
-            here = "" if of == file else f", here {of}"
-            title = f"{top}={_typed(file)}{here}: {_title(config.line, top, of) or of_command.get(top, '')}"
+            origin = config.line.origin(top, file)
+            here = "" if origin == file else f", here {origin}"
+            title = f"{top}={_typed(file)}{here}: {_title(config.line, top, origin) or of_command.get(top, '')}"
         else:
             title = f"{top}: {of_command.get(top, '')}"
-        groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(
-            replace(one, default=_default(config, one))
-        )
+        default = _typed(config.value(option.name)) if "${" in option.default else option.default
+        groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(replace(option, default=default))
     for group in groups.values():
-        group.options.sort(key=lambda one: _place(one.name, command.common))
-    return Group("Files of options, chosen by their names", files), [
-        groups[top] for top in sorted(groups, key=lambda top: _place(top, tops))
-    ]
+        group.options.sort(key=lambda option: _place(option.name, command.common))
+    ordered = [groups[top] for top in sorted(groups, key=lambda top: _place(top, order))]
+    return Group("Files of options, chosen by their names", files), ordered
 
 
 def _place(name: str, order: Sequence[str]) -> int:
@@ -162,50 +146,36 @@ def _place(name: str, order: Sequence[str]) -> int:
 
 def _choices(command: Command, config: Config) -> dict[str, Any]:
     """Return the file or the list of files chosen in each group; Hydra does not report lists."""
-    found = dict(config.choices)
-    found |= {
-        group: files for group, files in config.line.default_choices(command.name).items() if isinstance(files, list)
-    }
-    for group, _, files in (option.partition("=") for option in config.overrides):
-        if isinstance(found.get(group), list):
-            found[group] = yaml.safe_load(files)
-    return found
+    defaults = config.line.default_choices(command.name)
+    lists = {group: files for group, files in defaults.items() if isinstance(files, list)}
+    typed_lists = {group: yaml.safe_load(files) for group, files in config.line.values.items() if group in lists}
+    return {**config.choices, **lists, **typed_lists}
 
 
-def _options(node: Plain, path: str, known: Mapping[str, type[Options]]) -> Iterator[Option]:
+def _options(node: Plain, path: str, classes: Mapping[str, type[Options]]) -> Iterator[Option]:
     """Yield the options in a node, with unresolved references as their defaults.
 
     Args:
         node: The node, with unresolved references.
         path: Its dotted name.
-        known: Classes of groups that have no `_target_`, by dotted name.
+        classes: Classes of groups that have no `_target_`, by dotted name.
     """
-    options = find(str(node.get("_target_", ""))) or known.get(path) or group_of(node)
-    told = meanings(options) if options else {}
+    options = find(str(node.get("_target_", ""))) or classes.get(path) or group_of(node) or Options
+    descriptions = meanings(options)
     for key, value in node.items():
         if key.startswith("_"):
             continue
         name = f"{path}.{key}" if path else key
+        field = options.model_fields.get(key)
         if isinstance(value, dict) and value:
-            if path and key in told and "_target_" not in value:  # at the root, it is the title of the section
-                yield Option(name, "", told[key])
-            yield from _options(value, name, {**known, **_within(options, key, name)})
-        elif not ("_target_" in node and options) or key in options.model_fields:
-            yield Option(name, _typed(value), told.get(key, ""), _right(options, key) if options else "")
-
-
-def _within(options: type[Options] | None, key: str, name: str) -> dict[str, type[Options]]:
-    """Return the class of a group of options inside another class, by dotted name."""
-    field = options.model_fields.get(key) if options else None
-    nested = field and nested_options(field.annotation, field.metadata)
-    return {name: nested} if nested else {}
-
-
-def _right(options: type[Options], name: str) -> str:
-    """Return the permitted values of an option, if they are more specific than a string or a list."""
-    field = options.model_fields.get(name)
-    found = "" if field is None else expected(field.annotation, field.metadata).removesuffix(", or null")
-    return found if re.match(r"one of|a (whole )?number\b|true or false|two numbers", found) else ""
+            if path and key in descriptions and "_target_" not in value:  # at the root, it is the title of the section
+                yield Option(name, "", descriptions[key])
+            nested = field and nested_options(field.annotation, field.metadata)
+            yield from _options(value, name, {**classes, name: nested} if nested else classes)
+        elif "_target_" not in node or options is Options or field:
+            values = expected(field.annotation, field.metadata).removesuffix(", or null") if field else ""
+            is_specific = re.match(r"one of|a (whole )?number\b|true or false|two numbers", values)
+            yield Option(name, _typed(value), descriptions.get(key, ""), values if is_specific else "")
 
 
 def _title(line: CommandLine, group: str, name: Any) -> str:
@@ -215,13 +185,6 @@ def _title(line: CommandLine, group: str, name: Any) -> str:
         return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
     choice = lookup(group, str(name))
     return ((choice and choice.options.__doc__) or "").partition("\n")[0]
-
-
-def _default(config: Config, option: Option) -> str:
-    """Return the default of an option as typed, with references resolved."""
-    if "${" not in option.default:
-        return option.default
-    return _typed(config.value(option.name))
 
 
 def _typed(value: Any) -> str:

@@ -97,7 +97,7 @@ class LoadLayers(Options):
         try:
             return None if self.path is None else open_checkpoint(self.path)
         except OptionError as error:
-            raise OptionError("path", self.path, error.right) from None
+            raise OptionError("path", self.path, error.expectation) from None
 
     def check(self, run: Run) -> None:
         """Check that both encoders have the same patch size and number of channels."""
@@ -118,7 +118,7 @@ class LoadClassifier(LoadEncoder):
             checkpoint = self.checkpoint()
         except OptionError as error:
             name = error.name if error.name in type(self).model_fields else "path"
-            raise OptionError(name, getattr(self, name), error.right) from None
+            raise OptionError(name, getattr(self, name), error.expectation) from None
         if not checkpoint.has_classifier:
             right = "holds no classifier, only an encoder: the command finetune trains one"
             raise OptionError("path", self.path, right)

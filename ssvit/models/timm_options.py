@@ -107,8 +107,7 @@ def kind(arguments: Mapping[str, Any]) -> type[Normalized]:
     if _CHOICE in arguments:
         choice = lookup("encoder", str(arguments[_CHOICE]))
         if choice is None or not issubclass(choice.options, Normalized):
-            right = "give the package (--plugin) or the folder (--config-dir) that declares it"
-            raise UserError(f"encoder={arguments[_CHOICE]}: is not declared here; {right}")
+            raise UserError(f"encoder={arguments[_CHOICE]}: must be declared by a package that --plugin names")
         return choice.options
     if "model" not in arguments:
         return ViT

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.evaluation.baselines import PIXELS, RANDOM, RANDOM_PREFIX
+from ssvit.evaluation.statistics import of_seeds
 from ssvit.evaluation.titles import title
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _NONE = "\u2013"  # en dash for a missing value
 BASELINES = "baselines"  # row of results without pre-training
-_CHANGES = (  # options of augmentations; 0 disables
-    "flip", "vertical_flip", "quarter_turns", "rotation", "randaugment", "jitter", "grayscale", "blur", "solarize",
-)  # fmt: skip
 _MARKERS = "osD^vP*Xhd<>"
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
@@ -46,15 +44,10 @@ def curve(
     points = []
     for row in history:
         names = [name for name in row if name.startswith("probe/") and f"{name}_chosen" in row]
-        found = {name.removeprefix("probe/"): row[name] for name in names}
-        if found:
-            spent = {amount: row["step"] * cost[amount] for amount in AMOUNTS}
-            spent["cpu_seconds"] += cost["preparation"]
-            for one in before:
-                spent = {amount: value + one["steps"] * one[amount] for amount, value in spent.items()}
-                spent["cpu_seconds"] += one["preparation"]
-            known = {"chance": row["probe/chance"]} if "probe/chance" in row else {}
-            points.append({"step": row["step"], **spent, **known, **found})
+        if names:
+            spent = _total([*before, {**cost, "steps": row["step"]}])
+            names += ["probe/chance"] if "probe/chance" in row else []
+            points.append({"step": row["step"], **spent, **{name.removeprefix("probe/"): row[name] for name in names}})
     return points
 
 
@@ -92,37 +85,70 @@ def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chos
 
 def table(rows: Mapping[str, Row]) -> str:
     """Return Markdown tables of accuracies and costs, and the rankings of the objectives at equal cost."""
-    by_objective = defaultdict(list)
-    for name, row in rows.items():
-        if name != BASELINES:
-            by_objective[row["objective"]].append(row)
-    probes = [row["probes"] for found in by_objective.values() for row in found]
-    columns = {name: title(name, one["column"]) for found in probes for name, one in found.items()}
-    common = [name for name in columns if all(name in found for found in probes)]
+    by_objective = _by_objective(rows)
+    columns = _columns(rows)
     order = list(by_objective)
-    if common:
-        order.sort(key=lambda name: -statistics.fmean(row["probes"][common[0]]["chosen"] for row in by_objective[name]))
     accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
     for name in order:
-        found = by_objective[name]
-        cells = [_measured(probe, found) for probe in columns]
-        tuned = [one["finetuned"] for one in found if "finetuned" in one]
-        accuracies.append([name, str(len(found)), *cells, spread(tuned) if tuned else _NONE])
+        of_objective = by_objective[name]
+        cells = [_cell([row["probes"][probe] for row in of_objective if probe in row["probes"]]) for probe in columns]
+        tuned = [row["finetuned"] for row in of_objective if "finetuned" in row]
+        accuracies.append([name, str(len(of_objective)), *cells, spread(tuned)])
     if base := rows.get(BASELINES):
-        for name, found in base["baselines"].items():
-            cells = [_cell([found[probe]]) if probe in found else _NONE for probe in columns]
+        for name, probes in base["baselines"].items():
+            cells = [_cell([probes[probe]] if probe in probes else []) for probe in columns]
             accuracies.append([name, "1", *cells, _NONE])
         if "finetuned" in base:
             accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), spread([base["finetuned"]])])
-    spent = [
-        ["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend", "views"]
-    ]
+    spent = [["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend"]]
     spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
     parts = [markdown(accuracies), markdown(spent)]
     for amount, words in AMOUNTS.items():
         if ranked := ranking(rows, amount):
             parts.append(f"Order at equal {words}: {ranked}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _by_objective(rows: Mapping[str, Row]) -> dict[str, list[Row]]:
+    """Return the rows of each objective, in descending order of the mean score of the first probe."""
+    grouped = defaultdict(list)
+    for name, row in rows.items():
+        if name != BASELINES:
+            grouped[row["objective"]].append(row)
+    first = next(iter(_columns(rows)))
+    return {
+        name: grouped[name]
+        for name in sorted(grouped, key=lambda name: -statistics.fmean(_scores(grouped[name], first)))
+    }
+
+
+def _columns(rows: Mapping[str, Row]) -> dict[str, str]:
+    """Return the titles of the probes in all rows, by the names of the probes."""
+    probes = (probe for row in rows.values() for probe in row.get("probes", {}).items())
+    return {name: title(name, score["column"]) for name, score in probes}
+
+
+def _scores(rows: Sequence[Row], probe: str) -> list[float]:
+    """Return the scores of a probe at the chosen layer, of the rows that have it."""
+    return [row["probes"][probe]["chosen"] for row in rows if probe in row["probes"]]
+
+
+def conclusion(rows: Mapping[str, Row]) -> list[str]:
+    """Return the result of a comparison: the best objective, the baseline, and the difference from the second best."""
+    probe, words = next(iter(_columns(rows).items()))
+    scores = {name: _scores(of_objective, probe) for name, of_objective in _by_objective(rows).items()}
+    (best, values), *others = scores.items()
+    baseline = _scores([{"probes": rows[BASELINES]["baselines"][RANDOM]}], probe)
+    lines = [f"{best}: {words} {spread(values)} %, baseline (random weights) {spread(baseline)} %"]
+    for second, of_second in others[:1]:
+        difference = statistics.fmean(values) - statistics.fmean(of_second)
+        line = f"difference between {best} and {second}: {100 * difference:+.1f} percentage points"
+        if interval := of_seeds(values, of_second):
+            limits = f"95 % interval over seeds {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
+            lines.append(f"{line} ({limits}), {'' if interval.sign else 'not '}significant")
+        else:
+            lines.append(f"{line}, one seed each: seeds=3 gives a 95 % interval")
+    return lines
 
 
 def ranking(rows: Mapping[str, Row], amount: str) -> str:
@@ -200,12 +226,15 @@ def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe:
     return points[-1][probe]
 
 
+def _total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the total cost of stages, each with its number of steps, by the kinds of cost in `AMOUNTS`."""
+    total = {amount: sum(stage["steps"] * stage[amount] for stage in stages) for amount in AMOUNTS}
+    return total | {"cpu_seconds": total["cpu_seconds"] + sum(stage["preparation"] for stage in stages)}
+
+
 def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of the cost of pre-training."""
-    seconds, images, flops = (
-        sum(one["steps"] * one[name] for one in stages) for name in ("cpu_seconds", "images", "flops")
-    )
-    seconds += sum(one["preparation"] for one in stages)
+    seconds, flops, images = _total(stages).values()
     return [
         " + ".join(f"{one['steps']} x {one['images']}" for one in stages),
         f"{seconds / 60:.1f}",
@@ -214,24 +243,7 @@ def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{flops / 1e12:.1f}",
         f"{flops / seconds / 1e9:.0f}",
         ", ".join(dict.fromkeys(one["backend"] for one in stages)),
-        " + ".join(dict.fromkeys(_views(one["augmentation"]) for one in stages)),
     ]
-
-
-def _views(augmentation: Mapping[str, Any]) -> str:
-    """Return the number of views of an image and the augmentations applied to them."""
-    count = 2 + augmentation["local_views"] if "local_views" in augmentation else 1
-    values = {name: augmentation.get(name, 0) for name in _CHANGES}
-    changes = [name for name, value in values.items() if max(value if isinstance(value, Sequence) else [value]) > 0]
-    return ", ".join([f"{count}: crop", *changes])
-
-
-def _measured(probe: str, rows: Sequence[Row]) -> str:
-    """Return the cell of a probe, with the number of seeds that have it if rows were written before it was added."""
-    having = [row["probes"][probe] for row in rows if probe in row["probes"]]
-    if not having:
-        return _NONE
-    return _cell(having) + (f", {len(having)} of {len(rows)} seeds" if len(having) < len(rows) else "")
 
 
 def _cell(found: Sequence[Mapping[str, Any]]) -> str:
@@ -244,7 +256,9 @@ def _cell(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Format mean and sample standard deviation in per cent."""
+    """Format mean and sample standard deviation in per cent; a dash if there are no values."""
+    if not values:
+        return _NONE
     mean = f"{100 * statistics.fmean(values):.1f}"
     return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from annotated_types import MinLen
@@ -20,13 +20,15 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
-from ssvit.options import Failure, OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError, print_lines
 from ssvit.studies import methods
 from ssvit.training.options import RunOptions
 
+if TYPE_CHECKING:
+    from ssvit.figures.base import Figure
+
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
 _SUBSET = "subset.images="
-_PROBES = "probes="  # the list of probes, which are independent of each other
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 
@@ -134,7 +136,7 @@ class Trials:
         protocol: Settings that are the same in all rows.
 
     Raises:
-        OptionError: If the table has rows of another protocol; the list of probes may differ.
+        OptionError: If the table has rows of another protocol.
     """
 
     def __init__(self, config: Config, protocol: Mapping[str, Any]) -> None:
@@ -154,10 +156,10 @@ class Trials:
             "threads": self.options.threads,
         }
         for name, row in methods.read(self.table).items():
-            theirs, ours = _without_probes(row["protocol"]), _without_probes(self.protocol)
-            if different := next((key for key in ours if theirs.get(key) != ours[key]), None):
-                found = row["protocol"].get(different)
-                raise OptionError("table", str(self.table), f"has {name}.json of another protocol: {different} {found}")
+            for key, value in self.protocol.items():
+                if (before := row["protocol"].get(key)) != value:
+                    right = f"has {name}.json of another protocol: {key} {before}"
+                    raise OptionError("table", str(self.table), right)
         for folder in (self.folder, self.table):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -207,6 +209,19 @@ class Trials:
         self.call("finetune", [*self.options.finetune, *own])
         return {"finetuned": self.tested(name)}
 
+    def publish(self, text: str, figures: Mapping[str, "Figure"], closing: Sequence[str]) -> Path:
+        """Write the table and the figures, print the table, and return their folder.
+
+        Args:
+            text: The table, as Markdown.
+            figures: Figures by file name.
+            closing: Lines to print after the table.
+        """
+        files = {"table.md": text.encode(), **{name: figure.png() for name, figure in figures.items()}}
+        written = atomic_io.write_files(self.table, files)
+        print_lines("", *text.split("\n"), *closing, f"written: {', '.join(map(str, written))}")
+        return self.table
+
     def tested(self, name: str) -> float:
         """Return the final accuracy of a supervised run."""
         return [row[key] for row in self.history(name) for key in row if key in _REPORTED][-1]
@@ -249,19 +264,15 @@ class Trials:
             process.wait()
             raise
         if process.returncode:
-            raise Failure(f"{command} {' '.join(options)}: did not end; the same command goes on", process.returncode)
+            raise Failure(
+                f"{command} {' '.join(options)}: failed; the same command continues the study", process.returncode
+            )
         return output or ""
 
 
 def _of_figures(options: Sequence[str]) -> list[str]:
     """Return the options that affect results."""
     return [option for option in options if not option.startswith(_ELSEWHERE)]
-
-
-def _without_probes(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a protocol without its list of probes."""
-    options = protocol.get("evaluate", [])
-    return {**protocol, "evaluate": [option for option in options if not option.startswith(_PROBES)]}
 
 
 def schedule(steps: int, seed: int) -> list[str]:

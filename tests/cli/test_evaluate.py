@@ -283,8 +283,8 @@ def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):
     (tmp_path / "text.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
     for output, options, said in (
-        ("text.txt", [], "must be a folder, and this is a file"),
-        ("folder", ["report=false"], "must be a file, and this is a folder"),
+        ("text.txt", [], "must be a folder, not a file"),
+        ("folder", ["report=false"], "must be a file, not a folder"),
         ("report", ["probes.knn.k=[100000]"], "k=100000"),
     ):
         with pytest.raises(UserError, match=said) as refused:

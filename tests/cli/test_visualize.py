@@ -273,7 +273,7 @@ def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):
         (["count=0"], "count=0: must be a whole number"),
         (["batch_size=4"], "batch_size=4: must be a whole number, 8 or more"),
         (["device=tpu"], "device=tpu: must be one of auto, cpu"),
-        (["output=CONFIG"], "output=CONFIG: must be a folder, and this is a file"),
+        (["output=CONFIG"], "output=CONFIG: must be a folder, not a file"),
         (["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18"),
     ],
 )

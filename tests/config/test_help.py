@@ -51,14 +51,14 @@ def test_meanings_defaults_and_choices_are_those_of_the_dataclass_and_the_file()
     found = options("pretrain", "objective=mae", "recipe.steps=77")
     assert found["objective.masked"].meaning == meanings(MAE)["masked"]
     assert found["objective.masked"].default == str(MAE.model_fields["masked"].default)
-    assert found["objective.masked"].right == "a number, above 0 and at most 1"
-    assert found["objective.norm_pixels"].right == "true or false"
+    assert found["objective.masked"].expected == "a number, above 0 and at most 1"
+    assert found["objective.norm_pixels"].expected == "true or false"
     assert found["objective.decoder.depth"].meaning == meanings(Decoder)["depth"]
     assert found["recipe.steps"].default == "77"
     assert found["data.image_size"].meaning == "Pixels of an image's side, or [height, width]."  # of what refers to it
     assert found["workers"].meaning.startswith("Processes that decode image files")
-    assert set(found["objective"].right.removeprefix("one of ").split(", ")) == set(FILES["objective"])
-    assert found["encoder.gelu"].right == "one of exact, tanh"
+    assert set(found["objective"].expected.removeprefix("one of ").split(", ")) == set(FILES["objective"])
+    assert found["encoder.gelu"].expected == "one of exact, tanh"
     assert "objective.masking.corrupted" not in found
     assert not any(part.startswith("_") for name in found for part in name.split("."))
 

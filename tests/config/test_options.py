@@ -357,11 +357,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     Path("text.txt").write_text("mine")
     os.mkfifo("pipe")
     for check, value, right in (
-        (file_to_write, "folder", "must be a file, and this is a folder"),
+        (file_to_write, "folder", "must be a file, not a folder"),
         (file_to_write, "pipe", "must be a file, and this is none"),
         (file_to_write, "no/where.json", "there is no such folder to write it into"),
         (file_to_write, "text.txt/a.json", "there is no such folder to write it into"),
-        (folder_to_write, "text.txt", "must be a folder, and this is a file"),
+        (folder_to_write, "text.txt", "must be a folder, not a file"),
         (folder_to_write, "text.txt/deep/er", f"{tmp_path}/text.txt cannot be written into"),
     ):
         with pytest.raises(OptionError) as refused:

@@ -395,7 +395,7 @@ def test_what_was_measured_is_written_over_former_measurements_alone(tmp_path: P
     command = [f"data={labelled_set(tmp_path / 'set', 3, 'uint16', '.npy', 12)}", f"output={tmp_path}/bands.yaml"]
     file = tmp_path / "bands.yaml"
     file.write_text("channels: 3\n")
-    with pytest.raises(Failure, match=r"output=.*bands\.yaml: is there, and is no file that this command has written"):
+    with pytest.raises(Failure, match=r"output=.*bands\.yaml: must be the name of a new file"):
         measure.call(command)
     assert file.read_text() == "channels: 3\n"
     file.unlink()
@@ -403,7 +403,7 @@ def test_what_was_measured_is_written_over_former_measurements_alone(tmp_path: P
     first = file.read_text()
     measure.call([*command, "data.range=[0,70000]"])
     assert file.read_text() != first
-    with pytest.raises(Failure, match=r"output=.*: must be a file, and this is a folder"):
+    with pytest.raises(Failure, match=r"output=.*: must be a file, not a folder"):
         measure.call([command[0], f"output={tmp_path}"])
 
 

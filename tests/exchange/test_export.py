@@ -276,7 +276,7 @@ def test_overwrite_replaces_exports_alone(tmp_path, monkeypatch):
         own.check_folder(output, checkpoint=tmp_path / "other" / "model.safetensors")
     monkeypatch.chdir(tmp_path)
     for output, checkpoint, said in (
-        (tmp_path / "text.txt", None, "must be a folder, and this is a file"),
+        (tmp_path / "text.txt", None, "must be a folder, not a file"),
         (Path(), None, r"output=\.: is there and is no export: it holds link"),
         (Path("timm"), folder / "model.safetensors", "output=timm: holds the checkpoint"),
         (tmp_path / "link", folder / "model.safetensors", "holds the checkpoint"),

@@ -22,7 +22,7 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, From, Size
 from ssvit.models.encoder_options import Normalized
 
-@DECLARED
+@choice("encoder", "conv")
 class Conv(Normalized):
     """Two convolutions."""
 
@@ -80,21 +80,18 @@ TINY = (
 PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", "preset=null", "name=run", *TINY)
 
 
-@pytest.fixture(params=["choice", "file"])
-def conv(request, tmp_path, monkeypatch):
-    """The name of the encoder, and the arguments by which a command finds it: --plugin or --config-dir."""
+@pytest.fixture
+def conv(tmp_path, monkeypatch):
+    """The arguments by which a command finds the encoder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     choices.import_options.cache_clear()
-    package, is_choice = f"with_{request.param}", request.param == "choice"
+    package = "with_conv"
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
     (tmp_path / package / "encoder.py").write_text(ENCODER.replace("PACKAGE", package))
-    declared = "choice('encoder', 'conv')" if is_choice else "(lambda options: options)"
-    (tmp_path / package / "encoder_options.py").write_text(OPTIONS.replace("DECLARED", declared))
-    (tmp_path / "configs" / "encoder").mkdir(parents=True)
-    (tmp_path / "configs" / "encoder" / "conv.yaml").write_text(f"_target_: {package}.encoder.Conv\n")
-    yield ["--plugin", package] if is_choice else ["--config-dir", "configs"]
+    (tmp_path / package / "encoder_options.py").write_text(OPTIONS)
+    yield ["--plugin", package]
     choices._CHOICES.pop(("encoder", "conv"), None)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
@@ -150,7 +147,7 @@ def test_a_checkpoint_is_loadable_only_where_its_class_is_declared(conv):
     del choices._CHOICES["encoder", "conv"]
     commands = {"finetune": "recipe.steps=2", "knn": "k=[3]", "export": "format=safetensors", "embed": "output=f.npz"}
     for command, option in commands.items():
-        with pytest.raises(Failure, match=r"encoder=conv: .*--plugin.*--config-dir") as refused:
+        with pytest.raises(Failure, match=r"encoder=conv: .*--plugin") as refused:
             call(command, "checkpoint=outputs/run", option, *(pictures() if command == "embed" else ()))
         assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="encoder=conv"):

@@ -82,7 +82,7 @@ def check(labelled: str) -> table.Columns:
     try:
         columns = table.columns(labelled, table.Columns("path", AUTO, AUTO))
     except OptionError as error:
-        raise OptionError("labelled", labelled, error.right) from None
+        raise OptionError("labelled", labelled, error.expectation) from None
     if columns.label is None:
         raise OptionError("labelled", labelled, "must have a column `label`")
     return columns

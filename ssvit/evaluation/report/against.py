@@ -71,7 +71,9 @@ def others(options: Evaluate, own: Checkpoint) -> list[Other]:
             found = loading.checkpoint()
             loading.loaded()
         except OptionError as error:
-            raise OptionError(f"against.{error.name}".replace(".checkpoint", ""), error.value, error.right) from None
+            raise OptionError(
+                f"against.{error.name}".replace(".checkpoint", ""), error.value, error.expectation
+            ) from None
         if found.path in [one.path for _, one in opened] + [own.path]:
             raise OptionError("against", entry["path"], "stands there twice, or is the checkpoint itself")
         opened.append((loading, found))
@@ -83,7 +85,7 @@ def others(options: Evaluate, own: Checkpoint) -> list[Other]:
             with within("features"):
                 asked = options.features.readings(found.encoder | loading.changes)
         except OptionError as error:
-            raise OptionError(error.name, error.value, f"{error.right}; that is of {name}") from None
+            raise OptionError(error.name, error.value, f"{error.expectation}; that is of {name}") from None
         compared.append(Other(name, loading, asked))
     return compared
 
