@@ -358,48 +358,6 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
     tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")
 
 
-@pytest.mark.parametrize(
-    ("tool_name", "options", "told", "status"),
-    [
-        ("finetune", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder", 2),
-        ("finetune", ["encoder=ti"], "encoder=ti: a checkpoint brings its own", 2),
-        ("finetune", ["encoder.path=a"], "encoder.path=a: must be checkpoint=a", 2),
-        ("finetune", ["encoder.width=64"], "encoder.width=64: must be 16, as in the checkpoint", 2),
-        ("finetune", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18", 2),
-        ("finetune", ["data.view.fit=squash", "data.view.resize=20"], "data.view.resize=20: must be null", 2),
-        ("finetune", ["objective.loss=sigmoid", "objective.label_smoothing=0.1"],
-         "objective.label_smoothing=0.1: must be 0 with loss=sigmoid", 2),
-        ("finetune", ["recipe.lr_end=1e-5"], "recipe.lr_end=1e-05: must be 0 with decay=cosine", 2),
-        ("finetune", ["encoder.attention_dropout=1"], "encoder.attention_dropout=1.0: must be a number", 2),
-        ("finetune", ["experiment=table4_vtab"], "You must specify 'data'", 2),
-        ("finetune", ["encoder.resize=zoom"], "encoder.resize=zoom: must be one of paper, timm", 2),
-        ("finetune", ["compare=nothing"], "compare=nothing: must be scratch", 2),
-        ("finetune", ["compare=scratch", "seeds=0"], "seeds=0: must be a whole number", 2),
-        ("finetune", ["compare=scratch", "sweep=table4"], "sweep=table4: goes without compare", 2),
-        ("finetune", ["table4.learning_rates=[0.1,-1]"], "table4.learning_rates=[0.1,-1]: must be a list", 2),
-        ("finetune", ["subset.part=[0.5,0.2]"], "subset.part=[0.5,0.2]: must be [from, to]", 2),
-        ("finetune", ["subset.images=4"], "recipe.batch_size=8: must be no more than the 4 images", 2),
-        ("finetune", ["development=1.5"], "development=1.5: must be a number", 2),
-        ("finetune", ["recipe=lion"], "recipe=lion: must be one of adamw, sgd", 2),
-        ("finetune", ["recipe.optimizer=lion"], "recipe.optimizer=lion: must be one of adamw, sgd, muon", 2),
-        ("finetune", ["recipe.layer_decay=0"], "recipe.layer_decay=0: must be a number, above 0", 2),
-        ("finetune", ["objective.label_smoothing=1"], "objective.label_smoothing=1: must be", 2),
-        ("finetune", ["objective.trained=3"], "objective.trained=3: must be at most 2, the layers of the encoder", 2),
-        ("finetune", ["objective.trained=tail"], "objective.trained=tail: must be one of all, head, norms", 2),
-        ("finetune", ["objective.lora={rank: 2, alpha: 2}"], "objective.trained=all: must be head with lora", 2),
-        ("finetune", ["objective.trained=head", "objective.lora={rank: 99, alpha: 2}"],
-         "objective.lora.rank=99: must be at most 16, the width of the encoder", 2),
-        ("finetune", ["objective.class_weights=fair"], "objective.class_weights=fair: must be balanced, or", 2),
-        ("predict", ["nothing.png"], "images=nothing.png: no such file or folder", 2),
-        ("predict", [], "images=: name pictures", 2),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torch, tool_name, options, told, status):
-    few = ["recipe.batch_size=8"] if tool_name == "finetune" else []
-    line = one_line(tool(tool_name, *few, *options, status=status, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: {told}")
-
-
 def test_without_a_finished_run_it_says_what_to_do(tool, no_torch, tmp_path):
     line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
     assert "there is no pre-training run under" in line

@@ -7,7 +7,7 @@ from pathlib import Path
 import prefork
 import pytest
 import torch
-from command import TINY, one_line
+from command import TINY
 from PIL import Image
 
 from ssvit.checkpoints import manifest, storage
@@ -211,22 +211,3 @@ def test_as_a_command(run, tool, tmp_path):
     assert str(run / "step_00000006") in done.stdout
     assert list(json.loads((tmp_path / "knn.json").read_text())["numbers"]) == [ROWS[1], ROWS[3], ROWS[4]]
     assert (tmp_path / "outputs" / "features").is_dir()
-
-
-@pytest.mark.parametrize(
-    ("tool_name", "options", "told"),
-    [
-        ("knn", ["checkpoint=/no/where"], "checkpoint=/no/where: no such folder"),
-        ("knn", ["checkpoint=scratch"], "checkpoint=scratch: "),
-        ("knn", ["features.layer=3"], "features.layer=3: must be at most 2"),
-        ("few_shot", ["features.pooling=max"], "features.pooling=max: must be one of"),
-        ("few_shot", ["output=/no/where/a.json"], "output=/no/where/a.json: there is no such folder"),
-        ("few_shot", ["data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18"),
-        ("linear_probe", ["sgd.epochs=0"], "sgd.epochs=0: must be a whole number"),
-        ("linear_probe", ["method=svm"], "method=svm: must be one of sgd, logistic"),
-        ("linear_probe", ["precision=8"], "precision=8: must be one of"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line_before_torch_loads(run, tool, no_torch, tool_name, options, told):
-    line = one_line(tool(tool_name, f"outputs={run.parent}", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: {told}")

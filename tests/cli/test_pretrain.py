@@ -23,72 +23,12 @@ from PIL import Image
 from runs import final, kill_after
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["recipe.lrr=1"], "recipe.lrr: there is no such option; did you mean recipe.lr?"),
-        (["recipe.steps=abc"], "recipe.steps=abc: must be a whole number"),
-        (["recipe.steps=12345678901234567890123"], "recipe.steps=12345678901234567890123: must be less than 2^63 / "),
-        (["probe=5"], "probe=5: must be one of attentive, few_shot, few_shot_big_vision, few_shot_paper, knn, "),
-        (["encoder=null"], "encoder=null: must be one of b, h, l, "),
-        (["data=null"], "data=null: must be one of cifar10, "),
-        (["recipe=null"], "recipe=null: must be one of adamw, sgd"),
-        (["fabric=null"], "fabric=null: is a group of options: give one of them, as fabric.accelerator=…"),
-        (["data.view=5"], "data.view=5: is a group of options: give one of them, as data.view.size=…"),
-        (["data.source=null"], "data.source=null: is a group of options: give one of them, as data.source.size=…"),
-        (["name=null"], "name=null: must be the name of a folder"),
-        (["outputs=null"], "outputs=null: must be the folder of all runs"),
-        (["recipe.lr=-0.1"], "recipe.lr=-0.1: must be a number, above 0"),
-        (["objective=telepathy"], "objective=telepathy: must be one of classify, "),
-        (["experiment=telepathy"], "experiment=telepathy: must be one of"),
-        (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
-        (["encoder.patch_size=64"], "encoder.patch_size=64: must be at most the image's height of 32 pixels"),
-        (["data.image_size=[32,30]"], "encoder.patch_size=4: must divide the image's width of 30"),
-        (["encoder.heads=5"], "encoder.heads=5: must divide width=192"),
-        (["objective.masking.mask=0.7"], "objective.masking.mask + replace + keep=0.9: the three fractions"),
-        (["objective.masking.corrupted=1.5"], "objective.masking.corrupted=1.5: must be a number"),
-        (["target.bits=9"], "target.bits=9: must be at most 5 for 3 channels"),
-        (["target=color_grid", "target.grid=3"], "target.grid=3: must divide the patch of 4x4 pixels"),
-        (["recipe.batch_size=9000"], "recipe.batch_size=9000: must be no more than the 8192 images"),
-        (["recipe.batch_size=9", "recipe.accumulate=2"], "recipe.accumulate=2: must divide batch_size=9"),
-        (["data=folder"], "data.root: has no default and must be given"),
-        (["data=folder", "data.root=/no/such/place"], "data.root=/no/such/place: no such folder"),
-        (["data=cifar10", "data.root=/no/such/place"], "data.root=/no/such/place: no such folder; give"),
-        (["workers=-1"], "workers=-1: must be a whole number, 0 or more"),
-        ([f"name={'a' * 300}"], f"name={'a' * 200}…: must be the name of a folder"),
-        (["name=a/b"], "name=a/b: must be the name of a folder"),
-        (["steps"], "steps: must be written option=value"),
-        (["name=a(b)"], "name=a(b): texts with = or brackets need quotes, as \"name='a(b)'\""),
-        (["probe=[a=b]"], "probe=[a=b]: texts with = or brackets need quotes, as \"probe=['option=value']\""),
-        (["~recipe"], "~recipe: an option can be changed, as option=value, but not taken away"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, options, told):
-    assert one_line(tool("pretrain", *options, status=2, PYTHONPATH=no_torch)).startswith(f"ssvit: {told}")
-
-
-def test_a_folder_without_images_is_told_before_torch_loads(tool, no_torch, tmp_path):
-    (tmp_path / "empty").mkdir()
-    line = one_line(tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("ssvit: data.root=empty: holds no image")
-    (tmp_path / "empty" / "notes.txt").write_text("no image")
-    assert "holds no image" in one_line(
-        tool("pretrain", "data=folder", "data.root=empty", status=2, PYTHONPATH=no_torch)
-    )
-
-
 def pictures(folder: Path, count: int) -> Path:
     folder.mkdir()
     noise = np.random.default_rng(0)
     for number in range(count):
         Image.fromarray(noise.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
     return folder
-
-
-def test_a_batch_larger_than_the_folder_is_told_before_torch_loads(tool, no_torch, tmp_path):
-    root = pictures(tmp_path / "few", 5)
-    done = tool("pretrain", "data=folder", f"data.root={root}", "encoder.patch_size=16", status=2, PYTHONPATH=no_torch)
-    assert "recipe.batch_size=64: must be no more than the 5 images" in one_line(done)
 
 
 def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):

@@ -23,49 +23,6 @@ from ssvit.studies import sweep
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"
-LONG = "a" * 5000
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "told"),
-    [
-        ("finetune", [f"checkpoint={LONG}"], f"checkpoint={LONG[:200]}…: cannot be read (File name too long)"),
-        (
-            "predict",
-            [f"checkpoint={LONG}", str(ROOT)],
-            f"checkpoint={LONG[:200]}…: cannot be read (File name too long)",
-        ),
-        ("visualize", [f"checkpoint={RUN}", "images=null"], "images=null: must be a list"),
-        ("predict", ["images=null"], "images=null: must be a list"),
-        (
-            "pretrain",
-            ["objective=mae", "target=hog"],
-            "target=hog: is for objective=masked_patch, masked_patch_decoder",
-        ),
-        (
-            "pretrain",
-            ["objective.masking={_target_: builtins.print}"],
-            "objective.masking={_target_: builtins.print}:",
-        ),
-        ("pretrain", ["recipe=sgd"], "recipe=sgd: is no choice of this command; recipe.NAME=VALUE sets one option"),
-        (
-            "pretrain",
-            ["encoder.stem.width=8"],
-            "encoder.stem.width=8: encoder.stem is empty, so it must be given whole",
-        ),
-        ("pretrain", ["data=~/no such"], f"data={Path.home() / 'no such'}: no such folder"),
-        ("evaluate", [f"checkpoint={RUN}", "features=null"], "features=null: is a group of options: give one of them"),
-        ("evaluate", [f"checkpoint={RUN}", "probes=null"], "probes=null: must be one of attentive, "),
-        ("evaluate", [f"checkpoint={RUN}", "probes.knn.k=[0]"], "probes.knn.k=[0]: must be a whole number"),
-        ("finetune", [f"checkpoint={RUN}", "recipe=null"], "recipe=null: must be one of adamw, sgd"),
-        ("predict", ["images=[]", "checkpoint=\x1b[31mred\x07", str(ROOT)], r"checkpoint=\x1b[31mred\x07: "),
-        ("predict", ["output=/no/where/a.json", str(ROOT)], "output=/no/where/a.json: there is no such folder"),
-        ("finetune", ["outputs=null"], "outputs=null: must be the folder of all runs"),
-        ("knn", ["encoder=null"], "encoder=null: a checkpoint brings its own"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line_before_torch_loads(tool, no_torch, name, options, told):
-    assert one_line(tool(name, *options, status=2, PYTHONPATH=no_torch)).startswith(f"ssvit: {told}")
 
 
 COMPOSED = """

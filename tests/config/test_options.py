@@ -9,7 +9,7 @@ from pathlib import Path
 
 import composing
 import pytest
-from command import LIMIT, TINY, one_line
+from command import LIMIT
 from PIL import Image
 
 from ssvit.checkpoints import manifest
@@ -329,20 +329,6 @@ def test_a_manifest_tells_options_of_a_transform_that_there_are():
         manifest.CheckpointError, match=r"^run/step_1: view\.depth=3: there is no such option; there are"
     ):
         eval_transform(Checkpoint(path, {"view": {"size": 8, "depth": 3}}))
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (["target.patch_size=2"], "target.patch_size=[2,2]: must be [4,4], as of the encoder"),
-        (["data.seed=-1"], "data.seed=-1: must be a whole number"),
-        (["recipe.batch_size=65"], "recipe.batch_size=65: must be no more than the 64 images to train on"),
-        (["objective=supervised", "distillation=deit", "teacher=/no/where"], "teacher=/no/where: no such folder"),
-    ],
-)
-def test_the_tool_names_the_option_that_was_typed(tool, no_torch, options, line):
-    tiny = [option for option in TINY if "target" not in option]
-    assert one_line(tool("pretrain", *tiny, *options, status=2, PYTHONPATH=no_torch)).startswith(f"ssvit: {line}")
 
 
 def test_an_error_reaches_another_process_as_it_is():

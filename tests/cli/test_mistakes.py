@@ -1,0 +1,145 @@
+"""A mistake in a command is one line that names the option and its value, printed before torch is loaded."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import LIMIT
+from PIL import Image
+
+LONG = "a" * 5000
+# A command and its options. The line starts with the last of them, or with what stands after " -> ". The commands run
+# in a folder with the finished run `outputs/masked_patch_synthetic`, which is the newest.
+MISTAKES = (
+    "pretrain recipe.lrr=1 -> recipe.lrr: there is no such option; did you mean recipe.lr?",
+    "pretrain recipe.steps=12345678901234567890123",
+    "pretrain recipe.lr=-0.1",
+    "pretrain probe=5",
+    "pretrain encoder=null",
+    "pretrain data=null",
+    "pretrain recipe=null",
+    "pretrain recipe=sgd",
+    "pretrain fabric=null",
+    "pretrain data.view=5",
+    "pretrain data.source=null",
+    "pretrain name=null",
+    "pretrain name=a/b",
+    f"pretrain name={LONG} -> name={LONG[:200]}…",
+    "pretrain outputs=null",
+    "pretrain objective=telepathy",
+    "pretrain experiment=telepathy",
+    "pretrain objective=mae target=hog",
+    "pretrain encoder.patch_size=64",
+    "pretrain encoder.stem.width=8",
+    "pretrain data.image_size=[32,30] -> encoder.patch_size=4",
+    "pretrain target.bits=9",
+    "pretrain 'objective.masking={_target_: builtins.print}'",
+    "pretrain data=folder -> data.root",
+    "pretrain data=folder data.root=/no/such/place",
+    "pretrain data=cifar10 data.root=/no/such/place",
+    "pretrain data=folder data.root=empty",
+    "pretrain data=folder data.root=few encoder.patch_size=16 -> recipe.batch_size=64",
+    "pretrain 'data=~/no such' -> data={home}/no such",
+    "pretrain data=synthetic data.images=64 recipe.batch_size=65",
+    "pretrain data=synthetic data.seed=-1",
+    "pretrain target.patch_size=2 -> target.patch_size=[2,2]",
+    "pretrain objective=supervised distillation=deit teacher=/no/where",
+    "pretrain steps",
+    "pretrain 'name=a(b)'",
+    "pretrain 'probe=[a=b]'",
+    "pretrain ~recipe",
+    "finetune checkpoint=/no/where",
+    f"finetune checkpoint={LONG} -> checkpoint={LONG[:200]}…",
+    "finetune encoder=ti",
+    "finetune encoder.path=a",
+    "finetune encoder.width=64",
+    "finetune encoder.resize=zoom",
+    "finetune data.image_size=18 -> encoder.patch_size=4",
+    "finetune data.view.fit=squash data.view.resize=20",
+    "finetune experiment=table4_vtab -> You must specify 'data'",
+    "finetune compare=scratch sweep=table4",
+    "finetune subset.part=[0.5,0.2]",
+    "finetune recipe.batch_size=8 objective.trained=3",
+    "finetune recipe=lion",
+    "finetune recipe=null",
+    "finetune outputs=null",
+    "predict nothing.png -> images=nothing.png",
+    "predict -> images=",
+    "predict images=null",
+    "predict few output=/no/where/a.json",
+    "predict few 'checkpoint=\x1b[31mred\x07' -> checkpoint=\\x1b[31mred\\x07",
+    "evaluate features=null",
+    "evaluate probes=null",
+    "evaluate probes.knn.k=[0]",
+    "knn checkpoint=/no/where",
+    "knn checkpoint=scratch",
+    "knn encoder=null",
+    "knn features.layer=3",
+    "few-shot features.pooling=max",
+    "few-shot output=/no/where/a.json",
+    "few-shot data.image_size=18 -> encoder.patch_size=4",
+    "linear-probe sgd.epochs=0",
+    "linear-probe method=svm",
+    "visualize images=null",
+    "visualize /no/picture.png -> images=/no/picture.png",
+    "visualize encoder=small data=synthetic checkpoint=scratch",
+    "visualize other=outputs/masked_patch_synthetic layer=3",
+    "visualize layer=first",
+    "visualize other=/no/where",
+    "visualize output=file.txt",
+    "visualize device=tpu",
+    "visualize data.image_size=18 -> encoder.patch_size=4",
+)
+# Run each command in one process, in which torch cannot be imported; print its exit status, stdout and stderr.
+RUN = """
+import contextlib, io, json, sys
+from ssvit.__main__ import main
+for line in sys.stdin:
+    printed = io.StringIO(), io.StringIO()
+    sys.argv, status = ["ssvit", *json.loads(line)], 0
+    with contextlib.redirect_stdout(printed[0]), contextlib.redirect_stderr(printed[1]):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([status, *(text.getvalue() for text in printed)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def results(pretrained, tmp_path_factory):
+    """The exit status, stdout and stderr of each command, by the command."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "outputs").symlink_to(pretrained)
+    (folder / "empty").mkdir()
+    (folder / "few").mkdir()
+    for number in range(5):
+        Image.new("RGB", (24, 20), (number, 0, 0)).save(folder / "few" / f"{number}.png")
+    (folder / "file.txt").touch()
+    (folder / "trap" / "torch").mkdir(parents=True)
+    (folder / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    commands = [shlex.split(mistake.partition(" -> ")[0]) for mistake in MISTAKES]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input="\n".join(map(json.dumps, commands)), capture_output=True, text=True,
+        cwd=folder, timeout=LIMIT, env={**os.environ, "PYTHONPATH": f"{folder / 'trap'}:{os.environ['PYTHONPATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[:60])
+def test_a_mistake_is_one_line_before_torch_is_loaded(results, mistake):
+    status, stdout, stderr = results[mistake]
+    command, _, start = mistake.partition(" -> ")
+    assert (status, stdout) == (2, ""), stderr
+    assert stderr.count("\n") == 1
+    assert stderr.startswith(f"ssvit: {(start or shlex.split(command)[-1])}".replace("{home}", str(Path.home()))))
+
+
+def test_a_mistake_ends_the_process_of_a_command(tool, no_torch):
+    done = tool("pretrain", "recipe.lr=-0.1", status=2, PYTHONPATH=no_torch)
+    assert (done.stdout, done.stderr.startswith("ssvit: recipe.lr=-0.1: ")) == ("", True)
