@@ -1,8 +1,8 @@
 """Measure accuracy as a function of images, model size and steps.
 
 Usage: ssvit scaling images=[2500,10000] width=[64,128] objectives=[mae]. Other commands pre-train, evaluate and
-fine-tune each run of a grid. A run is one row, in a file. The table and the figure (after the paper's Figures 3, 4, 5
-and 8) are computed from all existing rows.
+fine-tune each run of a grid. A run is one row, in a file. The table and the figure (after the paper's Figures 3 to
+5) are computed from all existing rows.
 """
 
 import itertools

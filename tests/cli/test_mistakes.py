@@ -137,7 +137,8 @@ def test_a_mistake_is_one_line_before_torch_is_loaded(results, mistake):
     command, _, start = mistake.partition(" -> ")
     assert (status, stdout) == (2, ""), stderr
     assert stderr.count("\n") == 1
-    assert stderr.startswith(f"ssvit: {(start or shlex.split(command)[-1])}".replace("{home}", str(Path.home()))))
+    expected = (start or shlex.split(command)[-1]).replace("{home}", str(Path.home()))
+    assert stderr.startswith(f"ssvit: {expected}")
 
 
 def test_a_mistake_ends_the_process_of_a_command(tool, no_torch):

@@ -32,8 +32,7 @@ class Commands:
         if command == "cost":
             seconds = COST["two" if "extra" in " ".join(options) else given["objective"]]
             found = {"images": 64, "cpu_seconds": seconds, "seconds": seconds, "preparation": 0, "flops": 10**9}
-            views = {"size": 8, "flip": 0.5, "local_views": 4, "jitter": 0.0, "blur": [0, 0.1, 0]}
-            found |= {"backend": "kernels", "augmentation": views if seconds > 0.1 else {"size": 8, "flip": 0.5}}
+            found["backend"] = "kernels"
             if "extra" in " ".join(options):
                 found["preparation"] = 3
             return f"a line before\n{json.dumps(found)}\n"
@@ -91,8 +90,7 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert "| mae | 2 | 50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0) | 60.0 ± 0.0 |" in table
     assert "| random weights | 1 | 30.0 (layer 2) |" in table
     assert "| pixels | 1 | 25.0 |" in table
-    assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | kernels | 1: crop, flip |" in table
-    assert "kernels | 6: crop, flip, blur |" in table
+    assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | kernels |" in table
 
 
 def test_what_is_there_is_not_made_again(commands, tmp_path):
@@ -115,9 +113,10 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
 def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is_a_row(commands, monkeypatch, changed):
     options = ["objectives=[mae]", "budget=60", "name=c", "finetune=[]"]
     with monkeypatch.context() as stopped:
-        stopped.setattr(compare.Comparison, "row", lambda *args: None)  # after the measurement
-        compare.command.call(options)
-        compare.command.call([*options, "workers=3"])  # which changes no figure
+        stopped.setattr(compare.Comparison, "row", lambda *args: pytest.fail("stopped"))  # after the measurement
+        for unchanged in ((), ("workers=3",)):  # which affects no result
+            with pytest.raises(pytest.fail.Exception, match="stopped"):
+                compare.command.call([*options, *unchanged])
     assert [command for command, _ in commands.asked] == ["cost"]
     monkeypatch.setitem(COST, "mae", 0.3)
     compare.command.call([*options, changed])
@@ -127,27 +126,38 @@ def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is
     assert (row["stages"][0]["cpu_seconds"], row["stages"][0]["options"]) == (0.3, ["objective=mae"])
 
 
-def test_rows_may_have_been_measured_by_other_probes_but_not_by_the_same_ones_otherwise(commands, tmp_path):
-    protocol = "finetune=[]", "budget=60", "name=c"
-    compare.command.call(["objectives=[mae]", "evaluate=['probes=[few_shot,knn]','train_images=5']", *protocol])
-    table = tmp_path / "outputs/c/table"
-    row = json.loads((table / "mae_seed0.json").read_text())
-    row["probes"]["few_shot"] = {"column": "5 shot", "chosen": 0.7, "layer": 2, "last": 0.7}
-    (table / "mae_seed0.json").write_text(json.dumps(row))
-    now = "evaluate=['probes=[knn]','train_images=5']"
-    compare.command.call(["objectives=[mae,dino]", "seeds=2", now, *protocol])
-    text = (table / "table.md").read_text()
-    none, both = "\N{EN DASH}", "50.0 ± 0.0 (layer 1/1; last 40.0 ± 0.0)"
-    assert f"| dino | 2 | {both} | {none} | {none} |" in text
-    assert f"| mae | 2 | {both} | 70.0 (layer 2), 1 of 2 seeds | {none} |" in text
-    # The order is that of the first probe that all rows have, whichever row comes first.
-    row["probes"] = {"few_shot": row["probes"]["few_shot"], "knn": row["probes"]["knn"]}
-    ordered = methods.table({"a": row, "b": json.loads((table / "dino_seed0.json").read_text())})
-    assert (
-        ordered.splitlines()[0] == "| objective | seeds | ridge regression, 5 labels per class | 20-NN | fine-tuned |"
-    )
-    with pytest.raises(UserError, match="of another protocol: evaluate"):
-        compare.command.call(["objectives=[mae]", "evaluate=['probes=[knn]','train_images=6']", *protocol])
+def test_the_first_row_has_the_order_and_a_probe_that_a_row_lacks_is_left_out_there(commands, tmp_path):
+    compare.command.call(["objectives=[mae,dino]", "finetune=[]", "budget=60", "name=c"])
+    rows = methods.read(tmp_path / "outputs/c/table")
+    rows["dino_seed0"]["probes"]["few_shot"] = {"column": "5 shot", "chosen": 0.7, "layer": 2, "last": 0.7}
+    rows["dino_seed0"]["probes"]["knn"]["chosen"] = 0.9
+    head, _, dino, mae, *_ = methods.table(rows).splitlines()
+    assert head == "| objective | seeds | 20-NN | ridge regression, 5 labels per class | fine-tuned |"
+    none = "\N{EN DASH}"
+    assert dino == f"| dino | 1 | 90.0 (layer 1; last 40.0) | 70.0 (layer 2) | {none} |"
+    assert mae == f"| mae | 1 | 50.0 (layer 1; last 40.0) | {none} | {none} |"
+
+
+@pytest.mark.parametrize(
+    ("scores", "conclusion"),
+    [
+        ({"a": [0.6], "b": [0.5]}, "+10.0 percentage points, one seed each"),
+        ({"a": [0.60, 0.61, 0.62], "b": [0.5, 0.51, 0.52]}, "+7.7 to +12.3), significant"),
+        ({"a": [0.5, 0.7], "b": [0.45, 0.65]}, "not significant"),
+    ],
+)
+def test_a_comparison_ends_with_the_best_its_baseline_and_the_interval_of_the_difference(scores, conclusion):
+    rows = {
+        f"{name}_seed{seed}": {"objective": name, "probes": {"knn": {"column": "20-NN", "chosen": value}}}
+        for name, values in scores.items()
+        for seed, value in enumerate(values)
+    }
+    rows["baselines"] = {"baselines": {"random weights": {"knn": {"chosen": 0.3}}}}
+    best, difference = methods.conclusion(rows)
+    assert best.startswith("a: 20-NN 6")
+    assert "30.0 %" in best
+    assert difference.startswith("difference between a and b: ")
+    assert conclusion in difference
 
 
 def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
