@@ -1,7 +1,13 @@
 """Composed configurations whose options tests read as attributes."""
 
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import find
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
@@ -35,3 +41,15 @@ def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) ->
     command = find(tool)
     config = command.compose(command.line(options), incomplete=incomplete)
     return Values(config.values, config)
+
+
+def untrained(folder: Path, *options: str, seed: int = 0, stage: str = PRETRAIN) -> Path:
+    """Write the run of a command with these options, whose encoder has random weights; return its checkpoint."""
+    config = composed(*options)
+    torch.manual_seed(seed)
+    encoder = config.build("encoder")
+    weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    folder.mkdir(parents=True)
+    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    (folder / "config.yaml").write_bytes(Configuration.of(config.config.written, choices).write())
+    return storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": stage})

@@ -13,12 +13,10 @@ import prefork
 import pytest
 import torch
 from command import TINY
-from composing import composed
+from composing import composed, untrained
 from PIL import Image
 from safetensors.torch import load_file
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
 from ssvit.cli.pretrain import command as pretrain
@@ -135,15 +133,8 @@ def test_layers_are_chosen_without_test_labels_or_else_the_last(split):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """What a run of a tiny model leaves, without its training."""
-    config = composed(*TINY, "name=run")
     folder = tmp_path_factory.mktemp("outputs") / "run"
-    folder.mkdir()
-    encoder = config.build("encoder")
-    weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
-    storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
-    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    written = Configuration.of(config.config.written, choices)
-    (folder / "config.yaml").write_bytes(written.write())
+    untrained(folder, *TINY, "name=run")
     return folder
 
 

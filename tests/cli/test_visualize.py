@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from command import TINY
-from composing import composed
+from composing import composed, untrained
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import plotted
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
@@ -32,22 +30,9 @@ ROOT = Path(__file__).parents[2]
 FIGURES = {"filters", "positions", "attention_distance", "similarity", "rollout", "heads"}
 
 
-def make_run(folder: Path, *, seed: int = 0, stage: str = "pretrain", options: tuple[str, ...] = ()) -> Path:
-    """A finished run whose encoder has random weights: the folder of its checkpoint."""
-    config = composed(*TINY, *options, "name=test")
-    arguments = {name: value for name, value in config.encoder.items() if name != "_target_"}
-    torch.manual_seed(seed)
-    weights = {f"encoder.{name}": value for name, value in ViT(vit_options.ViT(**arguments)).state_dict().items()}
-    folder.mkdir(parents=True)
-    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    written = Configuration.of(config.config.written, choices)
-    (folder / "config.yaml").write_bytes(written.write())
-    return storage.save(folder, 6, {"model": weights}, {"encoder": arguments, "stage": stage})
-
-
 @pytest.fixture
 def run(tmp_path):
-    return make_run(tmp_path / "outputs" / "run")
+    return untrained(tmp_path / "outputs" / "run", *TINY)
 
 
 @pytest.fixture
@@ -84,7 +69,7 @@ def seen(encoder, images):
 
 
 def test_numbers_are_those_of_the_pictures_whatever_the_batch(look, run, pictures):
-    other = make_run(run.parent.parent / "other", seed=1, stage="finetune", options=("encoder.depth=3",))
+    other = untrained(run.parent.parent / "other", *TINY, "encoder.depth=3", seed=1, stage="finetune")
     numbers, out = look(f"checkpoint={run}", f"other={other}", "batch_size=8", "shown=2", "layer=1", images=[pictures])
     encoder, second = (
         loading.load_encoder(loading_options.LoadEncoder(path=run)),
@@ -154,7 +139,7 @@ def test_held_out_images_are_looked_at_and_everything_is_written(look, run):
 
 
 def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
-    tuned = make_run(tmp_path / "outputs" / "tuned", stage="finetune")
+    tuned = untrained(tmp_path / "outputs" / "tuned", *TINY, stage="finetune")
     sizes = {"resize": "paper", "image_size": [16, 32]}
     options = visualize.Visualize(other="newest", outputs=str(tmp_path / "outputs"))
     found = visualize.find_other(options, sizes, 3, print)
@@ -270,7 +255,7 @@ def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):
     ],
 )
 def test_an_encoder_that_other_images_need_is_named(run, look, encoder, options, named):
-    other = make_run(run.parent.parent / "other", options=encoder)
+    other = untrained(run.parent.parent / "other", *TINY, *encoder)
     with pytest.raises(OptionError, match=rf"^other={other}: .*{named}"):
         look(f"checkpoint={run}", f"other={other}", *options)
 

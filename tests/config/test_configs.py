@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from composing import composed
+from composing import composed, untrained
 from PIL import Image
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import completed
 from ssvit.data.augment.crop_options import ResizeCrop
@@ -30,17 +28,8 @@ def names(group: str) -> list[str]:
 @pytest.fixture
 def pretrained_run(tmp_path, monkeypatch):
     """A finished run of a small model, the newest in the folder outputs/."""
-    config = composed()
-    arguments = {**config.encoder, "_target_": None}
-    del arguments["_target_"]
-    run = tmp_path / "outputs" / "run"
-    run.mkdir(parents=True)
-    storage.save(run, config.recipe.steps, {"model": {}}, {"encoder": arguments, "stage": "pretrain"})
-    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    kept = Configuration.of(config.config.written, choices)
-    (run / "config.yaml").write_bytes(kept.write())
     monkeypatch.chdir(tmp_path)
-    return run
+    return untrained(tmp_path / "outputs" / "run")
 
 
 @pytest.fixture

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from command import TINY
-from composing import composed
+from composing import composed, untrained
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import PRETRAIN, Checkpoint
-from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import evaluate
 from ssvit.evaluation.baselines import OWN, RANDOM
 from ssvit.evaluation.report import against, side_by_side
@@ -96,16 +94,7 @@ def outputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs")
     for name, seed, width in (("mae_seed0", 0, 16), ("mae_seed1", 1, 16), ("other", 0, 24)):
         options = [*TINY, f"name={name}", f"recipe.seed={seed}", f"encoder.width={width}"]
-        config = composed(*options)
-        run = folder / name
-        run.mkdir()
-        torch.manual_seed(seed + width)
-        encoder = config.build("encoder")
-        weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
-        storage.save(run, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": PRETRAIN})
-        choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-        written = Configuration.of(config.config.written, choices)
-        (run / "config.yaml").write_bytes(written.write())
+        untrained(folder / name, *options, seed=seed + width)
     return folder
 
 
