@@ -22,6 +22,8 @@ from torchvision.models import vision_transformer
 
 SIZE, PATCH = (32, 56), 8
 WIDTH, DEPTH, HEADS, MLP = 48, 2, 4, 80
+SHAPE = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS,
+         "mlp_ratio": MLP / WIDTH}  # fmt: skip
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TOLD = {"heads": HEADS, "trained_size": list(SIZE)}
 
@@ -50,15 +52,7 @@ def random(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def of_timm(**changes: Any) -> nn.Module:
-    options = {
-        "img_size": SIZE,
-        "patch_size": PATCH,
-        "embed_dim": WIDTH,
-        "depth": DEPTH,
-        "num_heads": HEADS,
-        "mlp_ratio": MLP / WIDTH,
-    }
-    return random(VisionTransformer(**{**options, "num_classes": 5, **changes}))
+    return random(VisionTransformer(**{**SHAPE, "num_classes": 5, **changes}))
 
 
 class AuthorsConvolution(StdConv2dSame):
@@ -77,46 +71,44 @@ def hybrid_of_timm(act_layer: str = "gelu", **backbone: Any) -> nn.Module:
     return of_timm(patch_size=1, embed_layer=embed, act_layer=act_layer)
 
 
+def saved(
+    folder: Path, model: nn.Module, *normalisation: Any, name: str = "timm.safetensors", tensors: Any = None
+) -> Peer:
+    """Write the weights of a model of timm, or other tensors in their place, into a file."""
+    save = save_file if name.endswith(".safetensors") else torch.save
+    save(model.state_dict() if tensors is None else tensors, folder / name)
+    return Peer(folder / name, model.forward_features, dict(TOLD), *normalisation)
+
+
 def timm_plain(folder: Path) -> Peer:
-    model = of_timm()
-    save_file(model.state_dict(), folder / "timm.safetensors")
-    return Peer(folder / "timm.safetensors", model.forward_features)
+    return saved(folder, of_timm())
 
 
 def timm_hybrid(folder: Path) -> Peer:
-    model = hybrid_of_timm()
-    save_file(model.state_dict(), folder / "hybrid.safetensors")
-    return Peer(folder / "hybrid.safetensors", model.forward_features)
+    return saved(folder, hybrid_of_timm())
 
 
 def timm_without_positions_of_the_class(folder: Path) -> Peer:
-    model = of_timm(no_embed_class=True)
-    save_file(model.state_dict(), folder / "deit3.safetensors")
-    return Peer(folder / "deit3.safetensors", model.forward_features)
+    return saved(folder, of_timm(no_embed_class=True))
 
 
 def timm_without_class_token(folder: Path) -> Peer:
-    model = of_timm(class_token=False, global_pool="avg", fc_norm=False)
-    save_file(model.state_dict(), folder / "gap.safetensors")
-    return Peer(folder / "gap.safetensors", model.forward_features)
+    return saved(folder, of_timm(class_token=False, global_pool="avg", fc_norm=False))
 
 
 def deit(folder: Path) -> Peer:
     """DeiT's distilled encoder, as Facebook's .pth files hold it."""
-    name = "deit_tiny_distilled_patch16_224"
-    model = random(
-        timm.create_model(name, img_size=SIZE, patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS)
-    )
-    torch.save({"model": model.state_dict()}, folder / "deit.pth")
-    return Peer(folder / "deit.pth", model.forward_features, TOLD, *IMAGENET)
+    size = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
+    model = random(timm.create_model("deit_tiny_distilled_patch16_224", **size))
+    return saved(folder, model, *IMAGENET, name="deit.pth", tensors={"model": model.state_dict()})
 
 
 def mae(folder: Path) -> Peer:
     """MAE's encoder beside its decoder, as Facebook's .pth files hold them."""
     model = of_timm(num_classes=0)
     decoder = {"mask_token": torch.ones(1, 1, 8), "decoder_embed.weight": torch.ones(8, WIDTH)}
-    torch.save({"model": {**model.state_dict(), **decoder}, "epoch": 800}, folder / "mae.pth")
-    return Peer(folder / "mae.pth", model.forward_features, TOLD, *IMAGENET)
+    tensors = {"model": {**model.state_dict(), **decoder}, "epoch": 800}
+    return saved(folder, model, *IMAGENET, name="mae.pth", tensors=tensors)
 
 
 def _with_registers(**changes: Any) -> nn.Module:
@@ -125,15 +117,11 @@ def _with_registers(**changes: Any) -> nn.Module:
 
 def timm_dinov2(folder: Path) -> Peer:
     """Its registers and its class token have no positions."""
-    model = _with_registers(no_embed_class=True)
-    save_file(model.state_dict(), folder / "timm.safetensors")
-    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+    return saved(folder, _with_registers(no_embed_class=True), *IMAGENET)
 
 
 def timm_registers_with_positions(folder: Path) -> Peer:
-    model = _with_registers()
-    save_file(model.state_dict(), folder / "timm.safetensors")
-    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+    return saved(folder, _with_registers(), *IMAGENET)
 
 
 def dinov2(folder: Path) -> Peer:
@@ -144,10 +132,9 @@ def dinov2(folder: Path) -> Peer:
     tensors["cls_token"] = tensors["cls_token"] - position
     tensors["pos_embed"] = torch.cat([position, tensors["pos_embed"]], 1)
     tensors["register_tokens"] = tensors.pop("reg_token")
-    left = {name: tensors.pop(name) for name in ("head.weight", "head.bias")}
-    assert left
-    torch.save(tensors | {"mask_token": torch.zeros(1, WIDTH)}, folder / "dinov2.pth")
-    return Peer(folder / "dinov2.pth", model.forward_features, dict(TOLD), *IMAGENET)
+    tensors = {name: value for name, value in tensors.items() if not name.startswith("head.")}
+    tensors["mask_token"] = torch.zeros(1, WIDTH)
+    return saved(folder, model, *IMAGENET, name="dinov2.pth", tensors=tensors)
 
 
 def _giant() -> nn.Module:
@@ -156,17 +143,14 @@ def _giant() -> nn.Module:
 
 
 def timm_dinov2_giant(folder: Path) -> Peer:
-    model = _giant()
-    save_file(model.state_dict(), folder / "timm.safetensors")
-    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+    return saved(folder, _giant(), *IMAGENET)
 
 
 def dinov2_giant(folder: Path) -> Peer:
     model = _giant()
     names = {"reg_token": "register_tokens", ".mlp.fc1.": ".mlp.w12.", ".mlp.fc2.": ".mlp.w3."}
     tensors = renamed(model.state_dict(), names) | {"mask_token": torch.zeros(1, WIDTH)}
-    torch.save(tensors, folder / "dinov2.pth")
-    return Peer(folder / "dinov2.pth", model.forward_features, dict(TOLD), *IMAGENET)
+    return saved(folder, model, *IMAGENET, name="dinov2.pth", tensors=tensors)
 
 
 def renamed(tensors: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tensor]:
@@ -178,8 +162,7 @@ def renamed(tensors: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tens
 def of_dinov3(**changes: Any) -> Any:
     """timm's model of DINOv3, a small one."""
     options = {
-        "img_size": SIZE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS,
-        "mlp_ratio": MLP / WIDTH, "num_classes": 5, "qkv_bias": False, "dynamic_img_size": True, "init_values": 1e-5,
+        **SHAPE, "num_classes": 5, "qkv_bias": False, "dynamic_img_size": True, "init_values": 1e-5,
         "rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True, "use_rot_pos_emb": True,
         "use_abs_pos_emb": False, "num_reg_tokens": 3, "use_fc_norm": False, "norm_layer": partial(LayerNorm, eps=1e-5),
     }  # fmt: skip
@@ -187,9 +170,7 @@ def of_dinov3(**changes: Any) -> Any:
 
 
 def timm_dinov3(folder: Path, **changes: Any) -> Peer:
-    model = of_dinov3(**changes)
-    save_file(model.state_dict(), folder / "timm.safetensors")
-    return Peer(folder / "timm.safetensors", model.forward_features, dict(TOLD), *IMAGENET)
+    return saved(folder, of_dinov3(**changes), *IMAGENET)
 
 
 def timm_dinov3_with_biases(folder: Path) -> Peer:
@@ -233,12 +214,8 @@ def torchvision_plain(folder: Path, *, old: bool = False) -> Peer:
         x = model._process_input(images)
         return model.encoder(torch.cat([model.class_token.expand(len(x), -1, -1), x], 1))
 
-    state = model.state_dict()
-    if old:
-        names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
-        for new, before in names.items():
-            state = {name.replace(new, before): value for name, value in state.items()}
-    torch.save(state, folder / "torchvision.pth", _use_new_zipfile_serialization=not old)
+    names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."} if old else {}
+    torch.save(renamed(model.state_dict(), names), folder / "torchvision.pth", _use_new_zipfile_serialization=not old)
     return Peer(folder / "torchvision.pth", tokens, {"heads": HEADS}, *IMAGENET, size=(32, 32))
 
 
@@ -256,18 +233,20 @@ def huggingface(folder: Path) -> Peer:
     return Peer(folder / "model.safetensors", lambda images: model.vit(images).last_hidden_state, {})
 
 
-def huggingface_deit(folder: Path) -> Peer:
-    model = hugging("DeiTModel")
+def hugged(folder: Path, model: nn.Module, *normalisation: Any, **properties: Any) -> Peer:
     model.save_pretrained(folder)
-    return Peer(folder / "model.safetensors", lambda images: model(images).last_hidden_state, {})
+    tokens = lambda images: model(images).last_hidden_state  # noqa: E731
+    return Peer(folder / "model.safetensors", tokens, {}, *normalisation, **properties)
+
+
+def huggingface_deit(folder: Path) -> Peer:
+    return hugged(folder, hugging("DeiTModel"))
 
 
 def huggingface_dinov2(folder: Path, kind: str = "Dinov2", **changes: Any) -> Peer:
     """Square images: it resizes positions where none are needed, if they are not."""
     shape = {"image_size": 32, "mlp_ratio": 2, "layerscale_value": 0.5, **changes}
-    model = hugging(f"{kind}Model", **shape)
-    model.save_pretrained(folder)
-    return Peer(folder / "model.safetensors", lambda x: model(x).last_hidden_state, {}, *IMAGENET, size=(32, 32))
+    return hugged(folder, hugging(f"{kind}Model", **shape), *IMAGENET, size=(32, 32))
 
 
 def huggingface_dinov2_with_registers(folder: Path) -> Peer:
@@ -279,9 +258,7 @@ def huggingface_dinov2_giant(folder: Path) -> Peer:
 
 
 def huggingface_dinov3(folder: Path, **changes: Any) -> Peer:
-    model = hugging("DINOv3ViTModel", num_register_tokens=3, layer_norm_eps=1e-5, **changes)
-    model.save_pretrained(folder)
-    return Peer(folder / "model.safetensors", lambda images: model(images).last_hidden_state, {}, *IMAGENET)
+    return hugged(folder, hugging("DINOv3ViTModel", num_register_tokens=3, layer_norm_eps=1e-5, **changes), *IMAGENET)
 
 
 def huggingface_dinov3_swiglu(folder: Path) -> Peer:
@@ -330,11 +307,8 @@ def arrays(*, layers: tuple[int, ...] | None = None, prefix: str = "") -> dict[s
             inner = 32 * 2**stage
             for unit in range(units):
                 name = f"block{stage + 1}/unit{unit + 1}"
-                kernels = {
-                    "conv1": (1, 1, mapped, inner),
-                    "conv2": (3, 3, inner, inner),
-                    "conv3": (1, 1, inner, 4 * inner),
-                }
+                kernels = {"conv1": (1, 1, mapped, inner), "conv2": (3, 3, inner, inner)}
+                kernels["conv3"] = (1, 1, inner, 4 * inner)
                 if unit == 0:
                     kernels["conv_proj"] = (1, 1, mapped, 4 * inner)
                 for conv, shape in kernels.items():

@@ -226,16 +226,6 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path):
         assert word in text
 
 
-def test_torchrun_gives_the_losses_of_one_process(tool, run, tmp_path):
-    done = tool(
-        "pretrain", *TINY,
-        prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
-    )  # fmt: skip
-    one, two = ([line.split("loss ")[1].split(",")[0] for line in text.splitlines() if line.startswith("step ")]
-                for text in (run[1], done.stdout))  # fmt: skip
-    assert one == two
-
-
 # Runs a tool; told last of all, after every other handler: the threads that remain.
 THREADS_AT_THE_END = """
 import atexit, pathlib, runpy, sys
