@@ -30,7 +30,7 @@ def run(config: Config) -> Path:
 
     output = Path(options.output)
     if options.verify:
-        print_lines(packing.verify(output, progress("images", " images")))
+        print_lines(packing.verify(output, progress("shards", " shards")))
         return output
     data = config.build("data.source")
     print_lines(*packing.pack(data, output, options, progress("images", " images")))

@@ -12,7 +12,6 @@ Letters: h, w pixels.
 
 import errno
 import io
-import math
 import os
 import re
 import stat
@@ -41,7 +40,6 @@ _STRIP = 1 << 20  # pixels converted at a time
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_PROGRESSIVE, _ARITHMETIC = frozenset({0xC2, 0xC6}), frozenset(range(0xC9, 0xD0))
 _SCAN, _END = 0xDA, 0xD9
 # Exclude stuffed zeros, fill bytes (FF), and markers without a length: 01 and the restarts, D0 to D7.
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
@@ -179,21 +177,18 @@ def _check_jpeg(data: memoryview) -> tuple[int, int]:
     """Check the header of a JPEG and return its height and width.
 
     Raises:
-        ValueError: The header declares more pixels than the limit or than its bytes can hold, or there are too many
-            scans.
+        ValueError: The header declares more pixels than the limit, or there are too many scans.
     """
     pixels, scans, at = None, 0, 2
     height = width = 0
     for _ in range(PART_LIMIT):
-        found = _MARKER.search(data, at)
-        if found is None or found[1][0] == _END:
+        match = _MARKER.search(data, at)
+        if match is None or match[1][0] == _END:
             break
-        marker, at = found[1][0], found.end()
+        marker, at = match[1][0], match.end()
         if marker in _FRAMES and pixels is None:
             height, width = (int.from_bytes(data[at + start : at + start + 2], "big") for start in (3, 5))
             pixels = _check_pixels(height, width)
-            if _least_bits(marker, data[at:], height, width) > 8 * len(data):
-                raise ValueError(f"{len(data)} bytes cannot hold {width}x{height} pixels")
         scans += marker == _SCAN
         at += int.from_bytes(data[at : at + 2], "big")
     else:
@@ -203,22 +198,6 @@ def _check_jpeg(data: memoryview) -> tuple[int, int]:
     if scans > min(SCAN_LIMIT, SCANNED_PIXEL_LIMIT // pixels):
         raise ValueError(f"{scans} scans of {pixels} pixels, more than are taken (at most {SCAN_LIMIT}, fewer of many)")
     return height, width
-
-
-def _least_bits(marker: int, frame: memoryview, height: int, width: int) -> int:
-    """Return a lower bound on the bits that a JPEG's pixels take.
-
-    A block of 8 x 8 has at least two Huffman codes of at least one bit each: its mean and an end of block. In a
-    progressive JPEG the second may cover many blocks. Arithmetic codes have no lower bound.
-    """
-    if marker in _ARITHMETIC or len(frame) < 8 + 3 * frame[7]:
-        return 0
-    sides = [divmod(frame[place], 16) for place in range(9, 8 + 3 * frame[7], 3)]
-    most_across, most_down = (max((side[axis] for side in sides), default=1) or 1 for axis in (0, 1))
-    blocks = sum(
-        math.ceil(width * across / most_across / 8) * math.ceil(height * down / most_down / 8) for across, down in sides
-    )
-    return blocks * (1 if marker in _PROGRESSIVE else 2)
 
 
 def _pillow(

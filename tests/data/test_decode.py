@@ -192,25 +192,6 @@ def test_scans_without_an_end_are_refused(tmp_path: Path) -> None:
     assert load(str(path)).shape == (3, 24, 40)
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 1}])
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_a_jpeg_of_fewest_bytes_is_read_and_one_that_claims_more_pixels_is_not(
-    tmp_path: Path, mode: str, options: dict[str, object]
-) -> None:
-    file, path = io.BytesIO(), tmp_path / "a.jpg"
-    if mode != "RGB":
-        options = {name: value for name, value in options.items() if name != "subsampling"}
-    Image.new(mode, (1500, 1400)).save(file, "JPEG", optimize=True, quality=1, **options)
-    data = file.getvalue()
-    path.write_bytes(data)
-    assert load(str(path)).shape == (3, 1400, 1500)
-    # Its blocks take 2 to 6 bits, or 0.02 to 2 where one code ends many: forty times as many do not fit.
-    frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0") + 5
-    path.write_bytes(data[:frame] + struct.pack(">HH", 9000, 12000) + data[frame + 4 :])
-    with pytest.raises(Unreadable, match=r"bytes cannot hold 12000x9000 pixels"):
-        load(str(path))
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_parts_without_an_end_are_refused(tmp_path: Path, kind: str) -> None:
     data, path = encoded(kind), tmp_path / "a"

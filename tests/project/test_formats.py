@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from ssvit import atomic_io
 from ssvit.checkpoints import configuration, manifest
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.data.sources import index
-from ssvit.data.sources.index import Index
+from ssvit.data.sources import shards
 from ssvit.options import UserError
 from ssvit.retrieval import store
 
@@ -45,17 +42,15 @@ def a_store(folder, schema):
 
 
 def an_index(folder, schema):
-    path = folder / "index.safetensors"
-    Index.of([("a.png", 3, None, ())]).write(path)
-    with safe_open(path, "pt") as file:
-        columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
-        facts = json.loads(file.metadata()["facts"])
-    save_file(columns, path, {"facts": json.dumps({**facts, "schema": schema})})
-    return lambda: Index.read(path)
+    path = folder / "a.index.json"
+    shards.Index([shards.Row("a.png", 512, 3, None)]).write(folder / "a.tar")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+    return lambda: shards.read_index(folder / "a.tar")
 
 
 FORMATS = {
-    a_checkpoint: manifest.SCHEMA, a_configuration: configuration.SCHEMA, a_store: store.SCHEMA, an_index: index.SCHEMA,
+    a_checkpoint: manifest.SCHEMA, a_configuration: configuration.SCHEMA, a_store: store.SCHEMA,
+    an_index: shards.SCHEMA,
 }  # fmt: skip
 
 

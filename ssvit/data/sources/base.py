@@ -24,6 +24,7 @@ from ssvit.randomness import uniform
 IGNORED = 255  # the class of ignored pixels of a mask
 Reduce = Callable[[int, int], int]  # (height, width) -> downscaling factor of the decoder: 1, 2, 4 or 8
 Labels = Tensor | np.ndarray | Sequence[int] | None  # labels as a caller passes them
+Label = str | tuple[str, ...] | None  # the class of an image, or its classes if the set is multi-label
 
 
 class Unreadable(UserError):
@@ -396,6 +397,39 @@ def class_numbers(names: Iterable[str], classes: Sequence[str], *, called: str) 
         wrong = f"the class {printable(min(unknown))} is not among the {len(classes)} that are trained on"
         raise UserError(f"{called}: {wrong}")
     return number
+
+
+def number_labels(
+    labels: Sequence[Label], classes: Sequence[str] = (), *, source: str, numeric: bool = False
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Number the classes of images.
+
+    Args:
+        labels: Class of each image, or a tuple of classes if the set is multi-label.
+        classes: All class names in order; () for the sorted names that occur.
+        source: Name of the data set for the message.
+        numeric: Whether to sort class names by number if all are decimal numbers.
+
+    Returns:
+        Labels (n,) int64, or (n, k) bool if the set is multi-label, and class names; None and () if an image has no
+        class, or there are no classes.
+
+    Raises:
+        UserError: The class of an image is not among `classes`.
+    """
+    by_image = [label if isinstance(label, tuple) else (label,) for label in labels if label is not None]
+    names = set(chain(*by_image))
+    if len(by_image) < len(labels) or not (names or classes):
+        return None, ()
+    are_numbers = numeric and all(name.isdecimal() for name in names)
+    classes = tuple(classes) or tuple(sorted(names, key=int if are_numbers else str))
+    number = class_numbers(names, classes, called=source)
+    if not any(isinstance(label, tuple) for label in labels):
+        return torch.tensor([number[name] for (name,) in by_image]), classes
+    table = torch.zeros(len(labels), len(classes), dtype=torch.bool)
+    for row, of_image in zip(table, by_image, strict=True):
+        row[[number[name] for name in of_image]] = True
+    return table, classes
 
 
 def is_multi_label(labels: Tensor) -> bool:

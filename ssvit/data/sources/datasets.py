@@ -3,9 +3,8 @@
 The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so on.
 """
 
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +13,10 @@ import torch
 from tqdm import tqdm
 
 from ssvit.data.sources import datasets_options
-from ssvit.data.sources.base import Data, Source, joined, parted
-from ssvit.data.sources.files import Files, Listing, listing
+from ssvit.data.sources.base import Data, Label, Source, joined, number_labels, parted
+from ssvit.data.sources.files import Files
 from ssvit.data.sources.files_options import ImageFiles
-from ssvit.data.sources.index import KEPT_FROM, Index, Row, kept
+from ssvit.data.sources.folder import list_images
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import find
 from ssvit.data.sources.splits import AUTO, Items, Splits
@@ -80,39 +79,22 @@ def csv(options: datasets_options.Csv) -> Data:
 
 def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[str]) -> Files:
     """Return the images of some splits of a table, with labels into `classes` or, for (), the table's classes."""
-    status = os.stat(options.table)
-    stamp = [status.st_size, status.st_mtime_ns]
-
-    def rows() -> Iterator[Row]:
-        of_part = tqdm(options.rows(splits), f"list {options.table}", unit=" images", delay=2, leave=False)
-        for row in of_part:
-            path = os.path.join(options.top, row.path)
-            if not os.path.isfile(path):
-                raise UserError(f"{options.table}, line {row.line}: there is no file {printable(path)}")
-            name = os.path.relpath(path, options.top) if os.path.isabs(row.path) else row.path
-            yield name, os.path.getsize(path), row.label, ()
-
-    def make() -> Index:
-        order = label if isinstance(label := options.columns.label, tuple) else ()
-        return Index.of(rows(), numbered=True, classes=order, table=stamp)
-
-    if options.verify == "content" or options.count(at_most=KEPT_FROM) < KEPT_FROM:
-        index = make()
-    else:
-        places = os.path.realpath(options.table), os.path.realpath(options.top)
-        key = json.dumps(["table", *places, options.columns, splits])
-        index = kept(key, lambda index: index.facts["table"] == stamp, make)
-    labels = index.labels(classes, root=options.table)
-    names = () if labels is None else classes or index.classes
-    paths = Listing(options.top, index)
-    return Files(paths, labels, names, named=False, verify=options.verify, pixels=options.pixels)
+    paths, labels = list[str](), list[Label]()
+    for row in tqdm(options.rows(splits), f"list {options.table}", unit=" images", delay=2, leave=False):
+        path = os.path.join(options.top, row.path)
+        if not os.path.isfile(path):
+            raise UserError(f"{options.table}, line {row.line}: there is no file {printable(path)}")
+        paths.append(path)
+        labels.append(row.label)
+    columns = label if isinstance(label := options.columns.label, tuple) else ()
+    numbers = number_labels(labels, classes or columns, source=options.table, numeric=True)
+    return Files(paths, *numbers, named=False, pixels=options.pixels)
 
 
 def imagenet(options: datasets_options.Imagenet) -> Data:
     """Build ImageNet in its usual layout."""
     root = options.root
-    layout = datasets_options.Folder(root=root, train="train", validation="val", test=None, verify=options.verify)
-    data = folder(layout)
+    data = folder(datasets_options.Folder(root=root, train="train", validation="val", test=None))
     if not data.classes:
         raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
     if data.watched.labels is None:
@@ -124,7 +106,7 @@ def vtab(options: datasets_options.Vtab) -> Data:
     """Build a task of VTAB-1k, with class numbers as names; UserError for a damaged list."""
     lists = [vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
     classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
-    train, validation, test = (one and Files(*one, classes, named=False, verify=options.verify) for one in lists)
+    train, validation, test = (one and Files(*one, classes, named=False) for one in lists)
     assert train
     called = [f"{options.task}, {name}:" for name in options.lists]
     return parted(called, train, validation, test, held_out=0.1, seed=0)
@@ -145,7 +127,7 @@ def voc(options: datasets_options.Voc) -> Data:
         for path in [*images, *masks]:
             if not os.path.isfile(path):
                 raise UserError(f"{file}: there is no file {printable(path)}")
-        return Files(images, masks=masks, verify=options.verify)
+        return Files(images, masks=masks)
 
     train, validation = map(read, options.required)
     return parted(("train.txt:", "val.txt:", ""), train, validation, held_out=0.1, seed=0)
@@ -170,13 +152,12 @@ def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
 
 def _files(root: str, classes: Sequence[str], options: datasets_options.Folder) -> Files:
     """Return the images of a folder, with labels into `classes` or, by default, into the names of its subfolders."""
-    paths, masks = listing(root, fresh=options.verify == "content"), None
+    paths, labels = zip(*list_images(root), strict=True)
+    masks = None
     if options.masks:
         names = (os.path.splitext(os.path.relpath(path, options.roots[0]))[0] for path in paths)
         masks = [os.path.join(options.masks, f"{name}.png") for name in names]
-    labels = paths.entries.labels(classes, root=root)
-    own = () if labels is None else classes or paths.entries.classes
-    return Files(paths, labels, own, masks=masks, verify=options.verify, pixels=options.pixels)
+    return Files(paths, *number_labels(labels, classes, source=root), masks=masks, pixels=options.pixels)
 
 
 # The class in torchvision.datasets, and the splits that form the training set.

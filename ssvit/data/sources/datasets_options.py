@@ -14,13 +14,13 @@ from ssvit.config.declaration import Name, OneOf, Options
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
 from ssvit.data.sources.base_options import DataSet, FileImages, Sample
-from ssvit.data.sources.files_options import ImageFiles, Verified
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.options import OptionError, UserError
 
 
-class Folder(Verified, ImageFiles):
+class Folder(ImageFiles):
     """A folder of images, flat or with a subfolder for each class, or a folder with one such subfolder per split."""
 
     root: Name | Sequence[Name]
@@ -64,7 +64,7 @@ class Folder(Verified, ImageFiles):
         return _sample([path for root in self.splits.train for path in folder.pictures(root)], most)
 
 
-class Csv(Verified, ImageFiles):
+class Csv(ImageFiles):
     """Image files that a table lists; see `ssvit.data.sources.table`."""
 
     table: Name
@@ -191,7 +191,7 @@ def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:
         return io.BytesIO(file.read(member.size))
 
 
-class Photographs(Verified, DataSet):
+class Photographs(DataSet):
     """A public data set in its usual layout."""
 
     around: ClassVar[type[Options] | None] = FileImages

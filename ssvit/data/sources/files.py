@@ -6,113 +6,28 @@ Letters: n images.
 import hashlib
 import json
 import os
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ssvit.data import decode
 from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources import folder
 from ssvit.data.sources.base import Labels, Reduce, Source, checked_labels
-from ssvit.data.sources.files_options import Verify
-from ssvit.data.sources.index import KEPT_FROM, Index, Row, kept
-from ssvit.options import UserError, one_of, printable
-
-_COARSE = 2 * 10**9  # nanoseconds: later changes may fall within the resolution of the file system's clock
 
 
-class Listing(Sequence[str]):
-    """The paths of the images of a folder, from an index of their names below it."""
-
-    def __init__(self, root: str, entries: Index) -> None:
-        self.root, self.entries = root, entries
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __getitem__(self, place: Any) -> Any:
-        places = range(len(self))[place]
-        if isinstance(places, range):
-            return [self[i] for i in places]
-        return os.path.join(self.root, self.entries.name(places))
-
-    def fingerprint(self) -> str:
-        """Return the sha256 of the names below the common folder and of the sizes."""
-        if not _top([self.entries.name(place) for place in (0, len(self) - 1)]):
-            return self.entries.fingerprint()
-        names = [self.entries.name(place) for place in range(len(self))]
-        top = _top([min(names), max(names)])
-        digest = hashlib.sha256()
-        for place, name in enumerate(names):
-            digest.update(_text(os.path.relpath(name, top or "."), self.entries.size(place)))
-        return digest.hexdigest()
+def digest_of(names: Iterable[str], sizes: Iterable[int]) -> str:
+    """Return the sha256 of the names and sizes of images, which identifies a set of files."""
+    digest = hashlib.sha256()
+    for name, size in zip(names, sizes, strict=True):
+        digest.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
-def listing(root: str, *, fresh: bool = False) -> Listing:
-    """List the images of a folder, sorted by class and path.
-
-    The index of a large folder is cached until the modification time of a folder in it changes. Overwriting a file does
-    not change the time of its folder.
-
-    Args:
-        root: The folder.
-        fresh: Whether to list the files again instead of using the cache.
-
-    Raises:
-        UserError: The folder holds no image or cannot be read.
-    """
-    if fresh or folder.count(root, at_most=KEPT_FROM) < KEPT_FROM:
-        return Listing(root, _index(root))
-    key = f"folder {os.path.realpath(root)}"
-    return Listing(root, kept(key, lambda index: _is_unchanged(root, index), lambda: _index(root)))
-
-
-def _index(root: str) -> Index:
-    """Return the index of a folder, with the modification time of each folder if all are older than `_COARSE`."""
-    began, folders, above = time.time_ns(), dict[str, int](), len(os.path.join(root, ""))
-
-    def rows() -> Iterator[Row]:
-        for image, name in tqdm(folder.scan(root, folders), f"list {root}", unit=" images", delay=2, leave=False):
-            try:
-                size = image.stat().st_size
-            except OSError:
-                size = -1
-            yield image.path[above:], size, name, ()
-
-    index = Index.of(rows())
-    if max(folders.values()) < began - _COARSE:
-        names = "\0".join(path[above:] for path in folders).encode(errors="surrogateescape")
-        index.columns["folders"] = torch.from_numpy(np.frombuffer(names, np.uint8).copy())
-        index.columns["changed"] = torch.tensor(list(folders.values()))
-    return index
-
-
-def _is_unchanged(root: str, index: Index) -> bool:
-    """Return whether no folder has been modified since the index was built."""
-    if "changed" not in index.columns:
-        return False
-    names = index.columns["folders"].numpy().tobytes().decode(errors="surrogateescape").split("\0")
-    before = index.columns["changed"].tolist()
-    try:
-        return all(os.stat(os.path.join(root, name)).st_mtime_ns == at for name, at in zip(names, before, strict=True))
-    except OSError:
-        return False
-
-
-def _top(paths: Sequence[str]) -> str:
-    """Return the common folder of some paths."""
-    return os.path.commonpath([os.path.dirname(path) for path in paths])
-
-
-def _text(name: str, content: object) -> bytes:
-    return f"{name}\0{content}\0".encode(errors="surrogateescape")
+def size_of(path: str) -> int:
+    """Return the size of a file in bytes, -1 if it does not exist."""
+    return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
 class Encoded(Source):
@@ -151,7 +66,6 @@ class Files(Encoded):
         classes: Class names.
         masks: Path of the mask of each image, a PNG.
         named: Whether the paths determine the labels; if not, the fingerprint covers the labels too.
-        verify: Whether the fingerprint covers the "size" or the "content" of each file, next to the names.
         pixels: Pixel format of the images.
 
     Raises:
@@ -166,13 +80,10 @@ class Files(Encoded):
         *,
         masks: Sequence[str] | None = None,
         named: bool = True,
-        verify: str = "size",
         pixels: PixelFormat = RGB,
     ) -> None:
         super().__init__(pixels)
-        one_of("verify", verify, get_args(Verify))
-        self.named, self.verify = named, verify
-        self.paths: Sequence[str] = paths if isinstance(paths, Listing) else [os.fspath(path) for path in paths]
+        self.named, self.paths = named, [os.fspath(path) for path in paths]
         self.labels = checked_labels(labels, len(self.paths), classes)
         self.classes, self.masks = tuple(classes), masks
 
@@ -189,12 +100,12 @@ class Files(Encoded):
 
     def inner_name(self, index: int) -> str:
         """Return the path of an image below the common folder of all images."""
-        top = self.paths.root if isinstance(self.paths, Listing) else self._common
-        return os.path.relpath(self.paths[index], top)
+        return os.path.relpath(self.paths[index], self._top)
 
     @cached_property
-    def _common(self) -> str:
-        return _top([min(self.paths), max(self.paths)])  # equals the common folder of all sorted paths
+    def _top(self) -> str:
+        ends = min(self.paths), max(self.paths)  # their common folder is that of all paths
+        return os.path.commonpath([os.path.dirname(path) for path in ends])
 
     def mask(self, index: int) -> Tensor | None:
         """Return the mask of an image, (h, w) uint8, or None without masks."""
@@ -202,50 +113,17 @@ class Files(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the names below the common folder and of sizes or contents.
-
-        Raises:
-            UserError: A file is unreadable and contents are covered.
-        """
+        """Return the sha256 of names below the common folder, of sizes, and of labels that paths do not determine."""
+        digest = digest_of(map(self.inner_name, range(len(self))), map(size_of, self.paths))
         if self.named or self.labels is None:
-            return self._of_files()
-        digest = hashlib.sha256(json.dumps([self._of_files(), self.classes]).encode())
-        digest.update(self.labels.contiguous().numpy().data)
-        return digest.hexdigest()
-
-    def _of_files(self) -> str:
-        if isinstance(self.paths, Listing) and self.verify == "size":
-            return self.paths.fingerprint()
-        digest = hashlib.sha256()
-        sizes = (os.path.getsize(path) if os.path.isfile(path) else -1 for path in self.paths)
-        for path, content in zip(self.paths, self._digests() if self.verify == "content" else sizes, strict=True):
-            digest.update(_text(os.path.relpath(path, self._common), content))
-        return digest.hexdigest()
-
-    def _digests(self) -> Iterator[str]:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            digests = pool.map(_digest, self.paths)
-            yield from tqdm(digests, "data.verify=content", len(self.paths), unit=" files", delay=2, leave=False)
+            return digest
+        with_labels = hashlib.sha256(json.dumps([digest, self.classes]).encode())
+        with_labels.update(self.labels.contiguous().numpy().data)
+        return with_labels.hexdigest()
 
     def take(self, indices: Tensor) -> "Files":
         """Return the source of the files at `indices`, in that order."""
-        paths: Sequence[str]
-        if isinstance(self.paths, Listing):
-            paths = Listing(self.paths.root, self.paths.entries.take(indices))
-        else:
-            paths = [self.paths[i] for i in indices.tolist()]
+        paths = [self.paths[i] for i in indices.tolist()]
         labels = None if self.labels is None else self.labels[indices]
         masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
-        more = {"named": self.named, "verify": self.verify, "pixels": self.pixels}
-        return Files(paths, labels, self.classes, masks=masks, **more)  # type: ignore[arg-type]
-
-
-def _digest(path: str) -> str:
-    """Return the sha256 of a file, or "" if it does not exist, since training replaces such an image."""
-    if not os.path.isfile(path):
-        return ""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{printable(path)}: data.verify=content cannot read it: {error.strerror}") from None
+        return Files(paths, labels, self.classes, masks=masks, named=self.named, pixels=self.pixels)

@@ -1,15 +1,13 @@
 """Define the options of data sets of image files."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ssvit.config.declaration import Name, Options, Run, Whole
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.data.sources.base_options import FileImages, HeldOut
 from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.options import OptionError
-
-Verify = Literal["size", "content"]
 
 
 class ChannelImages(FileImages):
@@ -22,14 +20,6 @@ class ChannelImages(FileImages):
         """Check that the images have the channels of the option `shown`."""
         if isinstance(run.source, PixelFormat):
             bands("shown", self.shown, run.source.channels)
-
-
-class Verified(Options):
-    """A data set whose fingerprint covers sizes or contents."""
-
-    verify: Verify = "size"
-    """What identifies the data set: names, labels and sizes of the images (size), or also their bytes, which each start
-    reads (content)."""
 
 
 class ImageFiles(HeldOut, PixelFormat):

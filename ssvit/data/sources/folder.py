@@ -44,39 +44,27 @@ def count(root: str, at_most: int) -> int:
     return sum(1 for _ in islice(_images(root), at_most))
 
 
-def scan(root: str, folders: dict[str, int] | None = None) -> Iterator[tuple[os.DirEntry[str], str | None]]:
-    """Yield all images of a folder and their class names or None, sorted by class and path.
-
-    Args:
-        root: The folder.
-        folders: Filled with the modification time, in nanoseconds, of each visited folder before it was read.
-
-    Raises:
-        UserError: A folder cannot be read, or there is no image.
-    """
-    some = False
-    try:
-        entries = _entries(root, folders)
-        suffixes = _suffixes(entries)
-        labelled = not any(_is_image(entry, suffixes) for entry in entries)
-        for part in [[entry] for entry in entries if entry.is_dir()] if labelled else [entries[::-1]]:
-            of_class = part[0].name if labelled else None
-            for image in sorted(_below(part, suffixes, folders), key=lambda image: image.path):
-                some = True
-                yield image, of_class
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    if not some:
-        raise UserError(f"{root}: {_NO_IMAGE}")
-
-
 def list_images(root: str) -> list[tuple[str, str | None]]:
     """Return all images of a folder as (path, class name or None), sorted by class and path.
 
     Raises:
         UserError: A folder cannot be read, or there is no image.
     """
-    return [(image.path, name) for image, name in scan(root)]
+    images: list[tuple[str, str | None]] = []
+    try:
+        entries = _entries(root)
+        suffixes = _suffixes(entries)
+        if any(_is_image(entry, suffixes) for entry in entries):
+            images = [(path, None) for path in sorted(_images(root))]
+        else:
+            for folder in entries:
+                paths = sorted(image.path for image in _below([folder], suffixes))
+                images += [(path, folder.name) for path in paths]
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    if not images:
+        raise UserError(f"{root}: {_NO_IMAGE}")
+    return images
 
 
 def pictures(path: str) -> list[str]:
@@ -126,14 +114,12 @@ def _shared(some: Items, others: Items) -> str | None:
     return None
 
 
-def _entries(folder: str, folders: dict[str, int] | None = None) -> list[os.DirEntry[str]]:
+def _entries(folder: str) -> list[os.DirEntry[str]]:
     """Return the entries of a folder sorted by name, without hidden files, broken links and circular links."""
-    if folders is not None:
-        folders[folder] = os.stat(folder).st_mtime_ns
     with os.scandir(folder) as entries:
-        found = [entry for entry in entries if not entry.name.startswith(".")]
-    found = [entry for entry in found if not entry.is_symlink() or os.path.exists(entry.path)]
-    return sorted(found, key=lambda entry: entry.name)
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    readable = [entry for entry in visible if not entry.is_symlink() or os.path.exists(entry.path)]
+    return sorted(readable, key=lambda entry: entry.name)
 
 
 def _suffixes(entries: Sequence[os.DirEntry[str]]) -> tuple[str, ...]:
@@ -151,22 +137,19 @@ def _images(folder: str) -> Iterator[str]:
     return (image.path for image in _below(entries[::-1], _suffixes(entries)))
 
 
-def _below(
-    left: list[os.DirEntry[str]], suffixes: tuple[str, ...], folders: dict[str, int] | None = None
-) -> Iterator[os.DirEntry[str]]:
+def _below(remaining: list[os.DirEntry[str]], suffixes: tuple[str, ...]) -> Iterator[os.DirEntry[str]]:
     """Yield the images among entries and below them, following links except those to a folder that contains them.
 
     Args:
-        left: Stack of entries, since folders may be nested deeper than Python's recursion limit.
+        remaining: Stack of entries, since folders may be nested deeper than Python's recursion limit.
         suffixes: Suffixes of images.
-        folders: As for `scan`.
     """
-    while left:
-        entry = left.pop()
+    while remaining:
+        entry = remaining.pop()
         if _is_image(entry, suffixes):
             yield entry
         elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
-            left += _entries(entry.path, folders)[::-1]
+            remaining += _entries(entry.path)[::-1]
 
 
 def _leads_back(link: str) -> bool:

@@ -12,14 +12,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 
 from ssvit.data import decode
 from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.sources import huggingface_options
-from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, class_numbers
+from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, number_labels
 from ssvit.data.sources.datasets import of_splits
-from ssvit.data.sources.files import Encoded
+from ssvit.data.sources.files import Encoded, size_of
 from ssvit.data.sources.huggingface_options import element
 from ssvit.data.sources.splits import Items
 from ssvit.options import UserError, printable
@@ -34,7 +33,6 @@ class HubImages(Encoded):
         labels: (n,) class indices, (n, k) bool, or None.
         classes: Class names.
         called: Name of the data set in messages.
-        verify: Whether the fingerprint covers the "size" or the "content" of each image's file, next to the labels.
         pixels: Pixel format of the images.
 
     Raises:
@@ -49,14 +47,13 @@ class HubImages(Encoded):
         classes: Sequence[str] = (),
         *,
         called: str,
-        verify: str,
         pixels: PixelFormat = RGB,
     ) -> None:
         import datasets
 
         super().__init__(pixels)
         self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-        self.image, self.called, self.verify = image, called, verify
+        self.image, self.called = image, called
         self.labels = checked_labels(labels, len(dataset), classes)
         self.classes = tuple(classes)
 
@@ -79,13 +76,11 @@ class HubImages(Encoded):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the labels and of the sizes or contents of the images."""
+        """Return the sha256 of the labels and of the sizes of the images."""
         labels = None if self.labels is None else self.labels.tolist()
         digest = hashlib.sha256(json.dumps([len(self), self.classes, labels]).encode())
-        for index, size in enumerate(self._sizes()):
+        for size in self._sizes():
             digest.update(b"%d " % size)
-            if self.verify == "content" and size >= 0:
-                digest.update(self.file(index).data)
         return digest.hexdigest()
 
     def _sizes(self) -> Iterator[int]:
@@ -95,7 +90,7 @@ class HubImages(Encoded):
         for chunk in self.dataset.data.column(self.image).chunks:
             lengths = arrow.binary_length(arrow.struct_field(chunk, "bytes")).to_pylist()
             for length, path in zip(lengths, arrow.struct_field(chunk, "path").to_pylist(), strict=True):
-                yield length if length is not None else os.path.getsize(path) if os.path.isfile(path or "") else -1
+                yield size_of(path or "") if length is None else length
 
 
 def hugging_face(options: huggingface_options.HuggingFace) -> Data:
@@ -114,7 +109,7 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
         if missing := {image, label} - {None, *found[name].column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {splits.train[0]} has")
         labels, own = _labels(found[name], label, classes, called)
-        return HubImages(found[name], image, labels, own, called=called, verify=options.verify, pixels=options.pixels)
+        return HubImages(found[name], image, labels, own, called=called, pixels=options.pixels)
 
     names = [", ".join(names) or os.path.basename(os.path.normpath(options.root)) for names in splits]
     return of_splits(options, splits, [f"{name}:" for name in names], read)
@@ -165,13 +160,7 @@ def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str
     rows = values if of_list else [(value,) for value in values]
     if any(row is None or any(one is None or (names and one < 0) for one in row) for row in rows):
         return None, ()
-    own = tuple(classes or names or map(str, sorted(set(chain(*rows)))))
+    order = tuple(classes or names or map(str, sorted(set(chain(*rows)))))
     text = names.__getitem__ if names else str
-    number = class_numbers(map(text, chain(*rows)), own, called=called)
-    places = [[number[text(one)] for one in row] for row in rows]
-    if not of_list:
-        return [place for (place,) in places], own
-    found = torch.zeros(len(rows), len(own), dtype=torch.bool)
-    for row, of_row in zip(found, places, strict=True):
-        row[of_row] = True
-    return (found if own else None), own
+    by_image = [tuple(map(text, row)) for row in rows]
+    return number_labels(by_image if of_list else [label for (label,) in by_image], order, source=called)

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from ssvit.config.declaration import Name
-from ssvit.data.sources.files_options import ImageFiles, Verified
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
 from ssvit.options import OptionError, UserError, printable
 
@@ -23,7 +23,7 @@ _CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in (
 _LISTS = ("List", "LargeList", "Sequence")
 
 
-class HuggingFace(Verified, ImageFiles):
+class HuggingFace(ImageFiles):
     """A data set of the library `datasets`, with its splits; train=auto also selects the only remaining one."""
 
     root: Name

@@ -1,8 +1,8 @@
 """Write the splits of a data set as shards, resume an interrupted command, and verify checksums of shards.
 
 A split becomes a folder of tar files in the layout of WebDataset. An image is stored under its name, and its class, if
-any, as a number (a/1.jpg, a/1.cls), or its multi-label classes as numbers (a/1.json). Next to them is the index, with
-checksums, that `ssvit.data.sources.shards` reads. Images keep their order. The number of images in a shard is
+any, as a number (a/1.jpg, a/1.cls), or its multi-label classes as numbers (a/1.json). Next to each shard is its index,
+with a checksum, which `ssvit.data.sources.shards` reads. Images keep their order. The number of images in a shard is
 determined by their sizes, so repeated runs write identical shards.
 """
 
@@ -11,10 +11,8 @@ import io
 import json
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
@@ -25,15 +23,13 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data.sources import packing_options
-from ssvit.data.sources.base import Data, Source, Unreadable
+from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label
 from ssvit.data.sources.files import Files
-from ssvit.data.sources.index import Index, Row
-from ssvit.data.sources.shard_folder import CHECKSUM, INDEX, PLACE, SUFFIX, ending
-from ssvit.data.sources.shards import Shards
+from ssvit.data.sources.shard_folder import INDEX, SUFFIX, ending
+from ssvit.data.sources.shards import Index, Row, Shards, read_index
 from ssvit.options import OptionError, UserError
 
 _AHEAD = 16  # images per thread that are read ahead
-_PART = ".part.safetensors"  # suffix of the index of one shard, until all shards are written
 Progress = Callable[[int, int], None]  # called with the number of images done and of all
 Packed = tuple[str, bytes]  # name of an image in its shard, and bytes of its file
 
@@ -91,46 +87,32 @@ class _Packer:
         """Write the remaining shards of the split and return a summary line; `show` receives the number of images."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.overwrite:
-            for pattern in (f"*{SUFFIX}", f".*{SUFFIX}.part", f".*{_PART}", INDEX):
+            for pattern in (f"*{SUFFIX}", f"*{INDEX}", f".*{SUFFIX}.part"):
                 for path in self.folder.glob(pattern):
                     path.unlink()
-        index = self.folder / INDEX
-        parts = [Index.read(path) for path in sorted((*self.folder.glob(INDEX), *self.folder.glob(f".*{_PART}")))]
-        if any(part.facts.get("plan") != self.plan for part in parts) or (
-            not parts and any(self.folder.glob(f"*{SUFFIX}"))
-        ):
-            right = f"{self.folder} holds shards of other images or by other options: overwrite=true replaces them"
-            raise OptionError("output", self.options.output, right)
-        if index.exists():
-            return self._summary(Index.read(index), "there already")
         # The index of a shard is written before the shard is renamed to its final name.
-        parts = [part for part in parts if (self.folder / part.facts["shard"][0]).exists()]
-        done = parts[-1].facts["next"] if parts else 0
+        indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
+        if any(index is None or index.plan != self.plan for index in indices):
+            reason = f"{self.folder} holds shards of other images or by other options: overwrite=true replaces them"
+            raise OptionError("output", self.options.output, reason)
+        written = [index for index in indices if index is not None]
+        done = written[-1].next if written else 0
         show(done)
+        verb = "there already" if done == len(self.source) else "written"
         images = self._images(done)
         while done < len(self.source):
-            parts.append(self._shard(len(parts), images, done, show))
-            done = parts[-1].facts["next"]
-        classes = {} if self.source.labels is None else {"classes": list(self.source.classes)}
-        facts = {"plan": self.plan, "shards": [part.facts["shard"] for part in parts], **classes}
-        joined = Index.joined(parts, facts)
-        joined.write(index)
+            written.append(self._shard(len(written), images, done, show))
+            done = written[-1].next
         atomic_io.synchronise(self.folder)
-        for path in self.folder.glob(f".*{_PART}"):
-            path.unlink()
-        return self._summary(joined, "written")
-
-    def _summary(self, index: Index, words: str) -> str:
-        left_out = len(self.source) - len(index)
-        more = f"; {left_out:,} could not be read" if left_out else ""
-        size = sum(size for _, size, _ in index.facts["shards"])
-        shards = len(index.facts["shards"])
-        return f"{self.folder}: {len(index):,} images in {shards} shards, {size / 1e6:,.1f} MB, {words}{more}"
+        readable, size = sum(len(index.images) for index in written), sum(index.size for index in written)
+        unreadable = f"; {len(self.source) - readable:,} could not be read" if readable < len(self.source) else ""
+        count = f"{readable:,} images in {len(written)} shards"
+        return f"{self.folder}: {count}, {size / 1e6:,.1f} MB, {verb}{unreadable}"
 
     def _shard(
         self, number: int, images: Iterator[tuple[int, Packed | None]], done: int, show: Callable[[int], None]
     ) -> Index:
-        """Write the next shard and its index, which records the position of the image after the shard.
+        """Write the next shard and its index.
 
         Args:
             number: Number of the shard.
@@ -139,10 +121,8 @@ class _Packer:
             show: Called with the number of images done.
         """
         path = self.folder / f"{number:06d}{SUFFIX}"
-        beside, labels = path.with_name(f".{path.name}.part"), self.source.labels
-        rows: list[Row] = []
-        places, keys = list[int](), set[str]()
-        with atomic_io.naming(path), open(beside, "w+b") as file:
+        part, rows, keys = path.with_name(f".{path.name}.part"), list[Row](), set[str]()
+        with atomic_io.naming(path), open(part, "wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as shard:
                 for place, image in images:
                     done = place + 1
@@ -151,30 +131,35 @@ class _Packer:
                         continue
                     name, data = image
                     key, suffix = ending(name)
-                    plain = "." not in suffix and key not in keys
-                    member = name if plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
+                    is_plain = "." not in suffix and key not in keys
+                    member = name if is_plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
                     key = ending(member)[0]
-                    if labels is not None and labels.ndim == 2:
-                        numbers = json.dumps({"labels": labels[place].nonzero()[:, 0].tolist()})
-                        _add(shard, f"{key}.json", numbers.encode())
-                    elif labels is not None:
-                        _add(shard, f"{key}.cls", str(int(labels[place])).encode())
-                    rows.append((name, len(data), None, (number, _add(shard, member, data), zlib.crc32(data))))
                     keys.add(key)
-                    places.append(place)
+                    label = self._add_label(shard, key, place)
+                    rows.append(Row(name, _add(shard, member, data), len(data), label))
                     if shard.offset >= self.options.shard_size * 1_000_000:
                         break
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        index = Index.of(rows, (*PLACE, CHECKSUM), plan=self.plan, next=done, shard=[path.name, size, digest])
-        if labels is not None:
-            index.columns["labels"] = labels[torch.tensor(places, dtype=torch.int64)]
-        index.write(self.folder / f".{number:06d}{_PART}")
-        beside.replace(path)
+        classes = () if self.source.labels is None else self.source.classes
+        index = Index(rows, classes=classes, size=size, sha256=_digest(part), plan=self.plan, next=done)
+        index.write(path)
+        part.replace(path)
         return index
+
+    def _add_label(self, shard: tarfile.TarFile, key: str, place: int) -> Label:
+        """Add the class number or numbers of an image to a shard; return the class names, None without labels."""
+        labels, classes = self.source.labels, self.source.classes
+        if labels is None:
+            return None
+        if not is_multi_label(labels):
+            number = int(labels[place])
+            _add(shard, f"{key}.cls", str(number).encode())
+            return classes[number]
+        numbers = labels[place].nonzero()[:, 0].tolist()
+        _add(shard, f"{key}.json", json.dumps({"labels": numbers}).encode())
+        return tuple(classes[number] for number in numbers)
 
     def _images(self, first: int) -> Iterator[tuple[int, Packed | None]]:
         """Yield the images from a position on, None for unreadable ones, while a thread pool reads ahead."""
@@ -236,38 +221,31 @@ def _encoded(image: Tensor, kind: str, **options: int) -> bytes:
 
 
 def verify(output: Path, progress: Progress) -> str:
-    """Compare all shards and images below a folder with their checksums.
+    """Compare all shards below a folder with their checksums.
 
     Args:
         output: Folder of the shards.
-        progress: Called with the number of images done and of all.
+        progress: Called with the number of shards done and of all.
 
     Raises:
-        OptionError: The folder contains no index with checksums.
-        UserError: A shard or an image differs from its checksum.
+        OptionError: The folder contains no shard with an index.
+        UserError: A shard differs from its checksum.
     """
-    folders = [path.parent for path in sorted((*output.glob(INDEX), *output.glob(f"*/{INDEX}")))]
-    if not folders:
-        raise OptionError("output", str(output), f"holds no {INDEX} of shards, beside which checksums are")
-    indices = {folder: Index.read(folder / INDEX) for folder in folders}
-    total, done, wrong = sum(map(len, indices.values())), 0, []
-    for folder, index in indices.items():
-        names = [str(folder / name) for name, *_ in index.facts["shards"]]
-        for path, (_, _, digest) in zip(names, index.facts["shards"], strict=True):
-            with suppress(OSError), open(path, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() == digest:
-                    continue
-            wrong.append(path)
-        source = Shards(names, index)
-        for place in range(len(index)):
-            try:
-                if not source.is_whole(place):
-                    wrong.append(source.name(place))
-            except Unreadable as error:
-                wrong.append(error.path)
-            done += 1
-            progress(done, total)
-    if wrong:
-        raise UserError(f"{len(wrong)} shards or images differ from their checksums; the first: {wrong[0]}")
-    shards = sum(len(index.facts["shards"]) for index in indices.values())
-    return f"{output}: {shards} shards and {total:,} images are as their checksums say"
+    indices = sorted(path for depth in ("*", "*/*") for path in output.glob(f"{depth}{INDEX}"))
+    if not indices:
+        raise OptionError("output", str(output), "holds no shards with an index, which has their checksums")
+    damaged = []
+    for done, path in enumerate(indices, start=1):
+        shard = path.with_name(path.name.removesuffix(INDEX) + SUFFIX)
+        index = read_index(shard)
+        if index is None or not shard.exists() or _digest(shard) != index.sha256:
+            damaged.append(shard)
+        progress(done, len(indices))
+    if damaged:
+        raise UserError(f"{len(damaged)} of {len(indices)} shards differ from their checksums; the first: {damaged[0]}")
+    return f"{output}: all {len(indices)} shards match their checksums"
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,7 +26,7 @@ class Pack(Options):
     workers: Count = 4
     """Number of threads that read and resize images."""
     verify: bool = False
-    """Whether to verify the checksums of all shards and images in output instead of writing."""
+    """Whether to verify the checksums of all shards in output instead of writing."""
     overwrite: bool = False
     """Whether existing shards may be deleted."""
 

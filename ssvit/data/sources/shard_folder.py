@@ -12,9 +12,7 @@ from ssvit.data.sources.splits import NAMES, Items, Splits, resolve
 from ssvit.options import OptionError
 
 SUFFIX = ".tar"
-INDEX = "index.safetensors"  # next to the shards that `ssvit pack` writes
-PLACE = ("shard", "offset")  # columns of an index: number of the shard, and offset of the image in bytes
-CHECKSUM = "crc32"  # column of an index of `ssvit pack`: zlib's CRC-32 of the image's bytes
+INDEX = ".index.json"  # suffix of the index next to a shard that `ssvit pack` writes
 _NONE = f"holds no shard (a file ending in {SUFFIX})"
 
 

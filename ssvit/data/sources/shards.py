@@ -1,12 +1,10 @@
-"""Images in shards (uncompressed tar files in the layout of WebDataset), read at random offsets by means of an index.
+"""Images in shards (uncompressed tar files in the layout of WebDataset), read at random offsets.
 
 Consecutive files of a shard with the same key form a sample: an image (a/1.jpg) and optionally its class (a/1.cls, or
 a/1.json with "cls", "label", "class" or "class_name"). Readers that stream shards shuffle within a buffer; here an
-image is read at its offset, so a batch remains a function of the step.
-
-Images in an object store are copied to a local disk on demand. The copy of a shard is a sparse file in which images
-have the same offsets as in the shard. A byte for each image records whether it was copied; it is set after the image
-has been written, and all processes of a machine share the files.
+image is read at its offset, so a batch remains a function of the step. The offsets are in the index that `ssvit pack`
+writes next to each shard; the headers of other shards are read at each start. Shards in an object store are copied to a
+local disk first.
 
 Letters: n images.
 """
@@ -15,154 +13,102 @@ import hashlib
 import json
 import os
 import tarfile
-import time
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
+from ssvit import atomic_io
 from ssvit.data import decode
 from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources.base import Labels, checked_labels
-from ssvit.data.sources.files import Encoded
+from ssvit.data.sources.base import Label, Labels, checked_labels, number_labels
+from ssvit.data.sources.files import Encoded, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
-from ssvit.data.sources.index import Index, Row, caches, kept, locked
-from ssvit.data.sources.shard_folder import CHECKSUM, INDEX, PLACE, ending, is_remote, opened
+from ssvit.data.sources.shard_folder import INDEX, ending, is_remote, opened
 from ssvit.options import UserError, printable
 
-_OF_CLASS = ("cls", "label", "class", "class_name")
+SCHEMA = 2
+_CLASS_KEYS = ("cls", "label", "class", "class_name")
 _LARGEST = 1 << 20  # maximum size in bytes of a member with a class
-_TRIES = 4  # attempts of a request, with pauses of 1, 2 and 4 seconds
-_TOGETHER = 64  # images per request
 
 
-class Mirror:
-    """Local copies of the shards in an object store.
+class Row(NamedTuple):
+    """An image in a shard: its name, the offset and size of its file in bytes, and its class or classes."""
 
-    Args:
-        root: Address of the object store.
-        names: Names of the shards below it.
-        folder: Folder of the copies.
-        count: Number of images of the index.
-        key: A string that changes whenever the shards change.
+    name: str
+    offset: int
+    size: int
+    label: Label
 
-    Raises:
-        UserError: The folder cannot be written.
+
+@dataclass(frozen=True)
+class Index:
+    """The index of a shard, as `ssvit pack` writes it.
+
+    Attributes:
+        images: The images in their order.
+        classes: Class names in the order of the labels.
+        size: Size of the shard in bytes.
+        sha256: Checksum of the shard.
+        plan: Data set and options of the command.
+        next: Position in the data set of the first image after the shard.
     """
 
-    def __init__(self, root: str, names: Sequence[str], folder: Path, count: int, *, key: str) -> None:
-        self.root, self.names = root, tuple(names)
-        self.shards = tuple(str(folder / name) for name in names)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"present_{hashlib.sha256(f'{self.names} {key}'.encode()).hexdigest()[:16]}"
-            with open(path, "ab") as file:
-                if file.tell() < count:
-                    file.truncate(count)
-        except OSError as error:
-            raise UserError(f"data.cache={folder}: cannot be written: {error.strerror}") from None
-        self._present = np.memmap(path, np.uint8, "r+", shape=(count,))
+    images: Sequence[Row]
+    classes: Sequence[str] = ()
+    size: int = 0
+    sha256: str = ""
+    plan: str = ""
+    next: int = 0
 
-    def fetch(self, indices: Sequence[int], index: Index) -> None:
-        """Copy images that have not been copied yet.
-
-        Args:
-            indices: Images, as indices into the index.
-            index: Offsets of the images.
-
-        Raises:
-            UserError: A request or a write failed, or a checksum differs.
-        """
-        missing = [one for one in indices if not self._present[index.row(one)]]
-        for start in range(0, len(missing), _TOGETHER):
-            part = missing[start : start + _TOGETHER]
-            numbers, offsets = ([index.number(column, one) for one in part] for column in PLACE)
-            ends = [offset + index.size(one) for offset, one in zip(offsets, part, strict=True)]
-            contents = self._asked(numbers, offsets, ends)
-            for one, number, offset, data in zip(part, numbers, offsets, contents, strict=True):
-                if CHECKSUM in index.columns and zlib.crc32(data) != index.number(CHECKSUM, one):
-                    raise UserError(f"{self.root}/{self.names[number]}: {index.name(one)} has another checksum there")
-                self._write(self.shards[number], offset, data)
-                self._present[index.row(one)] = 1
-
-    def _asked(self, numbers: list[int], starts: list[int], ends: list[int]) -> list[bytes]:
-        """Return the bytes from `starts` to `ends` of some shards, in one request where the store supports that."""
-        for attempt in range(_TRIES):
-            try:
-                system, top = opened(self.root)  # fsspec caches one for each process
-                paths = [f"{top.rstrip('/')}/{self.names[number]}" for number in numbers]
-                found = system.cat_ranges(paths, starts, ends, on_error="raise")
-                if all(len(data) == end - start for data, start, end in zip(found, starts, ends, strict=True)):
-                    return found
-                reason = "a shard is shorter than its index says"
-            except UserError:
-                raise
-            except Exception as error:  # each store raises different exceptions
-                reason = " ".join(str(error).split()) or type(error).__name__
-            if attempt + 1 < _TRIES:
-                time.sleep(2**attempt)
-        raise UserError(f"data.root={self.root}: cannot be read: {reason}; the same command goes on")
-
-    @staticmethod
-    def _write(path: str, offset: int, data: bytes) -> None:
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
-                file.seek(offset)
-                file.write(data)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}; data.cache=PATH is another place") from None
+    def write(self, shard: Path) -> None:
+        """Write the index next to its shard, atomically; OSError if that fails."""
+        atomic_io.replace(index_path(shard), json.dumps({"schema": SCHEMA, **vars(self)}).encode())
 
 
-def download(root: str, name: str, folder: Path) -> Path | None:
-    """Copy a complete file from an address unless its newest version has been copied already.
+class Places(NamedTuple):
+    """Where images lie, in arrays, which worker processes share instead of copying.
 
-    Args:
-        root: Address of the object store.
-        name: Name of the file below it.
-        folder: Folder of the copy.
-
-    Returns:
-        The path of the copy; None if the file does not exist.
-
-    Raises:
-        UserError: The file cannot be fetched.
+    Attributes:
+        names: Name of each image in its shard, (n,) bytes.
+        shards: Number of its shard, (n,) int64.
+        offsets: Offset of its file in bytes, (n,) int64.
+        sizes: Size of its file in bytes, (n,) int64.
     """
-    try:
-        system, top = opened(root)
-        remote = f"{top.rstrip('/')}/{name}"
-        if not system.exists(remote):
-            return None
-        version = folder / f".{name.replace('/', '_')}.version"
-        path, key = folder / name, str(system.ukey(remote))
-        if not path.exists() or not version.exists() or version.read_text() != key:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.part")
-            system.get_file(remote, str(beside))
-            beside.replace(path)
-            version.write_text(key)
-    except UserError:
-        raise
-    except Exception as error:  # each store raises different exceptions
-        raise UserError(f"{root}/{name}: cannot be fetched: {' '.join(str(error).split())}") from None
-    return path
+
+    names: np.ndarray
+    shards: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, images: Sequence[Row], shard: int) -> Self:
+        """Return the places of images in one shard."""
+        names = np.array([os.fsencode(image.name) for image in images], np.bytes_)
+        offsets, sizes = (np.array([image[column] for image in images], np.int64) for column in (1, 2))
+        return cls(names, np.full(len(images), shard), offsets, sizes)
+
+    def name(self, index: int) -> str:
+        """Return the name of an image."""
+        return os.fsdecode(self.names[index])
 
 
 class Shards(Encoded):
-    """The images of an index of shards.
+    """The images of some shards.
 
     Args:
-        shards: Paths of the shards, in the order of the index's numbers.
-        index: Shard and offset of each image.
+        shards: Paths of the shards, in the order of their numbers.
+        places: Shard and offset of each image.
         labels: (n,) class indices, (n, k) bool, or None.
         classes: Class names.
-        mirror: Copies images from an object store to these paths; None for local shards.
         pixels: Pixel format of the images.
 
     Raises:
@@ -172,20 +118,19 @@ class Shards(Encoded):
     def __init__(
         self,
         shards: Sequence[str],
-        index: Index,
+        places: Places,
         labels: Labels = None,
         classes: Sequence[str] = (),
         *,
-        mirror: Mirror | None = None,
         pixels: PixelFormat = RGB,
     ) -> None:
         super().__init__(pixels)
-        self.shards, self.index, self.mirror = tuple(shards), index, mirror
-        self.labels = checked_labels(labels, len(index), classes)
+        self.shards, self.places = tuple(shards), places
+        self.labels = checked_labels(labels, len(self), classes)
         self.classes = tuple(classes)
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.places.names)
 
     def file(self, index: int) -> decode.Bytes:
         """Return the bytes of an image's file, (bytes,) uint8.
@@ -193,39 +138,27 @@ class Shards(Encoded):
         Raises:
             Unreadable: The shard does not exist or is truncated before the image.
         """
-        self.prefetch([index])
-        number, offset = (self.index.number(column, index) for column in PLACE)
-        return decode.read_part(self.shards[number], offset, self.index.size(index), self.name(index))
-
-    def is_whole(self, index: int) -> bool:
-        """Return whether an image's bytes match the checksum of the index; True without checksums."""
-        if CHECKSUM not in self.index.columns:
-            return True
-        return zlib.crc32(self.file(index).data) == self.index.number(CHECKSUM, index)
-
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Copy images that are read next from the object store, if the shards have a mirror."""
-        if self.mirror is not None:
-            self.mirror.fetch(indices, self.index)
+        _, shards, offsets, sizes = self.places
+        return decode.read_part(self.shards[shards[index]], int(offsets[index]), int(sizes[index]), self.name(index))
 
     def inner_name(self, index: int) -> str:
         """Return the name of an image in its shard."""
-        return self.index.name(index)
+        return self.places.name(index)
 
     def name(self, index: int) -> str:
         """Return the path of the shard and the name of an image in it."""
-        return f"{self.shards[self.index.number(PLACE[0], index)]}/{self.index.name(index)}"
+        return f"{self.shards[self.places.shards[index]]}/{self.inner_name(index)}"
 
     @cached_property
     def fingerprint(self) -> str:
         """Return the sha256 of the names and sizes of the images, independent of their shards and offsets."""
-        return self.index.fingerprint()
+        return digest_of(map(self.places.name, range(len(self))), self.places.sizes.tolist())
 
     def take(self, indices: Tensor) -> Self:
         """Return the source of the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        index = self.index.take(indices)
-        return type(self)(self.shards, index, labels, self.classes, mirror=self.mirror, pixels=self.pixels)
+        places = Places(*(column[indices.numpy()] for column in self.places))
+        return type(self)(self.shards, places, labels, self.classes, pixels=self.pixels)
 
 
 def find(
@@ -248,104 +181,143 @@ def find(
     Raises:
         UserError: A shard cannot be read or differs from the index next to it, or a class is not among `classes`.
     """
-    mirror = None
-    if is_remote(root):
-        folder = Path(cache or caches("shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
-        with locked(folder):  # one process of a machine downloads
-            beside = {os.path.dirname(name) for name in names}
-            index = _read(download(root, os.path.join(*beside, INDEX), folder), names) if len(beside) == 1 else None
-            if index is None:
-                for name in tqdm(names, f"copy {root}", unit=" shards", delay=2, leave=False):
-                    download(root, name, folder)
-        if index is not None:
-            mirror = Mirror(root, names, folder, len(index), key=json.dumps(index.facts["shards"]))
-        root = str(folder)
-    shards = [os.path.join(root, name) for name in names]
-    if mirror is None:
-        index = _local(root, names)
-    assert index is not None
-    labels = index.labels(classes, root=root)
-    names_of_classes = () if labels is None else tuple(classes) or index.classes
-    return Shards(shards, index, labels, names_of_classes, mirror=mirror, pixels=pixels)
+    folder = _copied(root, names, cache) if is_remote(root) else root
+    shards = [os.path.join(folder, name) for name in names]
+    parts: list[Places] = []
+    labels: list[Label] = []
+    orders = set()
+    for number, shard in enumerate(tqdm(shards, f"list {root}", unit=" shards", delay=2, leave=False)):
+        index = read_index(shard) or Index(list(scan(shard)))
+        parts.append(Places.of(index.images, number))
+        labels += [row.label for row in index.images]
+        orders.add(tuple(index.classes))
+    places = Places(*map(np.concatenate, zip(*parts, strict=True)))
+    if not labels:
+        raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
+    order = orders.pop() if len(orders) == 1 else ()
+    return Shards(shards, places, *number_labels(labels, classes or order, source=root, numeric=True), pixels=pixels)
 
 
-def _read(path: Path | None, names: Sequence[str]) -> Index | None:
-    """Return the index in a file next to shards, or None if it does not exist or lists other shards.
+def index_path(shard: str | Path) -> Path:
+    """Return the path of the index of a shard, which lies next to it."""
+    return Path(shard).with_suffix(INDEX)
+
+
+def read_index(shard: str | Path) -> Index | None:
+    """Return the index of a shard, or None if there is none next to it.
 
     Raises:
-        UserError: The file is damaged.
+        UserError: The file is damaged or of another version, or the shard has another size than its index states.
     """
-    if path is None or not path.exists():
+    path = index_path(shard)
+    if not path.exists():
         return None
     try:
-        index = Index.read(path)
-        its = [name for name, *_ in index.facts["shards"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: is no index of shards ({error}); without it their headers are read") from None
-    return index if its == [os.path.basename(name) for name in names] else None
-
-
-def _local(root: str, names: Sequence[str]) -> Index:
-    """Return the index of shards in a folder: from the file next to them, from the cache, or from their headers."""
-    shards = [os.path.join(root, name) for name in names]
-    for folder in {os.path.dirname(shard) for shard in shards}:
-        if index := _read(Path(folder, INDEX), names):
-            for shard, (_, size, *_) in zip(shards, index.facts["shards"], strict=True):
-                if (there := os.path.getsize(shard)) != size:
-                    raise UserError(f"{shard}: has {there} bytes, and its index says {size}: copy it again")
-            return index
-
-    def stamp() -> list[list[Any]]:
-        status = [os.stat(shard) for shard in shards]
-        return [[name, one.st_size, one.st_mtime_ns] for name, one in zip(names, status, strict=True)]
-
-    def make() -> Index:
-        before = stamp()
-        rows = tqdm(scan(shards), f"read the headers of {len(shards)} shards", unit=" images", delay=2, leave=False)
-        return Index.of(rows, PLACE, numbered=True, shards=before)
-
-    index = kept(f"shards {os.path.realpath(root)} {list(names)}", lambda index: index.facts["shards"] == stamp(), make)
-    if not len(index):
-        raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
+        stored = json.loads(path.read_bytes())
+        atomic_io.check_schema(stored.pop("schema", None), SCHEMA, path, UserError)
+        images = [Row(name, offset, size, _text(label)) for name, offset, size, label in stored.pop("images")]
+        index = Index(images, **stored)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(f"{path}: is no index of a shard ({error}); without it the shard's headers are read") from None
+    if os.path.exists(shard) and (size := os.path.getsize(shard)) != index.size:
+        raise UserError(f"{shard}: has {size} bytes, and its index states {index.size}: copy it again")
     return index
 
 
-def scan(shards: Sequence[str]) -> Iterator[Row]:
-    """Yield the images of shards in order, as (name, bytes, class, (shard, offset)).
+def _text(label: str | list[str] | None) -> Label:
+    return tuple(label) if isinstance(label, list) else label
+
+
+def _copied(root: str, names: Sequence[str], cache: str | None) -> str:
+    """Copy shards and their indices from an object store and return the folder of the copies.
+
+    A file is copied again only if the store has a newer version of it. One process of a machine copies.
 
     Raises:
-        UserError: A shard is damaged, unreadable, or not an uncompressed tar file.
+        UserError: The files cannot be copied.
     """
-    for number, shard in enumerate(shards):
-        key, image, array, label = "", None, None, None
-        try:
-            with open(shard, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as file:
-                for member in file:
-                    file.members.clear()  # type: ignore[attr-defined]  # otherwise it would keep all members in memory
-                    own, suffix = ending(member.name)
-                    if not member.isreg() or not suffix or os.path.basename(own) == "":
-                        continue
-                    if own != key:
-                        if image := image or array:
-                            yield *image[:2], label, image[2]
-                        key, image, array, label = own, None, None, None
-                    if f".{suffix}".endswith(IMAGE_SUFFIXES):
-                        image = image or (member.name, member.size, (number, member.offset_data))
-                    elif f".{suffix}".endswith(NPY):  # used if the sample has no image in another format
-                        array = array or (member.name, member.size, (number, member.offset_data))
-                    elif member.size <= _LARGEST and (suffix.startswith("cls") or suffix.endswith("json")):
-                        content = file.extractfile(member)
-                        assert content is not None  # not None for a regular file
-                        label = _label(content.read(), is_json=suffix.endswith("json")) or label
-                opened.seek(file.offset)  # tarfile stops at a damaged header; the end is a block of zeros
-                if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                    raise tarfile.ReadError(f"no header at byte {file.offset}")
-        except (tarfile.TarError, EOFError) as error:
-            raise UserError(f"{printable(shard)}: is no uncompressed tar file, or a damaged one: {error}") from None
-        except OSError as error:
-            raise UserError(f"{printable(shard)}: cannot be read: {error.strerror}") from None
-        if image := image or array:
-            yield *image[:2], label, image[2]
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(cache or os.path.join(caches, "ssvit", "shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
+    try:
+        system, top = opened(root)
+        with _locked(folder):
+            for name in tqdm(names, f"copy {root}", unit=" shards", delay=2, leave=False):
+                for file in (name, str(index_path(name))):
+                    remote = f"{top.rstrip('/')}/{file}"
+                    if file == name or system.exists(remote):
+                        _copy(system, remote, folder / file)
+    except UserError:
+        raise
+    except Exception as error:  # each store raises different exceptions
+        raise UserError(f"data.root={root}: cannot be copied to {folder}: {' '.join(str(error).split())}") from None
+    return str(folder)
+
+
+def _copy(system: Any, remote: str, path: Path) -> None:
+    """Copy a file of an fsspec file system, unless its newest version has been copied already."""
+    version, key = path.with_name(f".{path.name}.version"), str(system.ukey(remote))
+    if path.exists() and version.exists() and version.read_text() == key:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    system.get_file(remote, str(part))
+    part.replace(path)
+    version.write_text(key)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes during the block, where the file system supports locks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        with suppress(OSError):
+            flock(file, LOCK_EX)
+        yield
+
+
+def scan(shard: str) -> Iterator[Row]:
+    """Yield the images of a shard in order, from the headers of its members.
+
+    Raises:
+        UserError: The shard is damaged, unreadable, or not an uncompressed tar file.
+    """
+    try:
+        with open(shard, "rb") as opened_shard, tarfile.open(fileobj=opened_shard, mode="r:") as file:
+            for _, members in groupby(_members(file), lambda member: ending(member.name)[0]):
+                yield from _sample(file, members)
+            opened_shard.seek(file.offset)  # tarfile stops at a damaged header; the end is a block of zeros
+            if opened_shard.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise tarfile.ReadError(f"no header at byte {file.offset}")
+    except (tarfile.TarError, EOFError) as error:
+        raise UserError(f"{printable(shard)}: is no uncompressed tar file, or a damaged one: {error}") from None
+    except OSError as error:
+        raise UserError(f"{printable(shard)}: cannot be read: {error.strerror}") from None
+
+
+def _members(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a shard that belong to samples."""
+    for member in file:
+        file.members.clear()  # type: ignore[attr-defined]  # otherwise it would keep all members in memory
+        key, suffix = ending(member.name)
+        if member.isreg() and suffix and os.path.basename(key):
+            yield member
+
+
+def _sample(file: tarfile.TarFile, members: Iterable[tarfile.TarInfo]) -> Iterator[Row]:
+    """Yield the image of a sample with its class, if it has one; .npy counts if there is no image in another format."""
+    image, array, label = None, None, None
+    for member in members:
+        suffix = ending(member.name)[1]
+        if f".{suffix}".endswith(IMAGE_SUFFIXES):
+            image = image or member
+        elif f".{suffix}".endswith(NPY):
+            array = array or member
+        elif member.size <= _LARGEST and (suffix.startswith("cls") or suffix.endswith("json")):
+            content = file.extractfile(member)
+            assert content is not None  # not None for a regular file
+            label = _label(content.read(), is_json=suffix.endswith("json")) or label
+    if image := image or array:
+        yield Row(image.name, image.offset_data, image.size, label)
 
 
 def _label(content: bytes, *, is_json: bool) -> str | None:
@@ -355,7 +327,7 @@ def _label(content: bytes, *, is_json: bool) -> str | None:
         if not is_json:
             return text or None
         values = json.loads(text)
-        for name in _OF_CLASS:
+        for name in _CLASS_KEYS:
             if isinstance(values, dict) and isinstance(values.get(name), int | str):
                 return str(values[name])
     return None

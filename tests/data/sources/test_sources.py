@@ -1,6 +1,5 @@
 """Builders put the right images with the right labels, and say in one line what is wrong with a root."""
 
-import hashlib
 import pickle
 import subprocess
 import sys
@@ -16,9 +15,8 @@ from PIL import Image
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader, evaluation_batches
 from ssvit.data.sources import base_options as source_options
-from ssvit.data.sources import datasets, datasets_options, synthetic, synthetic_options
+from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import Data, Part, Source, Unreadable, hold_out, masks, subset
-from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.options import OptionError, UserError
@@ -29,25 +27,6 @@ SHARED = Path(__file__).resolve().parents[4] / "shared" / "datasets"
 def paint(path: Path, colour: tuple[int, int, int] = (1, 2, 3)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (8, 6), colour).save(path)
-
-
-def test_the_fingerprint_covers_contents_where_asked(tmp_path: Path) -> None:
-    paths = [str(tmp_path / name) for name in ("a.jpg", "b.jpg")]
-    (tmp_path / "a.jpg").write_bytes(b"one")
-    (tmp_path / "b.jpg").write_bytes(b"two")
-
-    def fingerprints() -> tuple[str, str]:
-        return Files(paths).fingerprint, Files(paths, verify="content").take(torch.tensor([0, 1])).fingerprint
-
-    size, content = fingerprints()
-    assert size == hashlib.sha256(b"a.jpg\x003\0b.jpg\x003\0").hexdigest()
-    one, two = (hashlib.sha256(body).hexdigest().encode() for body in (b"one", b"two"))
-    assert content == hashlib.sha256(b"a.jpg\0" + one + b"\0b.jpg\0" + two + b"\0").hexdigest()
-    (tmp_path / "b.jpg").write_bytes(b"TWO")
-    assert fingerprints()[0] == size
-    assert fingerprints()[1] != content
-    with pytest.raises(OptionError, match="verify=names: must be one of size, content"):
-        Files(paths, verify="names")
 
 
 class Own(Source):
@@ -140,15 +119,6 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
             datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test"))
     else:
         assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
-
-
-def test_synthetic_parts_share_no_image() -> None:
-    data = synthetic.synthetic(synthetic_options.Synthetic(size=(16, 24), images=20, held_out_images=12, seed=3))
-    assert data.train.in_memory.shape == (20, 3, 16, 24)
-    assert data.test.in_memory.shape == (12, 3, 16, 24)
-    every = torch.cat((data.train.in_memory, data.test.in_memory)).flatten(1)
-    assert len(every.unique(dim=0)) == 32
-    assert data.train.labels.max() < len(data.classes)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"])
@@ -306,14 +276,6 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     of.unlink()
     with pytest.raises(UserError, match=r"3\.png: No such file"):
         masks(data.validation, CenterCrop(size=5), torch.tensor([0]))
+    assert Own().mask(0) is None
     with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
         datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))
-
-
-def test_the_embedded_set_has_masks() -> None:
-    data = synthetic.synthetic(synthetic_options.Synthetic(size=16, images=20, held_out_images=12, seed=3, version=1))
-    for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
-        found = masks(source, CenterCrop(size=16), torch.arange(len(source)))
-        assert (found.flatten(1).amax(1) == source.labels + 1).all()
-    assert torch.equal(data.test.mask(2), synthetic.masks(torch.tensor([22]), seed=3, size=16)[0])
-    assert Own().mask(0) is None

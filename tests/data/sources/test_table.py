@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from images import class_names, put_grey
 
-from ssvit.data.sources import datasets, datasets_options, index
+from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import Source
 from ssvit.options import OptionError, UserError
 
@@ -16,24 +16,12 @@ NAMES = [f"{'abc'[i % 3]}/{i:02d}.png" for i in range(12)]
 def folder(tmp_path: Path) -> Path:
     """Twelve images, each of its own grey."""
     for i, name in enumerate(NAMES):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (9, 8 + i), (i, i, i)).save(tmp_path / name)
+        put_grey(tmp_path / name, i)
     return tmp_path
 
 
-def table(path: Path, *rows: str) -> str:
-    path.write_text("".join(f"{row}\n" for row in rows))
-    return str(path)
-
-
-def greys(source: Source | None) -> list[int]:
-    return [] if source is None else [int(source.read(i)[0, 0, 0]) for i in range(len(source))]
-
-
-def labels(source: Source | None) -> list[str]:
-    assert source is not None
-    assert source.labels is not None
-    return [source.classes[label] for label in source.labels]
+def greys(source: Source) -> list[int]:
+    return [int(source.read(i)[0, 0, 0]) for i in range(len(source))]
 
 
 def test_columns_have_names_of_their_own(folder: Path) -> None:
@@ -43,26 +31,12 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
     (folder / "elsewhere/t.tsv").write_text(f"{text}3\t9\t{NAMES[6]}\t1\r\n", newline="")
     given = {"table": str(folder / "elsewhere/t.tsv"), "root": str(folder), "path": "file name", "split": "fold"}
     data = datasets.csv(datasets_options.Csv(**given, label="species", train=0, test=1))
-    assert (greys(data.train), labels(data.train), greys(data.test)) == ([4, 5], ["10", "9"], [6])
+    assert (greys(data.train), class_names(data.train), greys(data.test)) == ([4, 5], ["10", "9"], [6])
     assert data.classes == ("9", "10")
     plain = datasets.csv(datasets_options.Csv(**given, train=0, test=1))
     assert (plain.train.labels, plain.classes) == (None, ())
     every = datasets.csv(datasets_options.Csv(**given, train=None, test=1))  # of all other splits
     assert (greys(every.train), greys(every.test)) == ([4, 5], [6])
-
-
-def test_a_large_table_is_listed_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "KEPT_FROM", 3)
-    path = table(folder / "t.csv", "path,label", *(f"{name},{i % 2}" for i, name in enumerate(NAMES)))
-    made = []
-    of = index.Index.of.__func__
-    monkeypatch.setattr(index.Index, "of", classmethod(lambda *given, **more: made.append(1) or of(*given, **more)))
-    first, again = (datasets.csv(datasets_options.Csv(table=path)) for _ in range(2))
-    assert (len(made), first.train.fingerprint) == (1, again.train.fingerprint)
-    assert (greys(first.train), labels(first.test)) == (greys(again.train), labels(again.test))
-    table(folder / "t.csv", "path,label", *(f"{name},{i % 2}" for i, name in enumerate(NAMES[:6])))
-    assert len(datasets.csv(datasets_options.Csv(table=path, held_out=0.5)).train) == 3
-    assert len(made) == 2
 
 
 @pytest.mark.parametrize(

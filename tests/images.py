@@ -1,0 +1,40 @@
+"""Image files of tests: numbered pictures of noise, their pixels, and the folders that hold them."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+def picture(number: int, kind: str = "PNG", size: tuple[int, int] | None = None) -> bytes:
+    """A file of noise, of 7 columns and 8 to 10 rows by default."""
+    file = io.BytesIO()
+    shape = (*(size or (8 + number % 3, 7)), 3)
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+def pixels(body: bytes) -> torch.Tensor:
+    """The pixels of a file, (3, h, w) uint8."""
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(body)).convert("RGB"))).permute(2, 0, 1)
+
+
+def put(path: Path, body: bytes = b"") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    return path
+
+
+def put_grey(path: Path, grey: int, size: tuple[int, int] = (6, 6)) -> Path:
+    """Write an image of one grey, (width, height), by which tests recognise it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (grey,) * 3).save(path)
+    return path
+
+
+def class_names(source) -> list[str]:
+    """The class of each image of a labelled source."""
+    return [source.classes[label] for label in source.labels]
