@@ -39,7 +39,7 @@ optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-4)
 
 batch = 8
 train = synthetic(
-    synthetic_options.Synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0, version=1)
+    synthetic_options.Synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0)
 ).train
 for step in range(arguments.steps):
     indices = range(step * batch, (step + 1) * batch)

@@ -60,10 +60,5 @@ class PixelFormat(Options):
         object.__setattr__(self, "range", (tuple(least), tuple(most)))
         return self
 
-    @property
-    def bytes_per_pixel(self) -> int:
-        """Return the bytes per pixel of a decoded image."""
-        return self.channels * (1 if self.range is None else 4)
-
 
 RGB, GREY = PixelFormat(), PixelFormat(channels=1)

@@ -24,9 +24,9 @@ from torch.utils.data import Dataset
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.sources.base import Source, Unreadable
-from ssvit.data.sources.base_options import DECODINGS, FULL, PERMUTATION, SCALED
-from ssvit.data.workers import PART, TIMEOUT, Read, check_room, read, share
-from ssvit.options import OptionError, UserError, number, one_of, printable, whole
+from ssvit.data.sources.base_options import FULL, PERMUTATION, SCALED, check_shares
+from ssvit.data.workers import PART, TIMEOUT, Read, read, share
+from ssvit.options import OptionError, UserError, printable
 from ssvit.randomness import permutation, uniform
 
 TOLERATED = 0.01  # fraction of unreadable files above which a run stops
@@ -48,7 +48,8 @@ class Loader:
     """Training batches of a source, a function of seed, step and options.
 
     Raises:
-        OptionError: The batch size cannot be split evenly, or shared memory is too small for the workers.
+        OptionError: The batch cannot be split evenly or exceeds the source, or the augmentation does not support
+            `decoding`.
     """
 
     source: Source
@@ -68,17 +69,14 @@ class Loader:
 
     def __post_init__(self) -> None:
         size = len(self.source)
-        parted = {"batch_size": self.batch_size, "accumulate": self.accumulate, "world": self.world}
-        sampler.check(**parted, size=size, order=self.order)
-        one_of("decoding", self.decoding, DECODINGS)
+        check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=self.world)
+        if self.batch_size > size:
+            reason = f"must be no more than the {size} images to train on"
+            raise OptionError("batch_size", self.batch_size, reason)
         if self.decoding == SCALED and not hasattr(self.transform, "reduction"):
-            right = "needs an augmentation with one random crop, as augment@data.augment=inception_crop"
-            raise OptionError("decoding", self.decoding, right)
-        whole("workers", self.workers, 0)
-        number("timeout", self.timeout, 0)
+            reason = "needs an augmentation with one random crop, such as augment@data.augment=inception_crop"
+            raise OptionError("decoding", self.decoding, reason)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
-        if self.source.in_memory is None:
-            check_room(self.transform, self._micro_batch, self.workers, self.source.bytes_per_pixel)
         self._tally = _Tally(size)
         self.unreadable = self._tally.reasons
 
@@ -197,11 +195,9 @@ def evaluation_batches(
     Raises:
         UserError: More than 1 % of the files are unreadable.
     """
-    whole("batch_size", batch_size)
     count = len(source)
     indices = torch.arange(count)
     if limit is not None and limit < count:
-        whole("limit", limit)
         indices = permutation(0, "evaluation subset", count)[:limit].sort().values
     # Processes share complete batches, since the last bits of a matrix product depend on the composition of the batch.
     parts = indices.split(batch_size) if len(indices) else ()
@@ -210,9 +206,7 @@ def evaluation_batches(
         images, labels = source.in_memory, source.labels
         batches = (Batch.of(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch.to(device).augmented(transform, 0) for batch in batches)
-    number("timeout", timeout, 0)
     largest = min(batch_size, len(indices))
-    check_room(transform, largest, workers, source.bytes_per_pixel)
     work = ((part, part) for part in parts)
     loading = Loading(workers=workers, timeout=timeout, device=device)
     return read(_Reader(source, transform, None), work, largest, _Tally(count).add, **loading)
@@ -242,7 +236,6 @@ class _Reader(Dataset[Read]):
     def _read(self, slots: list[int], indices: list[int], failures: list[Unreadable]) -> Batch:
         labels = self.source.labels
         parts = [Batch({}, None if labels is None else labels[:0], torch.empty(0, dtype=torch.int64))]
-        self.source.prefetch(indices)
         for start in range(0, len(slots), PART):
             part = slice(start, start + PART)
             readable = [

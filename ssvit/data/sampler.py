@@ -12,8 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ssvit.data.sources.base_options import BIJECTION, ORDERS, PERMUTATION, check_shares
-from ssvit.options import OptionError, one_of, whole
+from ssvit.data.sources.base_options import BIJECTION, PERMUTATION
 from ssvit.randomness import bijection, permutation
 
 
@@ -68,24 +67,3 @@ def slots(step: int, micro: int, *, batch_size: int, accumulate: int = 1, rank: 
     count = batch_size // (world * accumulate)
     start = step * batch_size + (rank * accumulate + micro) * count
     return torch.arange(start, start + count)
-
-
-def check(*, batch_size: int, accumulate: int, world: int, size: int, order: str = PERMUTATION) -> None:
-    """Check the batch size and the order of a run.
-
-    Args:
-        batch_size: Global batch size.
-        accumulate: Micro-batches per step.
-        world: Number of processes.
-        size: Number of images.
-        order: Algorithm of an epoch's order.
-
-    Raises:
-        OptionError: The global batch cannot be split evenly or exceeds the data set, or the order is unknown.
-    """
-    one_of("order", order, ORDERS)
-    whole("batch_size", batch_size)
-    whole("accumulate", accumulate)
-    check_shares(batch_size=batch_size, accumulate=accumulate, processes=world)
-    if batch_size > size:
-        raise OptionError("batch_size", batch_size, f"must be no more than the {size} images to train on")

@@ -23,49 +23,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ssvit.data.batch import Batch, Transform
+from ssvit.data.batch import Batch
 from ssvit.data.sources.base import Unreadable
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 from ssvit.private import end_workers
 
 TIMEOUT = 300.0  # seconds; below the 600 of process groups, so that the cause is reported first
 PART = 32  # images decoded before they are augmented together
 SENT = 64  # images that a worker sends together, a multiple of PART
 _AHEAD = 2  # minimum of prefetched parts per worker, and of micro-batches of all workers together
-_SHARED_MEMORY = "/dev/shm"  # where workers place the tensors that they send
-_MORE_ROOM = "take fewer data workers, or a larger /dev/shm (docker run --shm-size=…)"
 _FILES, _SPARE_FILES = 4, 16  # file descriptors: per worker (two pipes of two ends), and spare ones to receive tensors
 Read = tuple[Batch, list[Unreadable]] | UserError  # a part of a micro-batch and its unreadable files
-
-
-def check_room(transform: Transform, images: int, workers: int, bytes_per_pixel: int) -> None:
-    """Check that the batches that workers prefetch fit into shared memory.
-
-    Args:
-        transform: Transform with an attribute `bytes_per_image`; without it nothing is checked.
-        images: Images per micro-batch.
-        workers: Number of worker processes.
-        bytes_per_pixel: Bytes per pixel of a source image.
-
-    Raises:
-        OptionError: Shared memory is too small.
-    """
-    size = getattr(transform, "bytes_per_image", None)  # for three channels of one byte
-    if not workers or size is None or not os.path.isdir(_SHARED_MEMORY):
-        return
-    size = size * bytes_per_pixel // 3
-    # In addition to the prefetched parts, the main process holds one.
-    needed = (_ahead(images, workers) * workers + 1) * min(images, SENT) * size
-    status = os.statvfs(_SHARED_MEMORY)
-    free = status.f_bavail * status.f_frsize
-    if needed > free:
-        right = f"read {needed / 1e6:.0f} MB ahead, and {_SHARED_MEMORY} has {free / 1e6:.0f} MB free: {_MORE_ROOM}"
-        raise OptionError("workers", workers, right)
-
-
-def _ahead(images: int, workers: int) -> int:
-    """Return how many parts each worker prefetches for micro-batches of `images` images."""
-    return max(_AHEAD, math.ceil(_AHEAD * images / (SENT * workers))) if images > SENT else _AHEAD
 
 
 class _Joining:
@@ -122,7 +90,8 @@ def share(batch: Batch) -> None:
     except RuntimeError as error:
         _check_open_files(error)
         reason = str(error).rpartition(": ")[2]
-        raise UserError(f"a data worker cannot share its images ({reason}): {_MORE_ROOM}") from None
+        remedy = "take fewer data workers, or a larger /dev/shm (docker run --shm-size=…)"
+        raise UserError(f"a data worker cannot share its images ({reason}): {remedy}") from None
 
 
 def _check_open_files(error: Exception) -> None:
@@ -171,7 +140,7 @@ def read(
         sampler=parts(),
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=_ahead(images, workers) if workers else None,
+        prefetch_factor=max(_AHEAD, math.ceil(_AHEAD * images / (SENT * workers))) if workers else None,
         worker_init_fn=_bind,
     )
     pinned = torch.device(device).type == "cuda"

@@ -60,7 +60,7 @@ def expected(run):
     torch.manual_seed(key(0, "weights"))
     untrained = ViT(vit_options.ViT(**manifest.read(path)["encoder"]))
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
-    data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32, version=1))
+    data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32))
     asked = [Reading(1), Reading(2)]
     found = []
     for source in (data.train, data.test):

@@ -178,7 +178,6 @@ def hostile(folder: Path) -> dict[str, tuple[bytes, str]]:
         "damaged.png": (deep[:60] + bytes(9) + deep[69:], ""),
         "huge.png": (deep[:16] + bytes([0, 1, 0, 0] * 2) + deep[24:], "17179869184 values, more than the limit"),
         "empty.png": (deep[:16] + bytes(8) + deep[24:], "holds no pixel"),
-        "chunks.png": (deep[:33] + b"\0\0\0\0abcdabcd" * 100_001, "more than 100000 chunks"),
         "short.tif": (tiff.getvalue()[:-700], ""),
         "stack.tif": (stack.getvalue(), "has the axes"),
         "none.tif": (b"II*\0" + bytes(40), ""),
@@ -517,9 +516,8 @@ def test_sheets_of_similar_pictures_show_the_run_s_channels(
         assert torch.allclose(seen[0][place], expected, atol=1e-5)
 
 
-def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_and_tables_hold_the_same_images(tmp_path: Path) -> None:
     """Files of a folder, .npy and TIFF, packed and listed."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     given = {"channels": 5, "range": [0, 4000]}
     for suffix in (".npy", ".tif"):
         root = labelled_set(tmp_path / f"set{suffix}", 5, "uint16", suffix, 6)
@@ -541,7 +539,6 @@ def test_shards_and_tables_hold_the_same_images(tmp_path: Path, monkeypatch: pyt
                     array = source.values(index)
                     assert source.read(index).equal(torch.from_numpy((array / np.float32(4000)).astype(np.float32)))
                     assert images.setdefault(number, array.tobytes()) == array.tobytes()
-                    assert source.bytes_per_pixel == 20
         assert len(images) == 6
     with pytest.raises(Failure, match="size=8: must be null for images of other channels or numbers"):
         pack.call([f"data={root}", f"output={packed}", "size=8", "data.channels=5"])

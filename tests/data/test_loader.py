@@ -11,7 +11,6 @@ from itertools import pairwise
 from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import tiny
@@ -88,8 +87,6 @@ def test_an_order_that_is_computed_shows_each_image_once_an_epoch() -> None:
     assert not torch.equal(sampler.indices(slots, size=37, seed=5), every)
     loader = Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="bijection")
     assert [tags([batch]) for batch in loader.batches(2, 4)] == epochs[2:4].tolist()
-    with pytest.raises(OptionError, match="order=sorted: must be one of permutation, bijection"):
-        Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="sorted")
 
 
 def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
@@ -257,13 +254,6 @@ def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
     assert not active_children()
 
 
-class _Status(NamedTuple):
-    """What statvfs tells of a file system."""
-
-    f_bavail: int
-    f_frsize: int
-
-
 def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where images cannot be read: these are replaced in training and left out of an evaluation."""
     source, transform = folder(tmp_path, 330, damaged=(5, 130, 300)), InceptionCrop(size=6)
@@ -286,51 +276,24 @@ def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, mo
                 assert tensor.equal(same)
 
 
-def test_the_room_in_shared_memory_is_checked_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, transform = folder(tmp_path, 40), CenterCrop(size=[8, 16])
-    # Two workers have two parts each, here whole micro-batches, and the main process one: 5 x 20 images x 3 channels x
-    # 8 x 16 pixels.
-    pages = 5 * 20 * 3 * 8 * 16 // 256
-
-    def start(pages: int, workers: int = 2) -> None:
-        monkeypatch.setattr(os, "statvfs", lambda path: {"/dev/shm": _Status(pages, 256)}[path])
-        Loader(source=source, transform=transform, seed=0, batch_size=40, accumulate=2, workers=workers)
-        evaluation_batches(source, transform, batch_size=20, workers=workers)
-
-    start(pages)
-    start(0, workers=0)
-    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead, and /dev/shm has 0 MB free: .*--shm-size"):
-        start(pages - 1)
-    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
-        evaluation_batches(source, transform, batch_size=20, workers=2)
-    transform = MultiCrop(
-        views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=4, sigma=[0.1, 1.0])
-    )  # four times as much
-    start(4 * pages)
-    with pytest.raises(OptionError, match=r"^workers=2: read 0 MB ahead"):
-        start(4 * pages - 1)
-
-
 SMALL = """
 import os, sys
 import torch
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.options import UserError
 
-class Large:  # of whose size nobody knows beforehand
+class Large:
     def __call__(self, images, slots, seed):
         return torch.zeros(len(images), 3, 500, 500, dtype=torch.uint8)
 
 if __name__ == "__main__":
-    for transform in (CenterCrop(size=224), Large()):
-        try:
-            paths = [sys.argv[1]] * 512
-            loader = Loader(source=Files(paths), transform=transform, seed=0, batch_size=256, workers=2)
-            list(loader.batches(0, 2))
-        except UserError as error:
-            print(error)
+    try:
+        paths = [sys.argv[1]] * 512
+        loader = Loader(source=Files(paths), transform=Large(), seed=0, batch_size=256, workers=2)
+        list(loader.batches(0, 2))
+    except UserError as error:
+        print(error)
 """
 
 
@@ -342,9 +305,8 @@ def test_too_small_a_shared_memory_is_told_at_once(tmp_path: Path) -> None:
         pytest.skip("needs the right to mount a small /dev/shm")
     command = f"{mounted} && exec '{sys.executable}' '{tmp_path}/small.py' '{tmp_path}/a.png'"
     done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, check=False)
-    known, unknown = done.stdout.splitlines()
-    assert known.startswith("workers=2: read 87 MB ahead, and /dev/shm has 67 MB free: take fewer data workers")
-    assert unknown.startswith("a data worker cannot share its images (No space left on device (28)): take fewer")
+    assert done.stdout.startswith("a data worker cannot share its images (No space left on device (28)): take fewer")
+    assert done.stdout.count("\n") == 1
     assert done.stderr == ""
 
 
@@ -473,8 +435,6 @@ def test_evaluation_leaves_damaged_files_out(tmp_path: Path) -> None:
         ({"batch_size": 12, "world": 5}, r"batch_size=12: must be divisible by processes \* accumulate = 5 \* 1"),
         ({"batch_size": 12, "accumulate": 8}, "batch_size=12: must be divisible"),
         ({"batch_size": 51}, "batch_size=51: must be no more than the 50 images"),
-        ({"batch_size": 0}, "batch_size=0: must be a whole number"),
-        ({"batch_size": 5, "workers": -1}, "workers=-1: must be a whole number"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, int], words: str) -> None:

@@ -251,7 +251,7 @@ def test_a_sheet_shows_the_images_whole_and_frames_by_what_is_known():
 
 
 def test_a_sheet_has_its_limits():
-    images, _ = render(torch.arange(2), seed=0, size=16)
+    images = render(torch.arange(2), seed=0, size=16).images
     some = contact_sheet([Query(images[0], "a", [Neighbour(images[1], 1.0)] * 10)] * 8)
     more = contact_sheet([Query(images[0], "a", [Neighbour(images[1], 1.0)] * 12)] * 9)
     assert pixels(some).shape == pixels(more).shape

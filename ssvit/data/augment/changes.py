@@ -11,7 +11,8 @@ Letters: b images, c channels, h, w pixels, k taps of a filter, n consecutive op
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 import torchvision.transforms.v2.functional as tvf
 from torch import Tensor
 
-from ssvit.data.augment import changes_options, geometry
+from ssvit.data.augment import crop_options, geometry
 from ssvit.randomness import uniform
 
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # luminance weights of torchvision
@@ -28,8 +29,23 @@ _CHUNK = 1 << 19  # values filtered at a time, so that they stay in a CPU's cach
 _SHEAR, _SHIFT, _TURN = 0.3, 150 / 331, 30  # at full magnitude: ratio, fraction of a side, degrees
 
 
-class VerticalFlip(changes_options.VerticalFlip):
+class Change:
+    """An augmentation of images of one size, which keeps their size."""
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images, (b, c, h, w)."""
+        raise NotImplementedError
+
+    def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the maps (b, 2, 3) from views to images of a size; the identity for a change that moves no pixel."""
+        return geometry.identity(len(slots), slots.device)
+
+
+@dataclass(frozen=True)
+class VerticalFlip(Change):
     """Flip images from top to bottom."""
+
+    probability: float
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the augmented images."""
@@ -45,7 +61,7 @@ class VerticalFlip(changes_options.VerticalFlip):
         return geometry.flipped(self.sample(seed, slots, view), size, axis=1)
 
 
-class QuarterTurns:
+class QuarterTurns(Change):
     """Rotate square images by 0, 90, 180 or 270 degrees, with equal probabilities."""
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
@@ -66,8 +82,11 @@ class QuarterTurns:
         return geometry.turned(90 * self.sample(seed, slots, view), size)
 
 
-class Rotation(changes_options.Rotation):
+@dataclass(frozen=True)
+class Rotation(Change):
     """Rotate images by a random angle between -degrees and degrees."""
+
+    degrees: float
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> Tensor:
         """Return the counter-clockwise angles in degrees, slots (b,) -> (b,) float64."""
@@ -105,12 +124,19 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     return turned if images.is_floating_point() else turned.round_().to(torch.uint8)
 
 
-class ColorJitter(changes_options.ColorJitter):
+@dataclass(frozen=True)
+class ColorJitter(Change):
     """Change brightness, contrast, saturation and hue in a random order, as in torchvision.
 
     The factors of the first three are in [max(0, 1 - x), 1 + x], the shift of the hue is in [-x, x]; x = 0 disables
     one.
     """
+
+    probability: float
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return which images are changed, (b,) bool, the factors (b, 4), and the order of the operations (b, 4)."""
@@ -137,8 +163,11 @@ class ColorJitter(changes_options.ColorJitter):
         return images
 
 
-class Grayscale(changes_options.Grayscale):
+@dataclass(frozen=True)
+class Grayscale(Change):
     """Replace all channels by the luminance of the image."""
+
+    probability: float
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the augmented images."""
@@ -146,11 +175,15 @@ class Grayscale(changes_options.Grayscale):
         return images.index_copy(0, rows, _gray(images[rows]).to(torch.uint8).expand_as(images[rows]))
 
 
-class GaussianBlur(changes_options.GaussianBlur):
-    """Blur images with a Gaussian filter of random standard deviation.
+@dataclass(frozen=True)
+class GaussianBlur(Change):
+    """Blur images with a Gaussian filter of random standard deviation, between the values of `sigma`.
 
     The filter is truncated at twice the maximum standard deviation; images are padded by reflection.
     """
+
+    probability: float
+    sigma: Sequence[float]
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Return which images are blurred, (b,) bool, and the standard deviations (b,) float64."""
@@ -163,18 +196,21 @@ class GaussianBlur(changes_options.GaussianBlur):
         blurred, sigma = self.sample(seed, slots, view)
         images = images.clone()
         for rows in blurred.nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
-            images[rows] = blur(images[rows], sigma[rows], self.reach)
+            images[rows] = blur(images[rows], sigma[rows], crop_options.reach(self.sigma))
         return images
 
 
-class Solarize(changes_options.Solarize):
-    """Invert values of `threshold` and more."""
+@dataclass(frozen=True)
+class Solarize(Change):
+    """Invert values of 128 and more."""
+
+    probability: float
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the augmented images."""
         chosen = uniform(seed, "solarize", slots, 1, view) < self.probability
         full = 1 if images.is_floating_point() else 255
-        bright = images >= self.threshold * (full / 255)
+        bright = images >= 128 * (full / 255)
         return (full - images).where(chosen[:, :, None, None] & bright, images)
 
 
@@ -293,15 +329,19 @@ OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
 _SIGNED = 9
 
 
-class RandAugment(changes_options.RandAugment):
+@dataclass(frozen=True)
+class RandAugment(Change):
     """Apply random operations one after another. Empty areas after a rotation, shear or translation are black."""
+
+    operations: int
+    magnitude: int
 
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Return indices into `OPERATIONS`, (b, n) int64, and signed magnitudes, (b, n) float64, for slots (b,)."""
         numbers = uniform(seed, "randaugment", slots, 2 * self.operations, view)
         which = (len(OPERATIONS) * numbers[:, : self.operations]).long()
         negative = (which < _SIGNED) & (numbers[:, self.operations :] < 0.5)
-        strength = torch.tensor(self.magnitude / changes_options.MAGNITUDES, dtype=torch.float64, device=slots.device)
+        strength = torch.tensor(self.magnitude / crop_options.MAGNITUDES, dtype=torch.float64, device=slots.device)
         return which, (-strength).where(negative, strength)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -319,7 +359,7 @@ class RandAugment(changes_options.RandAugment):
         """Return the maps (b, 2, 3) from views to images of one size."""
         which, strengths = self.sample(seed, slots, view)
         (height, width), names = size, list(OPERATIONS)
-        maps = geometry.turned(torch.zeros(len(slots), device=slots.device), size)
+        maps = geometry.identity(len(slots), slots.device)
         for operation, strength in zip(which.unbind(1), strengths.unbind(1), strict=True):
             shares = {name: strength.where(operation == names.index(name), 0) for name in names[:5]}
             step = geometry.turned(_TURN * shares["rotate"], size)

@@ -11,16 +11,15 @@ Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 import math
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop_image
 
-from ssvit.config.declaration import select
 from ssvit.data.augment import crop_options, geometry
 from ssvit.data.augment.changes import (
+    Change,
     ColorJitter,
     GaussianBlur,
     Grayscale,
@@ -37,14 +36,6 @@ _TRIES = 10
 _CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in its cache
 _LARGE = 3 << 18  # pixels of an image, 1024x768, from which downscaling in the decoder saves time
 _TABLE = 1 << 18  # maximum number of entries of a cached table of filters
-
-
-class Change(Protocol):
-    """An augmentation of images of one size: (b, c, h, w) uint8 -> (b, c, h, w) uint8."""
-
-    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the augmented images, (b, c, h, w)."""
-        ...
 
 
 class RandomCrop(crop_options.RandomCrop):
@@ -89,22 +80,21 @@ class RandomCrop(crop_options.RandomCrop):
         """
         maps = self.crop_geometry(sides, slots, seed, view)
         for change in self.changes:
-            if isinstance(change, VerticalFlip | QuarterTurns | Rotation | RandAugment):
-                maps = geometry.composed(maps, change.geometry(self.size, slots, seed, view))
+            maps = geometry.composed(maps, change.geometry(self.size, slots, seed, view))
         return maps
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Return the augmentations after the crop whose option is not 0."""
         every: tuple[tuple[float, Change], ...] = (
-            (self.vertical_flip, VerticalFlip(probability=self.vertical_flip)),
+            (self.vertical_flip, VerticalFlip(self.vertical_flip)),
             (self.quarter_turns, QuarterTurns()),
-            (self.rotation, Rotation(degrees=self.rotation)),
-            (self.randaugment, RandAugment(operations=self.randaugment, magnitude=self.magnitude)),
-            (self.jitter, select(ColorJitter, vars(self) | {"probability": self.jitter})),
-            (self.grayscale, Grayscale(probability=self.grayscale)),
-            (self.blur, GaussianBlur(probability=self.blur, sigma=self.sigma)),
-            (self.solarize, Solarize(probability=self.solarize)),
+            (self.rotation, Rotation(self.rotation)),
+            (self.randaugment, RandAugment(self.randaugment, self.magnitude)),
+            (self.jitter, ColorJitter(self.jitter, self.brightness, self.contrast, self.saturation, self.hue)),
+            (self.grayscale, Grayscale(self.grayscale)),
+            (self.blur, GaussianBlur(self.blur, self.sigma)),
+            (self.solarize, Solarize(self.solarize)),
         )
         return tuple(change for wanted, change in every if wanted)
 

@@ -1,13 +1,14 @@
 """Define the options of crops and of the augmentations after a training crop."""
 
 import math
-from typing import Literal, Self, get_args
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self, get_args
 
+from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Fraction, Limits, Run, ShareLimits, Whole
-from ssvit.data.augment.changes_options import MAGNITUDE, SIGMA, Angle, ColorChange, GaussianBlur, Magnitude
+from ssvit.config.declaration import Count, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
 from ssvit.data.decode_options import PixelFormat
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.models.encoder_options import Normalized, grid
@@ -16,6 +17,13 @@ from ssvit.options import OptionError
 
 Fit = Literal["cover", "squash"]
 FITS = get_args(Fit)
+SIGMA = (0.1, 2.0)  # DINO's range of the standard deviation of a blur
+MAGNITUDES = 30  # RandAugment's maximum magnitude
+
+
+def reach(sigma: Sequence[float]) -> int:
+    """Return the radius of a blur's filter in pixels: twice the maximum standard deviation, rounded up."""
+    return math.ceil(2 * sigma[1])
 
 
 class Crop(Augmentation):
@@ -40,7 +48,7 @@ class Crop(Augmentation):
         return 3 * math.prod(self.size)
 
 
-class RandomCrop(ColorChange, Crop):
+class RandomCrop(Crop):
     """A training crop and the augmentations after it, applied in this order; 0 disables one."""
 
     flip: Fraction = 0.5
@@ -49,14 +57,22 @@ class RandomCrop(ColorChange, Crop):
     """Probability of a vertical flip."""
     quarter_turns: bool = False
     """Whether to rotate images by 0, 90, 180 or 270 degrees, with equal probabilities."""
-    rotation: Angle = 0.0
+    rotation: Annotated[float, Ge(0), Le(180)] = 0.0
     """Maximum angle of a rotation to either side, in degrees; 180 for any angle. Corners are filled by reflection."""
     randaugment: Whole = 0
     """Number of RandAugment operations (Cubuk et al. 2020), usually 2."""
-    magnitude: Magnitude = MAGNITUDE
-    """Magnitude of the RandAugment operations, 0 to 30."""
+    magnitude: Annotated[int, Ge(0), Le(MAGNITUDES)] = 9
+    """Magnitude of the RandAugment operations, 0 to 30; the paper has 9 for ResNet-50 on ImageNet."""
     jitter: Fraction = 0.0
-    """Probability of colour jitter; its strength: brightness, contrast, saturation and hue."""
+    """Probability of colour jitter, as in torchvision; the defaults of its four options are DINO's."""
+    brightness: NotNegative = 0.4
+    """Maximum deviation of the brightness factor from 1."""
+    contrast: NotNegative = 0.4
+    """Maximum deviation of the contrast factor from 1."""
+    saturation: NotNegative = 0.2
+    """Maximum deviation of the saturation factor from 1."""
+    hue: Annotated[float, Ge(0), Le(0.5)] = 0.1
+    """Maximum shift of the hue, as a fraction of the colour circle."""
     grayscale: Fraction = 0.0
     """Probability of conversion to grey."""
     blur: Fraction = 0.0
@@ -68,9 +84,9 @@ class RandomCrop(ColorChange, Crop):
 
     @model_validator(mode="after")
     def _check_changes(self) -> Self:
-        side, reach = min(map(min, self.sizes)), GaussianBlur(sigma=self.sigma).reach
-        if self.blur and reach >= side:
-            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {reach} pixels, not {side}")
+        side, radius = min(map(min, self.sizes)), reach(self.sigma)
+        if self.blur and radius >= side:
+            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {radius} pixels, not {side}")
         if self.quarter_turns and any(h != w for h, w in self.sizes):
             raise OptionError("quarter_turns", True, "needs square crops; rotation=180 turns others")
         return self

@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 
+def identity(count: int, device: torch.device) -> Tensor:
+    """Return the maps of views that are their images, (count, 2, 3)."""
+    return torch.eye(2, 3, dtype=torch.float64, device=device).repeat(count, 1, 1)
+
+
 def cropped(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the maps of resized crops.
 
@@ -38,7 +43,7 @@ def flipped(flips: Tensor, size: tuple[int, int], axis: int) -> Tensor:
     Returns:
         (b, 2, 3).
     """
-    maps = torch.eye(2, 3, dtype=torch.float64, device=flips.device).repeat(len(flips), 1, 1)
+    maps = identity(len(flips), flips.device)
     maps[flips, axis, axis] = -1
     maps[flips, axis, 2] = size[1 - axis]
     return maps

@@ -46,13 +46,11 @@ class Source(Protocol):
         classes: Class names.
         in_memory: All images as one tensor (n, c, h, w), uint8 or float32 in [0, 1], or None if they are read one by
             one.
-        bytes_per_pixel: Bytes per pixel of an image that `read` returns.
     """
 
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     in_memory: Tensor | None = None
-    bytes_per_pixel: int = 3
 
     def __len__(self) -> int: ...
 
@@ -76,10 +74,6 @@ class Source(Protocol):
         """
         return self.read(index).numpy()
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Prepare the images that are read next, for sources that read several at once, such as an object store."""
-        return
-
     def name(self, index: int) -> str:
         """Return the name of an image for messages: the path of a file."""
         return f"image {index}"
@@ -90,7 +84,7 @@ class Source(Protocol):
 
     def take(self, indices: Tensor) -> "Source":
         """Return the source of the images at `indices`, in that order."""
-        return Part(self, indices)
+        return Selection([self], indices)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -118,99 +112,76 @@ def median_side(source: Source, images: int = 9) -> int:
     return sorted(sides)[len(sides) // 2] if sides else 0
 
 
-class _Derived(Source):
-    """A source whose images are read from other sources."""
+class Selection(Source):
+    """Images of one source, or of the concatenation of several sources.
 
-    def place(self, index: int) -> tuple[Source, int]:
-        """Return the underlying source of an image and its index there."""
-        raise NotImplementedError
+    Classes with the same name are merged. The selection has no labels if one of the sources has none.
 
-    def read(self, index: int) -> Tensor:
-        """Return one image of the underlying source."""
-        source, place = self.place(index)
-        return source.read(place)
+    Args:
+        sources: The sources.
+        indices: Positions in the concatenation, (n,) int64, in the order of the selection; None for all images.
+    """
 
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        """Return one image of the underlying source, downscaled by the decoder where possible."""
-        source, place = self.place(index)
-        return source.read_smaller(place, reduce)
-
-    def values(self, index: int) -> np.ndarray:
-        """Return the stored values of an image of the underlying source."""
-        source, place = self.place(index)
-        return source.values(place)
-
-    def name(self, index: int) -> str:
-        """Return the name of an image in the underlying source."""
-        source, place = self.place(index)
-        return source.name(place)
-
-    def mask(self, index: int) -> Tensor | None:
-        """Return the mask of an image of the underlying source, or None."""
-        source, place = self.place(index)
-        return source.mask(place)
-
-
-class Part(_Derived):
-    """A subset of a source, in the order of `indices` (n,)."""
-
-    def __init__(self, whole: Source, indices: Tensor) -> None:
-        self.whole, self.indices = whole, indices
-        self.classes, self.bytes_per_pixel = whole.classes, whole.bytes_per_pixel
-        self.labels = None if whole.labels is None else whole.labels[indices]
+    def __init__(self, sources: Sequence[Source], indices: Tensor | None = None) -> None:
+        self.sources, self.ends = sources, list(accumulate(map(len, sources)))
+        self.indices = torch.arange(self.ends[-1]) if indices is None else indices
+        labels = [source.labels for source in sources if source.labels is not None]
+        if len(labels) == len(sources):
+            classes = [source.classes for source in sources]
+            # If all sources have the same classes, their order is kept.
+            self.classes = classes[0] if len(set(classes)) == 1 else tuple(sorted(set(chain(*classes))))
+            numbers = [[self.classes.index(name) for name in names] for names in classes]
+            parts = [renumbered(*part, len(self.classes)) for part in zip(labels, numbers, strict=True)]
+            self.labels = torch.cat(parts)[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def place(self, index: int) -> tuple[Source, int]:
-        """Return the underlying source of an image and its index there."""
-        return self.whole, int(self.indices[index])
+    def _place(self, index: int) -> tuple[Source, int]:
+        """Return the source of an image and its index there."""
+        position = int(self.indices[index])
+        number = bisect_right(self.ends, position)
+        return self.sources[number], position - (self.ends[number - 1] if number else 0)
 
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Prepare the images that are read next in the underlying source."""
-        self.whole.prefetch([int(self.indices[index]) for index in indices])
+    def read(self, index: int) -> Tensor:
+        """Return one image of its source."""
+        source, place = self._place(index)
+        return source.read(place)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return the sha256 of the fingerprint of the underlying source and of the indices."""
-        return hashlib.sha256(f"{self.whole.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
+    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
+        """Return one image of its source, downscaled by the decoder where possible."""
+        source, place = self._place(index)
+        return source.read_smaller(place, reduce)
 
+    def values(self, index: int) -> np.ndarray:
+        """Return the stored values of an image of its source."""
+        source, place = self._place(index)
+        return source.values(place)
 
-class Joined(_Derived):
-    """The concatenation of several sources.
+    def name(self, index: int) -> str:
+        """Return the name of an image in its source."""
+        source, place = self._place(index)
+        return source.name(place)
 
-    Classes with the same name are merged. The concatenation has no labels if one of the sources has none.
-    """
+    def mask(self, index: int) -> Tensor | None:
+        """Return the mask of an image of its source, or None."""
+        source, place = self._place(index)
+        return source.mask(place)
 
-    def __init__(self, parts: Sequence[Source]) -> None:
-        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
-        self.bytes_per_pixel = max(part.bytes_per_pixel for part in parts)
-        labels = [part.labels for part in parts if part.labels is not None]
-        if len(labels) == len(parts):
-            every = [part.classes for part in parts]
-            # If all sources have the same classes, their order is kept.
-            self.classes = every[0] if len(set(every)) == 1 else tuple(sorted(set(chain(*every))))
-            places = [[self.classes.index(name) for name in classes] for classes in every]
-            k = len(self.classes)
-            self.labels = torch.cat([renumbered(own, place, k) for place, own in zip(places, labels, strict=True)])
-
-    def __len__(self) -> int:
-        return self.ends[-1]
-
-    def place(self, index: int) -> tuple[Source, int]:
-        """Return the underlying source of an image and its index there."""
-        number = bisect_right(self.ends, index)
-        return self.parts[number], index - (self.ends[number - 1] if number else 0)
+    def take(self, indices: Tensor) -> "Selection":
+        """Return the source of the images at `indices`, in that order."""
+        return Selection(self.sources, self.indices[indices])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the fingerprints of the concatenated sources."""
-        return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()
+        """Return the sha256 of the fingerprints of the sources and of the indices."""
+        fingerprints = [source.fingerprint for source in self.sources]
+        return hashlib.sha256(f"{fingerprints} {self.indices.tolist()}".encode()).hexdigest()
 
 
-def joined(parts: Sequence[Source]) -> Source:
+def joined(sources: Sequence[Source]) -> Source:
     """Concatenate sources; a single one is returned unchanged."""
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    return sources[0] if len(sources) == 1 else Selection(sources)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Encoded(Source):
     """Images in files, decoded on demand; a subclass implements `file` and `__len__`."""
 
     def __init__(self, pixels: PixelFormat) -> None:
-        self.pixels, self.bytes_per_pixel = pixels, pixels.bytes_per_pixel
+        self.pixels = pixels
 
     def file(self, index: int) -> decode.Bytes:
         """Return the bytes of an image's file, (bytes,) uint8.

@@ -36,7 +36,6 @@ class Memory(Source):
             right = "images must be (n, c, h, w), uint8 or float32"
             raise ValueError(f"{right}, not {tuple(images.shape)} {images.dtype}")
         self.in_memory = images.contiguous()
-        self.bytes_per_pixel = images.shape[1] * images.itemsize
         self.labels = checked_labels(labels, len(images), classes)
         self.classes, self.masks = tuple(classes), masks
 

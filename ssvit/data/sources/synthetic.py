@@ -2,8 +2,8 @@
 
 The dead-leaves model reproduces the scale-free statistics of natural images: opaque leaves with radii distributed as
 r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette per scene make masked
-patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it.
-Version 1 has small shapes at any angle; version 2 has large, nearly upright ones, similar to objects in photographs.
+patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it. It is
+large and nearly upright, similar to objects in photographs.
 
 All values are computed by sums, products, minima, square roots and tables. Unlike for powers and angles, torch rounds
 these independently of the position in a batch: an image has the same bits in any batch and for any number of threads.
@@ -12,8 +12,8 @@ Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * 
 """
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +21,15 @@ from torch import Tensor
 from ssvit.data.sources import synthetic_options
 from ssvit.data.sources.base import Data
 from ssvit.data.sources.memory import Memory
-from ssvit.options import one_of, pair, whole
+from ssvit.options import pair, whole
 from ssvit.randomness import uniform
 
 _LEAVES = 16
 _RADII = (0.15, 0.7)  # minimum and maximum
 _OCTAVES = ((3, 1.0), (6, 0.6), (12, 0.35))  # cells of the noise along each side, and its weight
+_SHAPE_RADIUS = (0.26, 0.12)  # minimum and range, as fractions of the shorter side
+_SHAPE_TURN = (-0.075, 0.15)  # minimum angle and range, in turns
+_SHAPE_SHIFT = 0.2  # shorter sides by which the range of positions exceeds full visibility
 _CHUNK = 1 << 17  # pixels per chunk: large enough to amortise calls, small enough for the cache
 _TURN = 1 << 12  # entries of the table of cosines
 _COSINE = torch.tensor([math.cos(2 * math.pi * i / _TURN) for i in range(_TURN)])
@@ -90,86 +93,54 @@ SHAPES = {function.__name__[1:]: function for function in _FUNCTIONS}
 CLASSES = tuple(SHAPES)
 
 
-@dataclass(frozen=True)
-class _Pose:
-    """Distribution of size, angle and position of the labelled shape."""
+class Scenes(NamedTuple):
+    """Rendered scenes.
 
-    radius: tuple[float, float]  # minimum and range, as fractions of the shorter side
-    turn: tuple[float, float]  # minimum angle and range, in turns
-    shift: float  # widens the range of its position beyond full visibility, in shorter sides
+    Attributes:
+        images: (b, 3, h, w) uint8.
+        labels: (b,) int64, indices into `CLASSES`.
+        masks: (b, h, w) uint8: 1 + label for a pixel whose centre is inside the shape, 0 for the background.
+    """
 
-
-_POSES = {
-    1: _Pose(radius=(0.17, 0.07), turn=(0.0, 1.0), shift=0.0),
-    2: _Pose(radius=(0.26, 0.12), turn=(-0.075, 0.15), shift=0.2),
-}
+    images: Tensor
+    labels: Tensor
+    masks: Tensor
 
 
 def synthetic(options: synthetic_options.Synthetic) -> Data:
     """Render the embedded data set; every start renders it again, without files or downloads."""
-    seed, size, version = options.seed, options.size, options.version
     counts = options.images, options.held_out_images
-    train, test = (
-        Memory(
-            *render(part, seed=seed, size=size, version=version),
-            CLASSES,
-            masks=masks(part, seed=seed, size=size, version=version),
-        )
-        for part in torch.arange(sum(counts)).split(counts)
-    )
+    parts = (render(part, seed=options.seed, size=options.size) for part in torch.arange(sum(counts)).split(counts))
+    train, test = (Memory(part.images, part.labels, CLASSES, masks=part.masks) for part in parts)
     return Data(train, None, test, CLASSES)
 
 
-def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> tuple[Tensor, Tensor]:
-    """Render images and their classes.
+def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Scenes:
+    """Render images, their classes and their segmentation masks.
 
-    Image i is a pure function of (seed, i, size, version), its label of (seed, i). Each aligned run of ten indices
-    contains every class once. Sizes of one aspect ratio show the same scene.
+    Scene i is a pure function of (seed, i, size), its label of (seed, i). Each aligned run of ten indices contains each
+    class once. Sizes of one aspect ratio show the same scene.
 
     Args:
         indices: (b,) int64.
         seed: Seed of all scenes.
         size: Side or (height, width) in pixels.
-        version: 1 for small shapes at any angle, 2 for large, nearly upright ones.
-
-    Returns:
-        Images (b, 3, h, w) uint8 and labels (b,) int64 into `CLASSES`.
 
     Raises:
-        OptionError: Invalid size, seed or version.
+        OptionError: Invalid size or seed.
     """
-    return _in_chunks(lambda *chunk: _canvas(*chunk).clamp_(0, 1).mul_(255).add_(0.5), 3, indices, seed, size, version)
-
-
-def masks(indices: Tensor, *, seed: int, size: int | tuple[int, int], version: int = 1) -> Tensor:
-    """Render the segmentation masks of the images that `render` makes from the same arguments.
-
-    Args:
-        indices: (b,) int64.
-        seed: Seed of all scenes.
-        size: Side or (height, width) in pixels.
-        version: 1 or 2, as for `render`.
-
-    Returns:
-        (b, h, w) uint8: 1 + label for a pixel whose centre is inside the shape, 0 for the background.
-    """
-    return _in_chunks(_draw_mask, 1, indices, seed, size, version)[0][:, 0]
-
-
-def _in_chunks(
-    draw: Callable[..., Tensor], channels: int, indices: Tensor, seed: int, size: int | tuple[int, int], version: int
-) -> tuple[Tensor, Tensor]:
-    """Return images (b, channels, h, w) uint8, rendered in chunks, and their labels (b,)."""
     height, width = pair("size", size)
     whole("seed", seed, 0)
-    one_of("version", version, _POSES)
     grid, labels = _Grid(height, width, indices.device), _label(indices, seed)
-    images = torch.empty(len(indices), channels, height, width, dtype=torch.uint8, device=indices.device)
+    images = torch.empty(len(indices), 3, height, width, dtype=torch.uint8, device=indices.device)
+    masks = torch.empty_like(images[:, 0])
     rows = max(1, _CHUNK // (height * width))
     for start in range(0, len(indices), rows):
         part = slice(start, start + rows)
-        images[part] = draw(indices[part], labels[part], seed, grid, _POSES[version]).view(-1, channels, height, width)
-    return images, labels
+        canvas, depth = _paint(indices[part], labels[part], seed, grid)
+        images[part] = canvas.clamp_(0, 1).mul_(255).add_(0.5).view(-1, 3, height, width)
+        masks[part] = ((depth > 0) * (labels[part, None] + 1)).view(-1, height, width)
+    return Scenes(images, labels, masks)
 
 
 def _label(indices: Tensor, seed: int) -> Tensor:
@@ -190,8 +161,8 @@ class _Grid:
         self.x, self.y = x.repeat(height), y.repeat_interleave(width)
 
 
-def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
-    """Render one chunk of images before rounding: (b, 3, p)."""
+def _paint(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> tuple[Tensor, Tensor]:
+    """Return images before rounding, (b, 3, p), and the depth of each pixel in its shape, (b, p)."""
     turn, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
     light = _direction(turn * 0.4 + 0.55)
     # The four tints of a scene's leaves: (b, 4, 3) of brightness, warmth and greenness.
@@ -204,14 +175,7 @@ def _canvas(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose
     stripes = _wave(x * (cos / period) + y * (sin / period) + bands[:, 2:])
     canvas = _background(grid, clouds, palette)
     _paint_leaves(canvas, x, y, (stripes, grain), _leaves(leaves, palette, light, grid))
-    _paint_shape(canvas, labels, shape, light, grid, pose)
-    return canvas
-
-
-def _draw_mask(indices: Tensor, labels: Tensor, seed: int, grid: _Grid, pose: _Pose) -> Tensor:
-    """Render one chunk of masks: (b,) indices and labels -> (b, p)."""
-    depth = _place(labels, _numbers(indices, seed)[3], grid, pose)[0]
-    return (depth > 0) * (labels[:, None] + 1)
+    return canvas, _paint_shape(canvas, labels, shape, light, grid)
 
 
 def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
@@ -326,19 +290,25 @@ def _paint_leaves(
         canvas.add_(torch.mul(color, shade[:, None], out=layer))
 
 
-def _place(labels: Tensor, numbers: Tensor, grid: _Grid, pose: _Pose) -> tuple[Tensor, ...]:
-    """Compute the signed distance and coordinates of shapes (b,) with size and pose from (b, 11) uniform numbers.
+def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> Tensor:
+    """Paint labelled shapes over the scenes.
+
+    Args:
+        canvas: (b, 3, p), which is modified.
+        labels: (b,) indices into `CLASSES`.
+        numbers: (b, 11) uniform numbers, which determine pose and colour.
+        light: Cosine and sine of the direction of light, (b, 1) each.
+        grid: Pixel centres.
 
     Returns:
-        Depth (b, p), positive inside and 0 at the edge; dx, dy (b, p) from the centre of the shape; u (b, p) along its
-        first axis, in radii; and the radius (b, 1).
+        Signed distance of each pixel to the edge in radii, positive inside: (b, p).
     """
-    size, x, y, turn, aspect = numbers[:, :5, None].unbind(1)
+    size, x, y, turn, aspect, period, phase, contrast, hue, bright, chroma = numbers[:, :, None].unbind(1)
     side = min(grid.extent)
-    radius = (pose.radius[0] + size * pose.radius[1]) * side
-    room = (side - radius * 3.2).clamp_(min=0) + pose.shift * side
+    radius = (_SHAPE_RADIUS[0] + size * _SHAPE_RADIUS[1]) * side
+    room = (side - radius * 3.2).clamp_(min=0) + _SHAPE_SHIFT * side
     dx, dy = grid.x - (x - 0.5) * room, grid.y - (y - 0.5) * room
-    cos, sin = _direction(turn * pose.turn[1] + pose.turn[0])
+    cos, sin = _direction(turn * _SHAPE_TURN[1] + _SHAPE_TURN[0])
     stretch = (aspect * 0.7 + 0.7).sqrt()
     u = (dx * cos + dy * sin) * (stretch / radius)
     v = (dy * cos - dx * sin) / (stretch * radius)
@@ -346,15 +316,6 @@ def _place(labels: Tensor, numbers: Tensor, grid: _Grid, pose: _Pose) -> tuple[T
     for label, shape in enumerate(SHAPES.values()):
         rows = (labels == label).nonzero()[:, 0]
         depth[rows] = -shape(u[rows], v[rows])
-    return depth, dx, dy, u, radius
-
-
-def _paint_shape(
-    canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid, pose: _Pose
-) -> None:
-    """Paint the labelled shape over the scene: canvas (b, 3, p), from (b, 11) uniform numbers."""
-    period, phase, contrast, hue, bright, chroma = numbers[:, 5:, None].unbind(1)
-    depth, dx, dy, u, radius = _place(labels, numbers, grid, pose)
     lx, ly = light
     stripes = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
     shade = (dx * lx + dy * ly) * (0.25 / radius) + stripes + (depth * 3).clamp_(0, 1) * 0.25 + 0.85
@@ -364,3 +325,4 @@ def _paint_shape(
     color = (rainbow * (chroma * 0.3 + 0.1) + (bright * 0.5 + 0.25)).clamp_(0.03, 1)
     canvas *= ((1 - cover) * lit)[:, None]
     canvas += color[:, :, None] * (shade * cover)[:, None]
+    return depth

@@ -1,6 +1,6 @@
 """Define the options of the embedded data set."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ssvit.config.declaration import Count, Pair, Whole
 from ssvit.data.sources.base_options import DataSet
@@ -21,8 +21,6 @@ class Synthetic(DataSet):
     """Number of test images."""
     seed: Whole = 0
     """Seed of all scenes."""
-    version: Literal[1, 2] = 2
-    """1: small shapes at any angle; 2: large, nearly upright shapes."""
 
     def count(self, at_most: int) -> int:
         """Return the number of training images, counting up to `at_most`."""

@@ -68,7 +68,7 @@ def test_crops_show_the_pixels_that_their_geometry_names(crop: Any, sides: tuple
 
 
 @pytest.mark.parametrize("size", [(32, 32), (21, 36)])
-@pytest.mark.parametrize("step", [VerticalFlip(probability=0.5), QuarterTurns(), Rotation(degrees=180)])
+@pytest.mark.parametrize("step", [VerticalFlip(0.5), QuarterTurns(), Rotation(180)])
 def test_turns_show_the_pixels_that_their_geometry_names(step: Any, size: tuple[int, int]) -> None:
     if isinstance(step, QuarterTurns) and size[0] != size[1]:
         pytest.skip("turns square images alone")
@@ -78,7 +78,7 @@ def test_turns_show_the_pixels_that_their_geometry_names(step: Any, size: tuple[
 
 @pytest.mark.parametrize("size", [(40, 40), (30, 50)])
 def test_randaugment_shows_the_pixels_that_its_geometry_names(size: tuple[int, int]) -> None:
-    step, slots = RandAugment(operations=2, magnitude=12), torch.arange(600)
+    step, slots = RandAugment(2, 12), torch.arange(600)
     plain = torch.tensor([name == "identity" or place < 5 for place, name in enumerate(OPERATIONS)])
     slots = slots[plain[step.sample(4, slots)[0]].all(1)]  # which change no colour
     assert len(slots) > 60

@@ -146,7 +146,7 @@ def test_classes_are_united_by_name(place: Path) -> None:
     assert data.told == "A/, B/ 6 images to train on, 2 others to measure on (data.held_out=0.25)"
     expected = {1: "cat", 2: "cat", 3: "dog", 4: "dog", 5: "ant", 6: "ant", 7: "dog", 8: "dog"}
     assert content(data.train) | content(data.test) == expected
-    whole = data.train.whole
+    (whole,) = data.train.sources
     assert [whole.name(i) for i in (0, 3, 4, 7)] == ["A/cat/001.png", "A/dog/004.png", "B/ant/005.png", "B/dog/008.png"]
     assert content(pickle.loads(pickle.dumps(whole)).take(torch.tensor([6, 0]))) == {7: "dog", 1: "cat"}
 

@@ -142,7 +142,7 @@ def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
     def fingerprint(dataset, **options: object) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         dataset.save_to_disk(folder, **options)
-        return hugging_face(HuggingFaceOptions(root=str(folder), held_out=0.5)).train.whole.fingerprint
+        return hugging_face(HuggingFaceOptions(root=str(folder), held_out=0.5)).train.sources[0].fingerprint
 
     paths = [{"bytes": None, "path": str(put(tmp_path / f"{i}.png", picture(i)))} for i in range(6)]
     pointing = HubImages(made(range(6), images=paths), "image", [i % 3 for i in range(6)], CLASSES.names, called="set")

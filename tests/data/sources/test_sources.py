@@ -16,7 +16,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader, evaluation_batches
 from ssvit.data.sources import base_options as source_options
 from ssvit.data.sources import datasets, datasets_options
-from ssvit.data.sources.base import Data, Part, Source, Unreadable, hold_out, masks, subset
+from ssvit.data.sources.base import Data, Selection, Source, Unreadable, hold_out, masks, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.options import OptionError, UserError
@@ -262,7 +262,7 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     root = str(tmp_path / "images")
     data = datasets.folder(datasets_options.Folder(root=root, masks=str(tmp_path / "masks")))
     assert [data.train.mask(i).unique().tolist() for i in (0, 1)] == [[1], [255]]
-    for part in (data.train.take(torch.tensor([1, 0])), Part(data.train, torch.tensor([1, 0]))):
+    for part in (data.train.take(torch.tensor([1, 0])), Selection([data.train], torch.tensor([1, 0]))):
         assert [part.mask(i)[0, 0].item() for i in (0, 1)] == [255, 1]
     assert (data.validation.mask(0) == 3).all()
     assert masks(data.train, CenterCrop(size=5), torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [

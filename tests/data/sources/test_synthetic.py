@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import synthetic
-from ssvit.data.sources.synthetic import CLASSES, SHAPES, masks, render
+from ssvit.data.sources.base import masks
+from ssvit.data.sources.synthetic import CLASSES, SHAPES, render
+from ssvit.data.sources.synthetic_options import Synthetic
 from ssvit.options import OptionError
 
 
@@ -26,31 +29,26 @@ def quadratic(features: torch.Tensor) -> torch.Tensor:
     return torch.cat([features, features[:, first] * features[:, second]], dim=1)
 
 
-versions = pytest.mark.parametrize("version", [1, 2])
-
-
-def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int, version: int = 1) -> torch.Tensor:
+def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
     """How much pixels change when the scene behind the shape turns from black to white: (b, h, w), 0 to 255."""
     pictures = []
     for value in (0.0, 1.0):
         monkeypatch.setattr(synthetic, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
-        pictures.append(render(indices, seed=0, size=size, version=version)[0])
+        pictures.append(render(indices, seed=0, size=size)[0])
     monkeypatch.undo()
     return (pictures[1].int() - pictures[0].int()).amax(dim=1)
 
 
-def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int, version: int) -> torch.Tensor:
+def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
     """Where the shape hides the scene wholly: (b, h, w)."""
-    return seen_through(monkeypatch, indices, size, version) == 0
+    return seen_through(monkeypatch, indices, size) == 0
 
 
 def test_form_of_what_is_drawn():
-    images, labels = render(torch.arange(5), seed=0, size=(24, 40))
-    assert images.shape == (5, 3, 24, 40)
-    assert images.dtype == torch.uint8
-    assert labels.shape == (5,)
-    assert labels.dtype == torch.int64
-    assert render(torch.arange(0), seed=0, size=8)[0].shape == (0, 3, 8, 8)
+    scenes = render(torch.arange(5), seed=0, size=(24, 40))
+    assert [tuple(part.shape) for part in scenes] == [(5, 3, 24, 40), (5,), (5, 24, 40)]
+    assert [part.dtype for part in scenes] == [torch.uint8, torch.int64, torch.uint8]
+    assert render(torch.arange(0), seed=0, size=8).images.shape == (0, 3, 8, 8)
 
 
 @pytest.mark.parametrize("size", [0, [8, 8, 8], 2.5])
@@ -61,12 +59,11 @@ def test_a_size_that_cannot_be_is_refused(size):
 
 @pytest.mark.parametrize("size", [32, 7, 1, (9, 33), (64, 16)])
 def test_an_image_does_not_depend_on_its_batch(size):
-    images, labels = render(torch.arange(64), seed=3, size=size)
+    scenes = render(torch.arange(64), seed=3, size=size)
     scattered = torch.tensor([63, 7, 7, 0, 31])
     for batch in (torch.tensor([7]), torch.arange(5, 22), torch.arange(63, -1, -1), scattered):
-        alone, alone_labels = render(batch, seed=3, size=size)
-        assert torch.equal(alone, images[batch])
-        assert torch.equal(alone_labels, labels[batch])
+        for alone, together in zip(render(batch, seed=3, size=size), scenes, strict=True):
+            assert torch.equal(alone, together[batch])
 
 
 @pytest.mark.parametrize("chunk", [1, 1000, 5000, 1 << 20])
@@ -82,13 +79,12 @@ def test_an_image_does_not_depend_on_threads_or_chunks(monkeypatch, chunk):
         torch.set_num_threads(threads)
 
 
-@versions
-def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch(version):
+def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch():
     # Rounding to 8 bits would hide most differences of a float's last bit, so look at the canvas before it.
     grid, indices, labels = synthetic._Grid(13, 19, torch.device("cpu")), torch.arange(50), torch.arange(50) % 10
 
     def paint(rows: slice) -> torch.Tensor:
-        return synthetic._canvas(indices[rows], labels[rows], 0, grid, synthetic._POSES[version])
+        return synthetic._paint(indices[rows], labels[rows], 0, grid)[0]
 
     together = paint(slice(0, 50))
     for rows in (slice(7, 8), slice(1, 18), slice(20, 50)):
@@ -96,8 +92,8 @@ def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch(version):
 
 
 def test_seeds_and_indices_differ():
-    first, first_labels = render(torch.arange(100), seed=0, size=16)
-    second, second_labels = render(torch.arange(100), seed=1, size=16)
+    first, first_labels, _ = render(torch.arange(100), seed=0, size=16)
+    second, second_labels, _ = render(torch.arange(100), seed=1, size=16)
     assert (first.float() - second.float()).abs().mean(dim=(1, 2, 3)).min() > 10
     assert (first_labels != second_labels).sum() > 70
     assert len(first.flatten(1).unique(dim=0)) == 100
@@ -136,22 +132,20 @@ def test_distances_to_a_shape_have_slope_one_at_its_edge(name):
     assert slope[distance.abs() < 0.02].median().item() == pytest.approx(1, abs=0.03)
 
 
-@versions
-def test_colour_tells_nothing_of_the_class(monkeypatch, version):
+def test_colour_tells_nothing_of_the_class(monkeypatch):
     indices = torch.arange(4000)
-    images, labels = render(indices, seed=0, size=24, version=version)
+    images, labels, _ = render(indices, seed=0, size=24)
     images = images.double() / 255
-    mask = foreground(monkeypatch, indices, 24, version)[:, None].double()
+    mask = foreground(monkeypatch, indices, 24)[:, None].double()
     shape_color = (images * mask).sum((2, 3)) / mask.sum((2, 3)).clamp(min=1)
     # Chance is 0.1 with a standard deviation of 0.007 on the 2000 held-out images.
     assert accuracy(quadratic(images.mean((2, 3))), labels) < 0.13
     assert accuracy(quadratic(shape_color), labels) < 0.14
 
 
-@versions
-def test_the_class_is_visible(monkeypatch, version):
+def test_the_class_is_visible(monkeypatch):
     indices = torch.arange(2000)
-    mask = foreground(monkeypatch, indices, 48, version).double().flatten(1)
+    mask = foreground(monkeypatch, indices, 48).double().flatten(1)
     labels = render(indices, seed=0, size=1)[1]
     y, x = (place.flatten().double() for place in torch.meshgrid(torch.arange(48), torch.arange(48), indexing="ij"))
     area = mask.sum(1, keepdim=True)
@@ -162,17 +156,15 @@ def test_the_class_is_visible(monkeypatch, version):
     assert accuracy(quadratic(bins), labels) > 0.6
 
 
-@versions
-def test_neighbouring_pixels_agree(version):
-    images = render(torch.arange(200), seed=0, size=32, version=version)[0].double()
+def test_neighbouring_pixels_agree():
+    images = render(torch.arange(200), seed=0, size=32)[0].double()
     for one, other in ((images[..., 1:], images[..., :-1]), (images[..., 1:, :], images[..., :-1, :])):
         assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.8
 
 
-@versions
-def test_power_falls_with_frequency_as_in_natural_images(version):
+def test_power_falls_with_frequency_as_in_natural_images():
     size = 32
-    images = render(torch.arange(500), seed=0, size=size, version=version)[0].double().mean(1)
+    images = render(torch.arange(500), seed=0, size=size)[0].double().mean(1)
     window = torch.hann_window(size, periodic=False, dtype=torch.float64)
     images = (images - images.mean((1, 2), keepdim=True)) * window * window[:, None]
     power = torch.fft.fft2(images).abs().square().mean(0)
@@ -185,10 +177,9 @@ def test_power_falls_with_frequency_as_in_natural_images(version):
     assert -3.4 < slope < -1.75
 
 
-@versions
 @pytest.mark.parametrize("patch", [4, 8])
-def test_patch_colours_spread_over_many_classes(patch, version):
-    images = render(torch.arange(500), seed=0, size=32, version=version)[0].double() / 255
+def test_patch_colours_spread_over_many_classes(patch):
+    images = render(torch.arange(500), seed=0, size=32)[0].double() / 255
     levels = (F.avg_pool2d(images, patch) * 8).long().clamp(max=7)
     share = torch.bincount((levels * torch.tensor([64, 8, 1])[:, None, None]).sum(1).flatten(), minlength=512)
     share = share / share.sum()
@@ -196,32 +187,26 @@ def test_patch_colours_spread_over_many_classes(patch, version):
     assert share.max() < 0.12
 
 
-@pytest.mark.parametrize(("version", "most"), [(1, 0.4), (2, 0.7)])
 @pytest.mark.parametrize("size", [32, (24, 40), 7])
-def test_masks_lie_where_the_shapes_are_drawn(monkeypatch, size, version, most):
+def test_masks_lie_where_the_shapes_are_drawn(monkeypatch, size):
     indices = torch.arange(200)
-    labels = render(indices, seed=0, size=size, version=version)[1]
-    found = masks(indices, seed=0, size=size, version=version)
-    assert found.dtype == torch.uint8
+    _, labels, masks = render(indices, seed=0, size=size)
     # At the shape's edge the scene is in its shadow, of 0.4 of the light, and half of that is hidden.
-    change, hidden = seen_through(monkeypatch, indices, size, version), found > 0
+    change, hidden = seen_through(monkeypatch, indices, size), masks > 0
     edge = 0.5 * 0.4 * 255
     assert (change[hidden] < edge + 1.5).all()
     assert (change[~hidden] > edge - 1.5).all()
-    for mask, label in zip(found, labels, strict=True):
+    for mask, label in zip(masks, labels, strict=True):
         assert set(mask.unique().tolist()) <= {0, label.item() + 1}
     areas = hidden.double().mean((1, 2))
     assert areas.min() > 0.02
-    assert areas.max() < most
+    assert areas.max() < 0.7
 
 
-def test_the_second_version_has_large_shapes_that_stand_upright():
-    indices = torch.arange(1000)
-    found = masks(indices, seed=0, size=64, version=2) > 0
-    first = masks(indices, seed=0, size=64, version=1) > 0
-    assert found.double().mean() > 1.8 * first.double().mean()
+def test_shapes_stand_upright():
+    _, labels, masks = render(torch.arange(1000), seed=0, size=64)
     # A triangle's point is up: its upper half is the smaller one, and at any angle it is in half of the images.
-    triangles = found[render(indices, seed=0, size=1)[1] == CLASSES.index("triangle")]
+    triangles = masks[labels == CLASSES.index("triangle")] > 0
     rows = torch.arange(64)[:, None]
     top, bottom = (torch.where(triangles.any(2), edge, fill) for edge, fill in ((rows.T, 64), (rows.T, -1)))
     middle = (top.amin(1) + bottom.amax(1) + 1) / 2
@@ -229,15 +214,11 @@ def test_the_second_version_has_large_shapes_that_stand_upright():
     assert (upper < 0.5).double().mean() > 0.85
 
 
-def test_an_unknown_version_is_refused():
-    with pytest.raises(OptionError, match="version=3: must be one of 1, 2"):
-        render(torch.arange(2), seed=0, size=8, version=3)
-
-
-def test_a_mask_does_not_depend_on_its_batch():
-    found = masks(torch.arange(64), seed=3, size=(9, 33))
-    scattered = torch.tensor([63, 7, 7, 0, 31])
-    assert torch.equal(masks(scattered, seed=3, size=(9, 33)), found[scattered])
-    assert not torch.equal(masks(torch.arange(64), seed=4, size=(9, 33)), found)
-    with pytest.raises(OptionError, match="size"):
-        masks(scattered, seed=3, size=0)
+def test_the_data_set_has_disjoint_images_and_their_masks():
+    data = synthetic.synthetic(Synthetic(size=(16, 24), images=20, held_out_images=12, seed=3))
+    train, test = data.train.in_memory, data.test.in_memory
+    assert (train.shape, test.shape) == ((20, 3, 16, 24), (12, 3, 16, 24))
+    assert len(torch.cat((train, test)).flatten(1).unique(dim=0)) == 32
+    for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
+        found = masks(source, CenterCrop(size=(16, 24)), torch.arange(len(source)))
+        assert (found.flatten(1).amax(1) == source.labels + 1).all()

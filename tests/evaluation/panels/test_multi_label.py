@@ -17,7 +17,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options
-from ssvit.data.sources.base import Joined, class_text, subset
+from ssvit.data.sources.base import Selection, class_text, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing import pack
 from ssvit.data.sources.packing_options import Pack
@@ -106,7 +106,7 @@ def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
     ).train
     order = torch.tensor([3, 0, 2])
     assert source.take(order).labels.equal(source.labels[order])
-    joined = Joined([Memory(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), marks(2)[:, :2], ("b", "a")), source])
+    joined = Selection([Memory(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), marks(2)[:, :2], ("b", "a")), source])
     assert joined.classes == tuple(sorted({"a", "b", *CLASSES}))
     assert joined.labels[:2, :2].equal(marks(2)[:, [1, 0]])
     assert not joined.labels[:2, 2:].any()
