@@ -3,58 +3,46 @@
 Usage: ssvit embed checkpoint=PATH data=PATH output=features.npz.
 """
 
-import os
-from functools import partial
 from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.data.sources.datasets_options import Csv, Folder
+from ssvit.data.sources.datasets_options import Folder
 from ssvit.options import print_lines
-from ssvit.retrieval import describer
+from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALL, PARTS, Embed
-from ssvit.retrieval.options import pictures as named_pictures
+from ssvit.retrieval.options import pictures as listed
 
 
 def run(config: Config) -> Path:
     """Write names, classes and features of images to a file; the same command resumes an interrupted one."""
     options: Embed = config.options
-    chosen = options.data and options.data.source
+    files: dict[str, dict[str, str | None]] = {}
+    loose = [*options.images]
     # Images of test/ may have other classes than those of train/, or none, so a folder is read by file names only.
-    by_name = chosen if isinstance(chosen, Folder) and options.split == ALL else None
-    splits: dict[str, dict[str, str | None]] = {}
-    loose, left_out = [*options.images], 0
-    if by_name:
+    by_name = options.data.source if options.data is not None and options.split == ALL else None
+    by_name = by_name if isinstance(by_name, Folder) else None
+    if by_name is not None:
         for part, folders in zip(PARTS, by_name.splits, strict=True):
             if folders == by_name.roots:
                 loose += folders
             elif folders:
-                splits[part] = named_pictures(folders)
+                files[part] = listed(folders)
     if loose or options.data is None:
-        splits[""] = named_pictures(loose)
-    if by_name:
-        files = {os.path.abspath(path) for root in by_name.roots for path in folder.pictures(root)}
-        left_out = len(files.difference(*splits.values()))
-    _, of_checkpoint, pixels = describer.check(config)
+        files[""] = listed(loose)
+    extraction = Extraction(config)
     config.line.announce()
 
-    from ssvit.data.decode import load
-    from ssvit.retrieval import embedding, gallery
+    from ssvit.retrieval import gallery
+    from ssvit.retrieval.pictures import PictureSet
 
-    read: gallery.Load = partial(load, pixels=pixels)
+    splits = {part: PictureSet.of_files(of_part, extraction.pixels) for part, of_part in files.items()}
     if options.data is not None and by_name is None:
-        called = str(config.choices.get("data"))
-        data = describer.data_set(config, pixels)
-        sizes = {part: len(source) for part in PARTS if (source := getattr(data, part)) is not None}
-        written = [*sizes] if options.split == ALL else [options.split]
-        for part in written:
-            splits[part], read = gallery.of_data_set(called, data, part, read)
-        every = sum(1 for _ in chosen.rows()) if isinstance(chosen, Csv) else sum(sizes.values())
-        left_out = every - sum(len(splits[part]) for part in written)
-    describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers)
-    print_lines(embedding.embed(splits, describe, Path(options.output), left_out=left_out))
+        data, name = extraction.data_set(), str(config.choices.get("data"))
+        parts = [part for part in PARTS if getattr(data, part) is not None] if options.split == ALL else [options.split]
+        splits |= {part: PictureSet.of_split(data, part, name) for part in parts}
+    print_lines(*gallery.embed(splits, extraction.describer(), Path(options.output)))
     return Path(options.output)
 
 

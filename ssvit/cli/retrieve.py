@@ -1,52 +1,55 @@
 """Find similar images.
 
-Usage: ssvit retrieve action=index|add|query store=FOLDER IMAGES…|data=SET.
+Usage: ssvit retrieve action=index|query store=FOLDER IMAGES…|data=SET.
 """
 
+import json
 from functools import partial
+from pathlib import Path
 
+from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import AUTO
 from ssvit.options import print_lines
-from ssvit.retrieval import describer
-from ssvit.retrieval.options import ADD, FEWEST, INDEX, Retrieve
-from ssvit.retrieval.options import pictures as named_pictures
+from ssvit.retrieval.extraction import Extraction
+from ssvit.retrieval.options import FEWEST, INDEX, Retrieve
+from ssvit.retrieval.options import pictures as listed
 
 
 def run(config: Config) -> None:
-    """Create a store of images, add to it, or query it; unreadable files are reported and skipped."""
+    """Add images to a store, or query it; unreadable files are reported and skipped."""
     options: Retrieve = config.options
-    of_a_set = options.data is not None
-    pictures = named_pictures(options.images) if options.images or not of_a_set else {}
-    checkpoint, of_checkpoint, pixels = describer.check(
-        config, store=None if options.action == INDEX else options.store
-    )
+    files = listed(options.images) if options.images or options.data is None else {}
+    extraction = Extraction(config, store=options.store)
 
-    from ssvit.data.decode import load
     from ssvit.retrieval import gallery
+    from ssvit.retrieval.pictures import PictureSet, open_picture
+    from ssvit.retrieval.store import Store
 
-    kind = config.build("index")
-    read: gallery.Load = partial(load, pixels=pixels)
-    if of_a_set:
-        called = config.choices["data"]
-        data = describer.data_set(config, pixels)
-        split, read = gallery.of_data_set(called, data, options.split, read)
-        pictures = pictures or split
-    describe = of_checkpoint(load=read, batch_size=options.batch_size, workers=options.workers)
-    if options.action in (INDEX, ADD):
-        standardize = options.standardize
-        if standardize == AUTO:
-            standardize = len(pictures) >= FEWEST and describer.needs_standardizing(checkpoint, config.line)
-        write = partial(gallery.index, standardize=standardize) if options.action == INDEX else gallery.add
-        report = write(options.store, pictures, describe)
+    kind, name = config.build("index"), str(config.choices.get("data"))
+    data = None if options.data is None else extraction.data_set()
+    if data is not None and not files:
+        pictures = PictureSet.of_split(data, options.split, name)
     else:
-        answer = gallery.query(options.store, pictures, describe, kind, options.k)
-        answer.write(sheet=options.sheet, output=options.output)
-        report = answer.report(ranking=options.ranking)
+        pictures = PictureSet.of_files(files, extraction.pixels)
+    describe = extraction.describer()
+    if options.action == INDEX:
+        lines = gallery.index(options.store, pictures, describe)
+    else:
+        store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
+        if standardize == AUTO:
+            standardize = len(store) >= FEWEST and extraction.needs_standardizing(config.line)
+        records = gallery.query(store, pictures, describe, kind, k=options.k, standardize=standardize)
+        if options.output is not None:
+            atomic_io.replace(Path(options.output), (json.dumps(records, indent=1) + "\n").encode())
+        if options.sheet is not None:
+            load = partial(open_picture, pixels=extraction.pixels, data=data, data_name=name)
+            atomic_io.replace(Path(options.sheet), gallery.sheet(records, load, extraction.display()).png())
+        lines = gallery.report(records, store)
     config.line.announce()
-    print_lines(*report.split("\n"), describe.report)
+    print_lines(*lines)
 
 
 command = Command("retrieve", run, expansions=SHORT_FORMS, positional="images", options=Retrieve)

@@ -176,6 +176,7 @@ def evaluation_batches(
     workers: int = 0,
     timeout: float = TIMEOUT,
     device: torch.device | str = "cpu",
+    report: Callable[[int, list[Unreadable]], None] | None = None,
 ) -> Iterator[Batch]:
     """Yield each image exactly once, in order; `slots` are indices into the source.
 
@@ -191,9 +192,11 @@ def evaluation_batches(
         workers: Number of processes that read files; 0 reads in this process.
         timeout: Seconds to wait for a part of a batch, 0 for no limit.
         device: Device of the batches.
+        report: Called with the number of opened and the list of unreadable files of each part of a batch; None to raise
+            an error if there are many unreadable files.
 
     Raises:
-        UserError: More than 1 % of the files are unreadable.
+        UserError: More than 1 % of the files are unreadable, and `report` is None.
     """
     count = len(source)
     indices = torch.arange(count)
@@ -209,7 +212,7 @@ def evaluation_batches(
     largest = min(batch_size, len(indices))
     work = ((part, part) for part in parts)
     loading = Loading(workers=workers, timeout=timeout, device=device)
-    return read(_Reader(source, transform, None), work, largest, _Tally(count).add, **loading)
+    return read(_Reader(source, transform, None), work, largest, report or _Tally(count).add, **loading)
 
 
 class _Reader(Dataset[Read]):

@@ -3,24 +3,25 @@
 import json
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import safetensors
 from pydantic import model_validator
 
-from ssvit.config.declaration import Count, Name, Part
+from ssvit.atomic_io import check_regular
+from ssvit.config.declaration import Count, Name, Part, Whole
 from ssvit.data.sources import folder
 from ssvit.evaluation.features_options import OneLayer
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding_options import Pretrained
 from ssvit.options import OptionError, file_to_write
 
-PARTS, ALL = ("train", "validation", "test"), "all"
+PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]
-INDEX, ADD, QUERY = "index", "add", "query"
+INDEX, QUERY = "index", "query"
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
-EMBEDDINGS = (".npz", ".safetensors", ".parquet")
+PART_FILES = "part_*_*.safetensors"  # files of a store
 
 
 class Pictures(Pretrained):
@@ -36,15 +37,15 @@ class Pictures(Pretrained):
     """The encoder outputs that serve as features."""
     batch_size: Count = 64
     """Pictures per forward pass of the encoder."""
-    workers: Count = 4
-    """Number of threads that read pictures."""
+    workers: Whole = 0
+    """Loader processes for pictures in files."""
 
 
 class Retrieve(Pictures):
-    """Create, extend or search a store of pictures. All features of a store come from one checkpoint and one layer."""
+    """Extend or search a store of pictures. All features of a store come from one checkpoint and one layer."""
 
-    action: Literal["index", "add", "query"]
-    """index: create a store; add: add pictures to it; query: find the most similar pictures."""
+    action: Literal["index", "query"]
+    """index: create a store, or add pictures to it; query: find the most similar pictures."""
     store: Name
     """The folder of the store."""
     index: Part = None
@@ -52,22 +53,20 @@ class Retrieve(Pictures):
     split: Split = "train"
     """Split of a data set; held_out: test images if there are any, else validation images."""
     standardize: Literal["auto"] | bool = "auto"
-    """Whether a new store standardises each feature over its pictures before comparison. auto: if the objective of the
-    checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store begins with 5 pictures
-    or more."""
+    """Whether a query standardises each feature over the store before comparison. auto: if the objective of the
+    checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store has 5 pictures or
+    more."""
     k: Count = 10
     """Number of neighbours of a query."""
     sheet: Name | None = None
     """File for the contact sheet (PNG)."""
     output: Name | None = None
     """File for the neighbours (JSON)."""
-    ranking: bool = True
-    """Whether to also compute mAP over the complete ranking, which sorts the store for each query."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        if self.action != INDEX and not Path(self.store).is_dir():
-            raise OptionError("store", self.store, f"no such folder: action={INDEX} makes a store")
+        if self.action == QUERY and not Path(self.store).is_dir():
+            raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
         for name in ("sheet", "output"):
             if getattr(self, name) is not None:
                 file_to_write(name, getattr(self, name))
@@ -78,7 +77,7 @@ class Embed(Pictures):
     """Write the features of pictures to one file."""
 
     output: Name
-    """The file; its suffix selects the format: .npz, .safetensors or .parquet."""
+    """The file, in numpy's format .npz."""
     split: Literal["all", "train", "validation", "test", "held_out"] = "all"
     """Split of a data set; all: every split; held_out: test images if there are any, else validation images."""
     overwrite: bool = False
@@ -87,21 +86,31 @@ class Embed(Pictures):
     @model_validator(mode="after")
     def _check_output(self) -> Self:
         file = Path(self.output)
-        if file.suffix not in EMBEDDINGS:
-            raise OptionError("output", self.output, f"must end in {', '.join(EMBEDDINGS)}")
+        if file.suffix != ".npz":
+            raise OptionError("output", self.output, "must end in .npz")
         file_to_write("output", self.output)
         if file.exists() and not self.overwrite:
-            raise OptionError("output", self.output, "is there already; overwrite=true replaces it")
-        if file.suffix == ".parquet" and find_spec("pyarrow") is None:
-            raise OptionError("output", self.output, "needs pyarrow: pip install 'ssvit[parquet]'")
+            raise OptionError("output", self.output, "exists already; overwrite=true replaces it")
         return self
 
 
+def metadata(part: Path) -> dict[str, Any]:
+    """Return the metadata of a part of a store.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError, TypeError, RecursionError, SafetensorError: The file is no part of a store.
+    """
+    check_regular(part)
+    with safetensors.safe_open(part, "np") as file:
+        return {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+
+
 def encoder_of(store: str | Path) -> str:
-    """Return the identity of a store's features, or "" if its manifest cannot be read."""
+    """Return the identity of a store's features, or "" if there is no store that can be read."""
     try:
-        return str(json.loads((Path(store) / "manifest.json").read_bytes())["encoder"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(metadata(min(Path(store).glob(PART_FILES)))["encoder"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
         return ""
 
 
@@ -115,10 +124,10 @@ def pictures(images: Sequence[object]) -> dict[str, str | None]:
     """
     if not images:
         raise OptionError("images", "", "name pictures, or folders of them, after the options, or a data set (data=…)")
-    found: dict[str, str | None] = {}
+    classes: dict[str, str | None] = {}
     for image in map(str, images):
         paths = folder.pictures(image)
         for path, name in folder.list_images(image) if os.path.isdir(image) else [(path, None) for path in paths]:
             path = os.path.abspath(path)
-            found[path] = name or found.get(path)
-    return found
+            classes[path] = name or classes.get(path)
+    return classes

@@ -496,8 +496,8 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
 
 
-@pytest.mark.parametrize(("given", "shown"), [([], [3, 2, 1]), (["data.shown=[4,0,0]"], [4, 0, 0])])
-def test_sheets_of_similar_pictures_show_the_run_s_channels(
+@pytest.mark.parametrize(("given", "shown"), [([], [0, 1, 2]), (["data.shown=[4,0,0]"], [4, 0, 0])])
+def test_sheets_of_similar_pictures_show_the_first_channels(
     bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], shown: list[int]
 ) -> None:
     """Or those of the data set that is named with the query."""

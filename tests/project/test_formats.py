@@ -35,10 +35,10 @@ def a_configuration(folder, schema):
 
 
 def a_store(folder, schema):
-    made = store.Store.create(folder / "store", encoder="e")
-    made.add(["a", "b", "c"], ["cat"] * 3, torch.eye(3))
-    sealed(folder / "store" / "manifest.json", schema)
-    return lambda: store.Store.open(folder / "store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SCHEMA", schema)
+        store.Store.open(folder / "store", "e", create=True).add(["a", "b", "c"], ["cat"] * 3, torch.eye(3))
+    return lambda: store.Store.open(folder / "store", "e")
 
 
 def an_index(folder, schema):

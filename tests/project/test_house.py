@@ -33,7 +33,7 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 WITHOUT_TORCH = (
     "api", "options", "atomic_io", "schedule", "training.recipe", "checkpoints.run_folder", "checkpoints.manifest",
     "loading.pretrained", "config.command", "config.completion", "config.help", "studies.comparison",
-    "training.preset", "studies.sweep", "studies.trials", "retrieval.describer", "retrieval.options",
+    "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
     "data.sources.shard_folder", "data.sources.vtab", "studies.vtab", "exchange.reading", "analysis.options",
     "checkpoints.checkpoint", "loading.finding",

@@ -1,6 +1,5 @@
-"""Features of pictures in a file: names, classes and numbers in each format, and what an interrupted command left."""
+"""`ssvit embed` writes features with names and classes to a file, and resumes an interrupted command."""
 
-import json
 import os
 import socket
 
@@ -9,90 +8,62 @@ import pytest
 import torch
 from command import TINY, one_line
 from PIL import Image
-from pyarrow import parquet
-from safetensors import safe_open
 
 import ssvit
-from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.base import Source, Unreadable
 from ssvit.options import UserError
-from ssvit.retrieval import embedding, gallery
-from ssvit.retrieval.options import EMBEDDINGS
+from ssvit.retrieval import gallery
+from ssvit.retrieval import pictures as pictures_module
+from ssvit.retrieval.pictures import Describer, PictureSet
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photos")
+@pytest.fixture
+def photos(tool, tmp_path):
+    """A folder of pictures, next to a tiny run."""
+    tool("pretrain", *TINY)
     for place in range(10):
         pixels = np.random.default_rng(place).integers(0, 256, (20, 24, 3), dtype=np.uint8)
-        path = folder / ("train" if place < 7 else "test") / "ab"[place % 2] / f"{place}.png"
+        path = tmp_path / "photos" / ("train" if place < 7 else "test") / "ab"[place % 2] / f"{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)
-    (folder / "train" / "a" / "broken.png").write_bytes(b"no picture")
-    (folder / "unsorted").mkdir()
-    Image.new("RGB", (20, 24)).save(folder / "unsorted" / "10.png")
-    return folder
-
-
-def read(path):
-    if path.suffix == ".npz":
-        found = np.load(path)
-        return found["names"].tolist(), found["classes"].tolist(), found["features"], found["splits"].tolist()
-    if path.suffix == ".parquet":
-        table = parquet.read_table(path)
-        names, classes, splits = (table[name].to_pylist() for name in ("name", "class", "split"))
-        return names, classes, np.array(table["features"].to_pylist(), "f4"), splits
-    with safe_open(path, "np") as found:
-        about = found.metadata()
-        names, classes, splits = (json.loads(about[name]) for name in ("names", "classes", "splits"))
-        return names, classes, found.get_tensor("features"), splits
+    (tmp_path / "photos" / "train" / "a" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "photos" / "unsorted").mkdir()
+    Image.new("RGB", (20, 24)).save(tmp_path / "photos" / "unsorted" / "10.png")
+    return tmp_path / "photos"
 
 
 def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
-    tool("pretrain", *TINY)
     names = sorted(str(path) for path in photos.rglob("[0-9].png"))
     expected = ssvit.load(tmp_path / "outputs" / "masked_patch_synthetic").features(names).numpy()
-    for suffix in EMBEDDINGS:
-        done = tool("embed", f"data={photos}", f"output=f{suffix}", "batch_size=3")
-        for counted in ("10 pictures", "7 train", "3 test", "16 numbers", "1 could not be read", "left out 1 "):
-            assert counted in done.stdout.splitlines()[-1]
-        assert "broken.png" in done.stdout
-        found, classes, features, splits = read(tmp_path / f"f{suffix}")
-        assert sorted(found) == names
-        assert classes == [name.split("/")[-2] for name in found]
-        assert splits == [name.split("/")[-3] for name in found]
-        order = [names.index(name) for name in found]
-        np.testing.assert_allclose(features, expected[order], rtol=1e-5, atol=1e-6)
+    done = tool("embed", f"data={photos}", "output=f.npz", "batch_size=3")
+    for count in ("10 pictures (7 train, 3 test), 16 features each; 1 could not be read", "broken.png"):
+        assert count in done.stdout
+    file = np.load(tmp_path / "f.npz")
+    found = file["names"].tolist()
+    assert sorted(found) == names
+    assert file["classes"].tolist() == [name.split("/")[-2] for name in found]
+    assert file["splits"].tolist() == [name.split("/")[-3] for name in found]
+    np.testing.assert_allclose(file["features"], expected[[names.index(name) for name in found]], rtol=1e-5, atol=1e-6)
+    assert " layer2_patch_mean" in str(file["encoder"])
     assert not list(tmp_path.glob("*.parts"))
-    line = one_line(tool("embed", f"data={photos}", "output=f.npz", status=2))
-    assert "output=f.npz: is there already; overwrite=true replaces it" in line
-    assert "must end in .npz" in one_line(tool("embed", f"data={photos}", "output=f.csv", status=2))
-    assert "name pictures" in one_line(tool("embed", "output=g.npz", status=2))
+    for options, start in (
+        ((f"data={photos}", "output=f.npz"), "output=f.npz: "),
+        ((f"data={photos}", "output=f.csv"), "output=f.csv: "),
+        (("output=g.npz",), "images=: "),
+    ):
+        assert one_line(tool("embed", *options, status=2)).startswith(f"ssvit: {start}")
 
 
-def test_the_layer_is_the_one_that_the_last_evaluation_chose(tool, tmp_path, photos):
-    tool("pretrain", *TINY)
-    tool("evaluate", "probes=[few_shot_paper]", "features.layer=1", "baselines=false", "duplicates=false")
-    earlier = "checkpoint=outputs/masked_patch_synthetic/step_00000004"
-    for layer, options in (1, []), (2, [earlier]), (2, ["features.layer=last"]):
-        tool("embed", f"data={photos}", "output=features.safetensors", "overwrite=true", *options)
-        with safe_open(tmp_path / "features.safetensors", "np") as found:
-            assert f" layer{layer}_patch_mean" in found.metadata()["encoder"]
-
-
-def test_a_data_set_is_written_with_its_splits_and_what_is_left_out_is_counted(tool, tmp_path, photos):
-    tool("pretrain", *TINY)
+def test_a_table_is_written_with_its_splits(tool, tmp_path, photos):
     rows = [f"{place}.png,{split}" for place, split in enumerate(["train", "val", "test", "train"])]
     (tmp_path / "t.csv").write_text("\n".join(["path,split", *rows]) + "\n")
     for file in photos.rglob("[0-3].png"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    for output, options, left_out in (("f", (), 0), ("g", ("split=test",), 3), ("h", ("data.test=null",), 1)):
-        done = tool("embed", f"data={tmp_path}/t.csv", f"output={output}.npz", *options)
-        assert ("left out" in done.stdout) == bool(left_out)
-        assert f"left out {left_out} " in done.stdout or not left_out
-    names, _, _, splits = read(tmp_path / "f.npz")
-    found = dict(zip((name[-5:-4] for name in names), splits, strict=True))
-    assert found == {"0": "train", "3": "train", "1": "validation", "2": "test"}
-    assert read(tmp_path / "g.npz")[3] == ["test"]
+    every = {"0": "train", "3": "train", "1": "validation", "2": "test"}
+    for output, options, expected in (("f", (), every), ("g", ("split=test",), {"2": "test"})):
+        tool("embed", f"data={tmp_path}/t.csv", f"output={output}.npz", *options)
+        found = np.load(tmp_path / f"{output}.npz")
+        assert dict(zip((name[-5:-4] for name in found["names"]), found["splits"], strict=True)) == expected
 
 
 class Number:
@@ -104,77 +75,88 @@ class Number:
         return {"number": torch.stack([images.flatten(), torch.ones(len(images))], 1)}
 
 
-class Pictures:
-    """Opens pictures that are their own number, and fails at a number of calls."""
+class Numbers(Source):
+    """Pictures that are their number, and fail at the call with a number."""
 
-    def __init__(self, fails_at: int = -1, failure: type[BaseException] = KeyboardInterrupt) -> None:
-        self.opened, self.fails_at, self.failure = [], fails_at, failure
+    def __init__(self, names, fails_at: int = -1, failure: type[BaseException] = KeyboardInterrupt) -> None:
+        self.names, self.read_names, self.fails_at, self.failure = names, [], fails_at, failure
 
-    def __call__(self, name):
-        if len(self.opened) == self.fails_at:
+    def __len__(self):
+        return len(self.names)
+
+    def read(self, index):
+        if len(self.read_names) == self.fails_at:
             raise self.failure
-        self.opened.append(name)
+        self.read_names.append(name := self.names[index])
         if name == "bad":
             raise Unreadable(name, "no picture")
         return torch.tensor([[float(name)]])
 
 
-def embed(path, names, pictures, transform=torch.stack):
-    describe = gallery.Describer(Number(), transform, batch_size=1, workers=1, load=pictures)
-    return embedding.embed({"": dict.fromkeys(names)}, describe, path)
+def stacked(images, slots=None, seed=None):
+    return torch.stack(list(images))
+
+
+def embed(path, source, transform=stacked):
+    describe = Describer(Number(), transform, batch_size=1)
+    sets = {"": PictureSet(source, source.names, [None] * len(source.names))}
+    return gallery.embed(sets, describe, path)
+
+
+def in_file(path) -> list[str]:
+    return np.load(path)["names"].tolist()
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter of an object store without an answer
-def test_what_was_read_is_not_read_again(tmp_path, monkeypatch, failure):
-    monkeypatch.setattr(gallery, "PART", 3)
+def test_pictures_that_were_read_are_not_read_again(tmp_path, monkeypatch, failure):
+    monkeypatch.setattr(pictures_module, "PART", 3)
     names, path = [str(number) for number in range(10)], tmp_path / "f.npz"
     with pytest.raises(failure):
-        embed(path, names, Pictures(fails_at=8, failure=failure))
+        embed(path, Numbers(names, 8, failure))
     assert not path.exists()
-    names = ["9", "bad", *names[1:]]  # other pictures of the same encoder
-    again = Pictures()
-    assert "1 could not be read" in embed(path, names[1:], again)
-    assert again.opened == ["bad", "6", "7", "8", "9"]
-    found, _, features, _ = read(path)
-    assert found == names[2:]
-    assert features[:, 0].tolist() == list(range(1, 10))
+    again = Numbers(["bad", *names[1:]])  # other pictures of the same encoder
+    assert "1 could not be read" in embed(path, again)[0]
+    assert again.read_names == ["bad", "6", "7", "8", "9"]
+    assert in_file(path) == names[1:]
+    assert np.load(path)["features"][:, 0].tolist() == list(range(1, 10))
     assert os.listdir(tmp_path) == ["f.npz"]
 
 
-def test_parts_of_another_encoder_are_thrown_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "PART", 3)
-    names, path = [str(number) for number in range(6)], tmp_path / "f.safetensors"
+def test_parts_of_another_encoder_are_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures_module, "PART", 3)
+    names, path = [str(number) for number in range(6)], tmp_path / "f.npz"
     with pytest.raises(KeyboardInterrupt):
-        embed(path, names, Pictures(fails_at=5))
-    again = Pictures()
-    embed(path, names, again, transform=lambda images: torch.stack(images))
-    assert again.opened == read(path)[0] == names
+        embed(path, Numbers(names, 5))
+    again = Numbers(names)
+    embed(path, again, transform=lambda *arguments: stacked(*arguments))
+    assert again.read_names == in_file(path) == names
 
 
 def test_nothing_is_written_if_nothing_can_be_read(tmp_path):
     with pytest.raises(UserError, match="none of the 1 pictures"):
-        embed(tmp_path / "g.npz", ["bad"], Pictures())
+        embed(tmp_path / "g.npz", Numbers(["bad"]))
     assert not os.listdir(tmp_path)
 
 
 def test_a_second_command_for_the_same_output_names_the_process_that_writes_it(tmp_path):
     path, messages = tmp_path / "f.npz", []
 
-    def pictures(name):
-        with pytest.raises(UserError) as refused:
-            embed(path, ["1"], Pictures())
-        messages.append(str(refused.value))
-        return Pictures()(name)
+    class Second(Numbers):
+        def read(self, index):
+            with pytest.raises(UserError) as error:
+                embed(path, Numbers(["1"]))
+            messages.append(str(error.value))
+            return super().read(index)
 
-    embed(path, ["1", "2"], pictures)
+    embed(path, Second(["1", "2"]))
     assert f"{path}.parts: process {os.getpid()} on {socket.gethostname()} " in messages[0]
-    assert read(path)[0] == ["1", "2"]
+    assert in_file(path) == ["1", "2"]
 
 
-def test_a_folder_of_the_user_s_is_not_thrown_away(tmp_path):
+def test_a_folder_with_other_files_is_not_deleted(tmp_path):
     kept = tmp_path / "f.npz.parts" / "mine"
     kept.parent.mkdir()
     kept.write_text("precious")
-    with pytest.raises(UserError, match=r"f\.npz\.parts: holds something already"):
-        embed(tmp_path / "f.npz", ["1"], Pictures())
+    with pytest.raises(UserError, match=r"f\.npz\.parts: "):
+        embed(tmp_path / "f.npz", Numbers(["1"]))
     assert kept.read_text() == "precious"

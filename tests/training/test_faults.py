@@ -53,10 +53,9 @@ def begin(folder: Path) -> None:
 
 def store(folder: Path) -> None:
     """Make a store of two images, or add four to it."""
-    is_there = (folder / "store" / "manifest.json").exists()
-    opened = Store.open(folder / "store") if is_there else Store.create(folder / "store", "one")
-    start, count = (2, 4) if is_there else (0, 2)
-    if opened.absent([f"{start}.jpg"]):
+    opened = Store.open(folder / "store", "one", create=True)
+    start, count = (2, 4) if len(opened) else (0, 2)
+    if f"{start}.jpg" not in opened.places:
         names = [f"{number}.jpg" for number in range(start, start + count)]
         opened.add(names, [None] * count, torch.eye(8)[start : start + count])
 
@@ -220,7 +219,7 @@ def test_every_call_of_a_store_fails_in_turn_and_it_is_as_it_was_or_as_it_is_to_
             store(folder)
 
     def content():
-        return Store.open(folder / "store").names if (folder / "store" / "manifest.json").exists() else []
+        return Store.open(folder / "store", "one", create=True).names
 
     prepare()
     calls = system.run("store", folder).calls

@@ -10,7 +10,6 @@ import pytest
 import torch
 from command import TINY
 from PIL import Image
-from pyarrow import parquet
 
 from ssvit.data.sources import pseudo_labels
 from ssvit.data.sources.pseudo_labels import PseudoLabel
@@ -28,7 +27,6 @@ from ssvit.figures.style import fitted
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError, markdown, one_line
-from ssvit.retrieval import embedding
 from ssvit.studies import vtab
 
 NAMES = (
@@ -126,9 +124,6 @@ def test_tables_of_names_are_read_back_or_refused(name, tmp_path):
     else:
         with open(table, newline="") as file:
             assert [row["label"] for row in csv.DictReader(file)] == [name]
-    embedding.write(tmp_path / "f.parquet", [f"{name}.png"], [name], [""], np.zeros((1, 2), np.float32), "encoder")
-    found = parquet.read_table(tmp_path / "f.parquet")["class"].to_pylist()
-    assert found == [name.encode(errors="backslashreplace").decode()]
 
 
 def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):

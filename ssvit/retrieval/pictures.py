@@ -1,0 +1,130 @@
+"""Name the pictures of a command and their classes, compute their features, and open them by name.
+
+In a store, a file is named by its path, and a picture of a data set in memory by its index in the data set.
+
+Letters: n pictures, d width, c channels, h, w pixels.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ssvit.data.batch import EvalTransform
+from ssvit.data.decode import load
+from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.loader import evaluation_batches
+from ssvit.data.sources.base import Data, Source, Unreadable, class_text
+from ssvit.data.sources.files import Files
+from ssvit.evaluation.features import Extractor
+from ssvit.options import one_of
+from ssvit.progress import progress
+from ssvit.retrieval.options import HELD_OUT, PARTS
+
+PART = 1024  # minimum number of pictures whose features are stored together
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """Store n pictures with their names and their classes, which are None where unknown."""
+
+    source: Source
+    names: Sequence[str]
+    classes: Sequence[str | None]
+
+    @classmethod
+    def of_files(cls, classes: Mapping[str, str | None], pixels: PixelFormat = RGB) -> "PictureSet":
+        """Return the pictures of files {path: class}, which are decoded in a pixel format."""
+        return cls(Files([*classes], pixels=pixels), [*classes], [*classes.values()])
+
+    @classmethod
+    def of_split(cls, data: Data, split: str, name: str) -> "PictureSet":
+        """Return the pictures of a split of a data set.
+
+        Files are named by their absolute path, other pictures by data set, split and index, such as cifar10/train/17.
+        The classes of a multi-label image are joined by |.
+
+        Args:
+            data: The data set.
+            split: train, validation, test, or held_out for the split of the reported figure.
+            name: Name of the data set.
+
+        Raises:
+            OptionError: The data set has no such split.
+        """
+        one_of("split", split, [*(part for part in PARTS if getattr(data, part) is not None), HELD_OUT])
+        part, source = data.reported if split == HELD_OUT else (split, getattr(data, split))
+        names = [f"{name}/{part}/{index}" for index in range(len(source))]
+        for index in range(len(source)):
+            if os.path.isfile(path := source.name(index)):
+                names[index] = os.path.abspath(path)
+        labels = () if source.labels is None else source.labels
+        classes = [class_text(label, source.classes) or None for label in labels]
+        return cls(source, names, classes or [None] * len(source))
+
+
+@dataclass
+class Describer:
+    """Compute the features of pictures with an extractor of one layer; unreadable files are printed and skipped.
+
+    Attributes:
+        extractor: Computes the features of images.
+        transform: Resizes pictures of any size to the input of the extractor.
+        batch_size: Images per call of the extractor.
+        workers: Number of processes that read files; 0 reads in this process.
+        unreadable: Number of unreadable files so far.
+    """
+
+    extractor: Extractor
+    transform: EvalTransform
+    batch_size: int = 64
+    workers: int = 0
+    unreadable: int = 0
+
+    def __call__(self, pictures: PictureSet, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield the rows and the features (n, d) of the readable pictures among some rows, in order, in large parts."""
+        show = progress("pictures", " pictures")
+        source = pictures.source.take(torch.tensor(rows, dtype=torch.int64))
+        read: list[int] = []
+        parts: list[Tensor] = []
+        batches = evaluation_batches(
+            source, self.transform, batch_size=self.batch_size, workers=self.workers, report=self._report
+        )
+        for batch in batches:
+            places = batch.slots.tolist()
+            read += [rows[place] for place in places]
+            parts += self.extractor(batch.images).values()
+            show(places[-1] + 1, len(rows))
+            if len(read) >= PART:
+                yield read, torch.cat(parts)
+                read, parts = [], []
+        if read:
+            yield read, torch.cat(parts)
+
+    def _report(self, opened: int, failures: list[Unreadable]) -> None:
+        for failure in failures:
+            tqdm.write(f"{failure}; skipped")
+        self.unreadable += len(failures)
+
+
+def open_picture(name: str, pixels: PixelFormat, data: Data | None, data_name: str) -> Tensor:
+    """Return a picture by its name in a store, (c, h, w).
+
+    Args:
+        name: Name of the picture.
+        pixels: Pixel format of files.
+        data: Data set with the pictures that are no files, or None.
+        data_name: Name of the data set.
+
+    Raises:
+        Unreadable: There is no such picture, or it is damaged.
+    """
+    start, _, index = name.rpartition("/")
+    for part in PARTS:
+        source = getattr(data, part, None)
+        if source is not None and start == f"{data_name}/{part}" and int(index) < len(source):
+            return source.read(int(index))
+    return load(name, None, pixels)
