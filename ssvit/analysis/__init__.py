@@ -1,1 +1,1 @@
-"""Analyse trained encoders: attention, filters, position embeddings, similarity of layers."""
+"""Analyse trained encoders: attention, filters, position embeddings."""

@@ -125,21 +125,18 @@ def over_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Ten
     return rows[..., num_prefix_tokens:]
 
 
-def plot_distances(distances: Mapping[str, Tensor], uniform: float) -> Plot:
+def plot_distances(distances: Tensor, uniform: float) -> Plot:
     """Plot the mean attention distance of each head over the layers.
 
     Args:
-        distances: Distances by encoder, (layers, heads) in pixels.
+        distances: Distances, (layers, heads) in pixels.
         uniform: Distance for uniform attention to all patches.
     """
-    apart = 0.16 * (len(distances) - 1)  # offset between two encoders, in layers
-    points = []
-    for (name, values), color, side in zip(distances.items(), ("model", "replaced"), (-0.5, 0.5), strict=False):
-        layers = torch.arange(1, len(values) + 1).repeat_interleave(values.shape[1]) + side * apart
-        points.append(Line(layers.tolist(), values.flatten().tolist(), f"a head of {name}", color, "", "o", size=5))
-    ticks = range(1, max(map(len, distances.values())) + 1)
-    levels = [Level(uniform, "all patches alike", "--", "{:.1f}")]
-    return Plot([Panel("mean attention distance (pixels)", points, levels, "layer", xticks=ticks)], (6.4, 4))
+    ticks = range(1, len(distances) + 1)
+    x = [layer for layer in ticks for _ in distances[0]]
+    heads = Line(x, distances.flatten().tolist(), "a head", "model", "", "o", size=5)
+    levels = [Level(uniform, "uniform attention", "--", "{:.1f}")]
+    return Plot([Panel("mean attention distance (pixels)", [heads], levels, "layer", xticks=ticks)], (6.4, 4))
 
 
 def plot_maps(
@@ -166,13 +163,13 @@ def plot_maps(
         titles.insert(1, "attended to")
     for attention in maps.values():
         shares = attention.float().unflatten(1, grid)[:, None]
-        low, high = (end((2, 3), keepdim=True) for end in (shares.amin, shares.amax))
+        low, high = shares.amin((2, 3), keepdim=True), shares.amax((2, 3), keepdim=True)
         shares = F.interpolate((shares - low) / (high - low).clamp(min=1e-12), size, mode="nearest")
         scaled = attention.float() * attention.shape[1]
         ranges = zip(scaled.amin(1).tolist(), scaled.amax(1).tolist(), strict=True)
         columns.append([
-            Picture(image, (f"{least:.1f} to {most:.1f}",))
-            for image, (least, most) in zip(shares.expand(-1, 3, -1, -1), ranges, strict=True)
+            Picture(image, (f"{minimum:.1f} to {maximum:.1f}",))
+            for image, (minimum, maximum) in zip(shares.expand(-1, 3, -1, -1), ranges, strict=True)
         ])  # fmt: skip
-    note = "black: the least attention in a map; white: the most; below: both, where attention to all alike is 1"
+    note = "black to white: minimum to maximum of a map, with its range below (1: uniform attention)"
     return Gallery(list(zip(*columns, strict=True)), title, titles, note)

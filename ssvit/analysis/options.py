@@ -1,9 +1,8 @@
 """Define the options of the analysis of an encoder. This module uses the standard library only."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from annotated_types import Ge
 from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Whole
@@ -13,14 +12,12 @@ from ssvit.options import OptionError, folder_to_write, one_of, whole
 
 
 class Visualize(Pretrained):
-    """Plot attention, filters, position embeddings and similarity of layers of an encoder."""
+    """Plot attention, filters and position embeddings of an encoder."""
 
     encoder: Part = None
     """The model. None: the checkpoint's."""
     data: Part = None
     """The data set. None: that of the checkpoint's run."""
-    other: Name | None = None
-    """Second checkpoint, for comparison; newest: the fine-tuning run that finished last; scratch: random weights."""
     images: Sequence[Name] = ()
     """Image files or folders; without them, held-out images of the data set."""
     count: Count = 128
@@ -32,8 +29,8 @@ class Visualize(Pretrained):
     pooling: Name | None = None
     """Attention that is plotted: class_token, or patch_mean for the mean over patches. None: class_token if there is
     one."""
-    batch_size: Annotated[int, Ge(8)] = 64
-    """Batch size, both of the encoder and of each estimate of similarity (Nguyen et al. 2021)."""
+    batch_size: Count = 64
+    """Batch size of the encoder."""
     workers: Whole = 0
     """Loader processes for images of the data set."""
     loader_timeout: NotNegative = 300
@@ -46,7 +43,7 @@ class Visualize(Pretrained):
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         if self.checkpoint == "scratch":
-            raise OptionError("checkpoint", "scratch", "looked at beside a checkpoint by other=scratch; give that")
+            raise OptionError("checkpoint", "scratch", "must be a checkpoint")
         if self.output is not None:
             folder_to_write("output", self.output)
         return self

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.figures.matrices import Heatmaps, Matrix
+from ssvit.figures.matrices import Heatmap
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -23,13 +23,12 @@ def similarity(encoder: ViT) -> Tensor:
         UserError: If the encoder has no additive position embeddings.
     """
     if not len(encoder.positions):
-        kind = encoder.arguments["positions"]
-        raise UserError(f"positions: not available, since positions={kind} gives a place no embedding of its own")
+        raise UserError(f"positions: not available, since positions={encoder.arguments['positions']} has no embeddings")
     rows = F.normalize(encoder.positions[0]()[-encoder.patches :].detach().double(), dim=1)
     return rows @ rows.T
 
 
-def plot(similarity: Tensor, grid: tuple[int, int]) -> Heatmaps:
+def plot(similarity: Tensor, grid: tuple[int, int]) -> Heatmap:
     """Return a tile for each patch at its position in the image, with its similarity to all patches: (n, n), n = y x.
 
     For more than 16 patches along a side, a regular subset of them is plotted.
@@ -44,5 +43,13 @@ def plot(similarity: Tensor, grid: tuple[int, int]) -> Heatmaps:
         shown = range(step // 2, side, step)
         return {str(number + 1): place * (side + gap) + (side - 1) / 2 for place, number in enumerate(shown)}
 
-    matrix = Matrix(tiles.numpy(), "column of the patch", "row of the patch", ticks(x, across), ticks(y, down))
-    return Heatmaps([matrix], "similarity of position embeddings", "cosine", similarity.min().item())
+    return Heatmap(
+        tiles.numpy(),
+        "column of the patch",
+        "row of the patch",
+        ticks(x, across),
+        ticks(y, down),
+        title="similarity of position embeddings",
+        scale="cosine similarity",
+        low=similarity.min().item(),
+    )

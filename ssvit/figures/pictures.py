@@ -3,6 +3,7 @@
 Shapes use b images, h, w pixels, y, x rows and columns of patches.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -58,11 +59,13 @@ class Gallery(Figure):
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
-        longest = max(map(len, (self.title, self.note)))
-        width = max(_GAP + column * max(map(len, self.rows), default=0), 11 * longest)
+        longest = max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
+        width = max(_GAP + column * max(map(len, self.rows), default=0), math.ceil(longest) + 2 * _GAP)
         height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
         pixels = np.ones((height, width, 3), np.float32)
-        figure, axis = _canvas(width, height)
+        figure, (axis,) = style.framed(width, height, (0, 0, width, height))
+        axis.set(xlim=(0, width), ylim=(height, 0))
+        axis.set_axis_off()
 
         def write(x: float, y: float, text: str, color: str | None = None, align: str = "center") -> None:
             axis.text(x, y, one_line(text), ha=align, va="center", fontsize=_SIZE, color=color or INK)
@@ -116,18 +119,13 @@ class Mosaic(Figure):
     Attributes:
         columns: The images of each kind, by its title.
         legend: Colours by label, as grey levels of matplotlib or RGB colours.
-        frames: For labels of the legend, the patches with a frame in its colour, (b, y, x) bool.
-        framed: The title of the column that has these frames.
     """
 
     columns: Mapping[str, Tensor]
     legend: Mapping[str, str | tuple[float, float, float]] = field(default_factory=dict)
-    frames: Mapping[str, Tensor] = field(default_factory=dict)
-    framed: str = ""
 
     def draw(self) -> "matplotlib.figure.Figure":
         """Draw the mosaic with its legend."""
-        from matplotlib.colors import to_rgb
         from matplotlib.patches import Patch
 
         count, _, h, w = next(iter(self.columns.values())).shape
@@ -144,40 +142,15 @@ class Mosaic(Figure):
             for number, image in enumerate(enlarged):
                 y, x = number % rows * (tall + _GAP), number // rows * block + place * (wide + _GAP)
                 pixels[y : y + tall, x : x + wide] = image
-                for label, patches in self.frames.items() if title == self.framed else ():
-                    color, (down, across) = to_rgb(self.legend[label]), patches.shape[1:]
-                    for row, column in patches[number].nonzero().tolist():
-                        outline(pixels[y : y + tall, x : x + wide], row, column, tall // down, wide // across, color)
                 if number % rows == 0:
                     axis.text(x + wide / 2, -0.06 * DPI, title, ha="center", va="bottom", color=INK)
         axis.imshow(pixels, interpolation="nearest")
-        handles = [
-            Patch(facecolor="none", edgecolor=color, label=label)
-            if label in self.frames
-            else Patch(color=color, label=one_line(label))
-            for label, color in self.legend.items()
-        ]
+        handles = [Patch(color=color, label=one_line(label)) for label, color in self.legend.items()]
         figure.legend(
             handles=handles, loc="lower center", ncols=len(handles) or 1, frameon=False, fontsize=8, labelcolor=INK,
             borderaxespad=0.3, columnspacing=1.2, handlelength=1.2,
         )  # fmt: skip
         return figure
-
-
-def outline(image: np.ndarray, row: int, column: int, tall: int, wide: int, color: tuple[float, ...]) -> None:
-    """Draw a frame of three pixels inside a patch of an image (h, w, 3), in place.
-
-    Args:
-        image: The image.
-        row: Row of the patch.
-        column: Column of the patch.
-        tall: Height of a patch in pixels.
-        wide: Width of a patch in pixels.
-        color: RGB in [0, 1].
-    """
-    patch = image[row * tall : (row + 1) * tall, column * wide : (column + 1) * wide]
-    for edge in (patch[:3], patch[-3:], patch[:, :3], patch[:, -3:]):
-        edge[:] = color
 
 
 def masked(columns: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int, int], note: str) -> Mosaic:
@@ -194,10 +167,3 @@ def masked(columns: Mapping[str, Tensor], *, masked_ids: Tensor, grid: tuple[int
     hidden = torch.zeros(len(true), grid[0] * grid[1]).scatter(1, ids, 1).view(-1, 1, *grid)
     hidden = F.interpolate(hidden, size=true.shape[2:], mode="nearest") > 0
     return Mosaic({"visible": torch.where(hidden, GREY, true), **columns}, {note: str(GREY)})
-
-
-def _canvas(width: int, height: int) -> "tuple[matplotlib.figure.Figure, Axes]":
-    figure, (axis,) = style.framed(width, height, (0, 0, width, height))
-    axis.set(xlim=(0, width), ylim=(height, 0))
-    axis.set_axis_off()
-    return figure, axis

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ssvit.figures import style
 from ssvit.figures.base import Figure
-from ssvit.figures.style import COLORS, INK, fitted
+from ssvit.figures.style import COLORS, INK
 from ssvit.options import one_line
 
 if TYPE_CHECKING:
@@ -139,13 +139,13 @@ class Plot(Figure):
         panels: The panels.
         size: Width and height of the figure in inches.
         down: Rows of panels.
-        legend: each: one in each panel; right: one to the right of each; below: one for all panels.
+        legend: each: one in each panel; right, under: one at the side of each or under it; below: one for all panels.
     """
 
     panels: Sequence[Panel]
     size: tuple[float, float]
     down: int = 1
-    legend: Literal["each", "right", "below"] = "each"
+    legend: Literal["each", "right", "under", "below"] = "each"
 
     def draw(self) -> "matplotlib.figure.Figure":
         """Draw the panels and legends."""
@@ -165,11 +165,15 @@ class Plot(Figure):
                 fontsize=8,
             )
             return figure
-        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if self.legend == "right" else {"loc": "best"}
+        places: dict[str, dict[str, Any]] = {
+            "each": {"loc": "best"},
+            "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
+            "under": {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)},
+        }
         for axis in axes:
             if axis.get_legend_handles_labels()[0]:
                 # A white background keeps lines from crossing the text.
-                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **place)
+                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **places[self.legend])
         return figure
 
 
@@ -238,37 +242,4 @@ def spread(history: History, what: str = "images") -> Panel:
         curve(history, "feature_std", "standard deviation"),
         curve(history, "feature_cosine", f"mean cosine of two {what}", "replaced"),
     )
-    return Panel(
-        "features of length 1", lines, [Level(1, "standard deviation, in all directions alike", form="{:.0f}")]
-    )
-
-
-@dataclass(frozen=True)
-class Bars(Figure):
-    """Show horizontal bars from 0 to 100, the first at the top, each with a mark.
-
-    Attributes:
-        values: Length and mark of each bar, by its name.
-        title: The title.
-        xlabel: Label of the lengths.
-        mark: Label of the marks.
-    """
-
-    values: Mapping[str, tuple[float, float]]
-    title: str
-    xlabel: str
-    mark: str
-
-    def draw(self) -> "matplotlib.figure.Figure":
-        """Draw the bars."""
-        figure, (axis,) = style.panels(1, 7, 1.1 + 0.22 * len(self.values))
-        places = range(len(self.values))
-        axis.barh(places, [value for value, _ in self.values.values()], color=COLORS["model"], label=self.xlabel)
-        marks = [mark for _, mark in self.values.values()]
-        axis.plot(marks, places, "|", color=COLORS["replaced"], markersize=11, label=self.mark)
-        axis.set_yticks(places, [fitted(name, 8, 240) for name in self.values], fontsize=8)
-        axis.set(ylim=(len(self.values) - 0.4, -0.6), xlim=(0, 100), xlabel=f"{self.xlabel} (%)")
-        axis.set_title("\n".join(map(one_line, self.title.split("\n"))), loc="left", fontsize=11, color=INK)
-        axis.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-        return figure
+    return Panel("features of length 1", lines, [Level(1, "standard deviation of isotropic features", form="{:.0f}")])

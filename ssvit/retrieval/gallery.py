@@ -21,7 +21,9 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.evaluation.neighbours import Kind, check_k, nearest, relative_distances
 from ssvit.evaluation.probes.standard import Standard
 from ssvit.evaluation.statistics import above_chance, standard_error
-from ssvit.figures.contact_sheet import QUERIES, Neighbour, Query, contact_sheet
+from ssvit.figures.contact_sheet import QUERIES, contact_sheet
+from ssvit.figures.contact_sheet import neighbour as neighbour_picture
+from ssvit.figures.contact_sheet import query as query_picture
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery
 from ssvit.figures.style import evenly_spaced
@@ -195,25 +197,22 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
         lines.append(printable(f"{record['image']}: {nearest_picture}"))
     if len(records) > _LINES:
         lines.append(f"… and {len(records) - _LINES} more queries; output=FILE writes all of them")
-    counts, chances, nearest_correct, precisions = Counter(store.classes), [], [], []
+    counts, chances, correct = Counter(store.classes), [], []
     for record in records:
         is_stored = record["image"] in store.places
         others = counts[record["class"]] - is_stored
         if record["class"] is not None and others > 0:
-            correct = [neighbour["class"] == record["class"] for neighbour in record["neighbours"]]
             chances.append(others / (len(store) - is_stored))
-            nearest_correct.append(any(correct[:1]))
-            precisions.append(sum(correct) / max(1, len(correct)))
+            correct.append(any(neighbour["class"] == record["class"] for neighbour in record["neighbours"][:1]))
     if not chances:
         return [*lines, "no metrics: no query has a class of which the store has another picture"]
-    accuracy, chance, precision = (sum(values) / len(values) for values in (nearest_correct, chances, precisions))
+    accuracy, chance = (sum(values) / len(values) for values in (correct, chances))
     error = 1.96 * standard_error(accuracy, len(chances))
     significant = "significant" if above_chance(accuracy, chance, len(chances)) else "not significant"
     return [
         *lines,
         f"nearest picture of the same class: {100 * accuracy:.1f} ± {100 * error:.1f} % of {len(chances)} queries "
         f"(95 % interval); baseline, a random order: {100 * chance:.1f} %; {significant}",
-        f"all neighbours of the same class: {100 * precision:.1f} %",
         "next: sheet=FILE writes a contact sheet",
     ]
 
@@ -239,9 +238,8 @@ def sheet(records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], d
 
     rows = []
     for record in (records[row] for row in evenly_spaced(len(records), QUERIES)):
-        neighbours = []
+        rows.append([query_picture(small(record), title(record))])
         for other in record["neighbours"]:
             is_same = None if None in (record["class"], other["class"]) else record["class"] == other["class"]
-            neighbours.append(Neighbour(small(other), other["relative_distance"], title(other), is_same))
-        rows.append(Query(small(record), title(record), neighbours))
+            rows[-1].append(neighbour_picture(small(other), other["relative_distance"], title(other), is_same))
     return contact_sheet(rows)

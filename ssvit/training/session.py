@@ -252,6 +252,6 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
         pretrained=hasattr(options.encoder, "path"),
     )
     if is_main_process():
-        for line in probing.refused:
+        for line in probing.unavailable:
             print_lines(line)
     return {"probe": probing} if probing.probes else {}

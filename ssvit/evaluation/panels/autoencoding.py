@@ -4,13 +4,12 @@ The masks are fixed, so that all evaluations of a run are comparable. Two baseli
 visible patches of its image, normalised like the targets of the model: the mean colour, and the nearest visible patch.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
-from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, describe_losses, nearest_uncorrupted
+from ssvit.evaluation.panels.held_out import HeldOut
+from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.pictures import Mosaic, masked
 from ssvit.figures.plot import History, Plot, losses
 from ssvit.models.block import gather
@@ -22,7 +21,7 @@ BASELINES = {
 }
 
 
-class Autoencoding(Reconstruction):
+class Autoencoding(HeldOut):
     """Evaluate an `MAE` model."""
 
     def __call__(self, objective: MAE, history: History | None = None) -> Evaluation:
@@ -36,7 +35,7 @@ class Autoencoding(Reconstruction):
         name = f"squared error of {'normalised patches' if objective.options.norm_pixels else 'pixels'}"
         learning = Plot([losses(with_metrics(history, metrics), BASELINES, name)], (6, 3.8))
         figures = {"mosaic": self._mosaic(objective), "learning": learning}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
+        return Evaluation(metrics=metrics, lines=compare_losses(metrics, BASELINES), figures=figures)
 
     def _metrics(self, objective: MAE) -> dict[str, float]:
         errors: dict[str, list[Tensor]] = {name: [] for name in ("loss", *BASELINES)}
@@ -64,12 +63,6 @@ class Autoencoding(Reconstruction):
             "reconstructed": painted(objective.predict(images, noise)),
             "true": self.display(objective.paint(labels, images)),
         }
-        how = "with the true patch's mean and contrast" if objective.options.norm_pixels else "as they are"
-        note = f"masked; in the other columns the guesses, {how}"
+        scale = " with the mean and contrast of the true patch" if objective.options.norm_pixels else ""
+        note = f"masked; the other columns show the predictions{scale}"
         return masked(panels, masked_ids=noise.masked_ids, grid=grid, note=note)
-
-
-def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Return lines that compare the loss with each baseline."""
-    passed = sum(metrics["loss"] < metrics[name] for name in BASELINES)
-    return [*describe_losses(metrics, BASELINES, 4), conclude(passed, len(BASELINES))]

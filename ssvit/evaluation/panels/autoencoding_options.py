@@ -1,7 +1,7 @@
 """Define the options of the evaluation of masked autoencoders."""
 
-from ssvit.evaluation.panels.reconstruction_options import Reconstruction
+from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
-class Autoencoding(Reconstruction):
+class Autoencoding(HeldOut):
     """Evaluate masked autoencoders."""

@@ -4,7 +4,6 @@ Shapes use b, n images, v = 2 views, c channels, h, w pixels, d width, e width o
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +14,9 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.panels import contrast_options
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
-from ssvit.evaluation.panels.held_out import HeldOut
-from ssvit.evaluation.panels.spread import describe_spread, one_way, spread_of
-from ssvit.figures.pictures import Gallery, Picture
+from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
-from ssvit.figures.style import evenly_spaced
-from ssvit.objectives.simclr import Contrastive, cosines, similarities, unit
-
-NONE: Mapping[str, float | None] = MappingProxyType({})
-_ROWS, _ACROSS = 8, 10  # query images in the figure, and images in the row of each
+from ssvit.objectives.simclr import Contrastive, similarities, unit
 
 
 class Contrast(HeldOut):
@@ -42,39 +35,26 @@ class Contrast(HeldOut):
         self, options: contrast_options.Contrast, *, source: Source, transform: EvalTransform, augment: Views
     ) -> None:
         super().__init__(options, source=source, transform=transform)
-        self.augment, self.seed = augment, options.seed
+        self.augment = augment
 
     def __call__(self, objective: Contrastive, history: History | None = None) -> Evaluation:
         """Return the loss, top-1 accuracy of matching views, alignment, uniformity and spread of the features.
 
-        Figures: `learning`, these metrics over the steps, and `neighbours`, images with their nearest neighbours.
+        Figure: `learning`, these metrics over the steps.
         """
         device = objective.encoder.mean.device
         projected, features = [], []
         for images, slots in self.batches:
-            views = self.augment(images, slots, self.seed)["global"]
+            views = self.augment(images, slots, self.options.seed)["global"]
             projected.append(objective.project(views.to(device)).unflatten(0, (-1, len(images))))
             features.append(unit(objective.backbone().represent(images.to(device))))
         projections, vectors = torch.cat(projected, 1).flatten(0, 1), torch.cat(features)
-        losses, chance = objective.losses(projections), objective.chance(len(vectors))
-        metrics = {"loss": losses.double().mean().item(), "loss_by_chance": chance}
+        loss = objective.losses(projections).double().mean().item()
+        metrics = {"loss": loss, "loss_by_chance": objective.chance(len(vectors))}
         metrics |= measure(unit(projections)) | spread_of(vectors)
         if history is None:
             return Evaluation(metrics=metrics)
-        every = torch.cat([images for images, _ in self.batches])
-        shown = evenly_spaced(len(every), _ROWS)
-        near = cosines(vectors[shown], vectors)
-        near[range(len(shown)), shown] = 2.0  # the image itself comes first, even if another one has the same features
-        nearest = near.topk(min(_ACROSS, len(every)))
-        rows = [
-            [
-                Picture(image, () if place == 0 else (f"cosine {cosine:.2f}",))
-                for place, (image, cosine) in enumerate(zip(self.display(every[ids]), row.tolist(), strict=True))
-            ]
-            for ids, row in zip(nearest.indices.cpu(), nearest.values.cpu(), strict=True)
-        ]
-        title = f"held-out images, each next to those of {len(every)} whose features are nearest"
-        figures = {"learning": learning(with_metrics(history, metrics)), "neighbours": Gallery(rows, title, tile=110)}
+        figures = {"learning": learning(with_metrics(history, metrics))}
         return Evaluation(metrics=metrics, lines=describe(metrics, history[0]), figures=figures)
 
 
@@ -97,26 +77,29 @@ def measure(projections: Tensor) -> dict[str, float]:
     }
 
 
-def describe(metrics: Mapping[str, float], start: Mapping[str, float | None] = NONE) -> list[str]:
-    """Return lines that compare the metrics with chance and with step 0, and state whether the model has collapsed."""
+def describe(metrics: Mapping[str, float], start: Mapping[str, float | None]) -> list[str]:
+    """Return lines that compare the metrics with chance and with step 0, and state whether the model has collapsed.
+
+    Args:
+        metrics: The metrics.
+        start: Metrics of step 0, if they were measured.
+    """
     loss, chance, top1 = metrics["loss"], metrics["loss_by_chance"], metrics["top1"]
     first_loss, first = start.get("loss"), start.get("top1")
     lines = [
-        f"loss {loss:.3f}: {'below, better than' if loss < chance else 'not below, NO better than'} chance, "
-        f"{chance:.3f} (all views alike)" + ("" if first_loss is None else f"; {first_loss:.3f} at step 0"),
-        f"the nearest of all other views is the image's own for {100 * top1:.1f} % of the views, by chance for "
-        f"{100 * metrics['top1_by_chance']:.2f} %" + ("" if first is None else f", at step 0 for {100 * first:.1f} %"),
-        f"squared distance of an image's views {metrics['alignment']:.2f}, of different images "
-        f"{metrics['distance']:.2f}; uniformity {metrics['uniformity']:.2f} (0: all alike, -4: in all directions)",
+        f"loss {loss:.3f}; baselines: {chance:.3f} by chance"
+        + ("" if first_loss is None else f", {first_loss:.3f} at step 0"),
+        f"top-1 accuracy of matching views {100 * top1:.1f} %; baselines: {100 * metrics['top1_by_chance']:.2f} % by "
+        "chance" + ("" if first is None else f", {100 * first:.1f} % at step 0"),
+        f"mean squared distance between the views of an image {metrics['alignment']:.2f}, between images "
+        f"{metrics['distance']:.2f}; uniformity {metrics['uniformity']:.2f} (0: equal projections, -4: uniform)",
         describe_spread(metrics),
     ]
-    if signs := one_way(metrics):
-        return [*lines, f"COLLAPSED, or hardly begun: {signs[0]}"]
+    if signs := collapsed_features(metrics):
+        return [*lines, f"COLLAPSED, or at the start of training: {signs[0]}"]
     if loss < chance and top1 > max(first or 0.0, metrics["top1_by_chance"]):
-        return [*lines, "the model tells images apart, better than at step 0"]
-    if first_loss is not None and loss < min(first_loss, chance):
-        return [*lines, "the loss has fallen, but views find each other NO more often than at step 0"]
-    return [*lines, "the model does NOT tell images apart better than at step 0"]
+        return [*lines, "the model discriminates images better than chance and than at step 0"]
+    return [*lines, "the model does NOT discriminate images better than chance and than at step 0"]
 
 
 def learning(history: History) -> Plot:
@@ -126,12 +109,12 @@ def learning(history: History) -> Plot:
         curve(history, "top1_by_chance", "by chance", "ink", 100, "-."),
     )
     distances = (
-        curve(history, "alignment", "of an image's views"),
-        curve(history, "distance", "of different images", "replaced"),
+        curve(history, "alignment", "between the views of an image"),
+        curve(history, "distance", "between images", "replaced"),
     )
     panels = (
         losses(history, {"loss_by_chance": "chance, held-out"}, "loss (nats)"),
-        Panel("nearest is the image's other view (%)", matching),
+        Panel("top-1 accuracy of matching views (%)", matching),
         Panel("squared distance of projections", distances),
         spread(history),
     )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ssvit.config.declaration import AtLeastTwo, Whole
 from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
@@ -11,8 +10,3 @@ class Contrast(HeldOut):
     """Evaluate contrastive methods."""
 
     built_from: ClassVar[Mapping[str, str]] = {"augment": "data.augment"}
-
-    images: AtLeastTwo = 1024
-    """Maximum number of held-out images."""
-    seed: Whole = 0
-    """Seed of the views."""

@@ -1,10 +1,13 @@
-"""Define the base class of evaluators that use the same held-out images at each evaluation.
+"""Define the base class of evaluators that use the same held-out images at each evaluation, and their common measures.
 
-Shapes use b images of a batch, c channels, h, w pixels.
+Shapes use b images of a batch, n images, c channels, h, w pixels, d width.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
@@ -14,11 +17,14 @@ from ssvit.evaluation.panels import held_out_options
 from ssvit.evaluation.panels.base import Evaluator
 from ssvit.options import UserError
 
+_SHOWN = 12  # images in a mosaic
+LEAST_DEVIATION = 0.1  # collapse threshold of features, at which the mean cosine of two images is 0.99
+
 
 class HeldOut(Evaluator):
-    """Evaluate on some held-out images of a source."""
+    """Evaluate on some held-out images of a source, at least `fewest`."""
 
-    fewest = 1  # minimum number of images
+    fewest = 1
 
     def __init__(self, options: held_out_options.HeldOut, *, source: Source, transform: EvalTransform) -> None:
         self.source, self.transform, self.options = source, transform, options
@@ -35,7 +41,49 @@ class HeldOut(Evaluator):
             self.source, self.transform, batch_size=self.options.batch_size, limit=self.options.images
         )
         batches = [(batch.images, batch.slots) for batch in read]
-        if sum(len(slots) for _, slots in batches) < self.fewest:
-            few = "none" if self.fewest == 1 else "fewer than two"
-            raise UserError(f"{few} of the held-out images can be read, so there is nothing to evaluate on")
+        if (count := sum(len(slots) for _, slots in batches)) < self.fewest:
+            raise UserError(f"{count} held-out images can be read, and the evaluation needs at least {self.fewest}")
         return batches
+
+    @property
+    def shown(self) -> tuple[Tensor, Tensor]:
+        """Return images and slots for a mosaic, spread evenly over the batches because files are sorted by class."""
+        images, slots = (torch.cat(parts) for parts in zip(*self.batches, strict=True))
+        chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
+        return images[chosen], slots[chosen]
+
+    def sampled(self, objective: Any, images: Tensor, slots: Tensor) -> tuple[Tensor, Any]:
+        """Return images and the random choices of the objective for them, on the device of the model.
+
+        Args:
+            objective: The objective.
+            images: Images, (b, c, h, w).
+            slots: Slots of the images, (b,).
+        """
+        device = objective.encoder.mean.device
+        noise = objective.sample(slots, seed=self.options.seed)
+        return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
+
+
+def spread_of(features: Tensor) -> dict[str, float]:
+    """Return the standard deviation and the mean cosine similarity of features of unit length, (n, d)."""
+    n, center = len(features), features.double().mean(0)
+    deviation = (features.double() - center).square().mean(0).sum().sqrt()
+    # The standard deviation of a feature times the square root of d is 1 for isotropic features.
+    cosine = (n * center.square().sum() - 1) / (n - 1)
+    return {"feature_std": deviation.item(), "feature_cosine": cosine.item()}
+
+
+def describe_spread(metrics: Mapping[str, float], what: str = "images") -> str:
+    """Return a line with the values of `spread_of`."""
+    return (
+        f"standard deviation of the features {metrics['feature_std']:.2f} (isotropic features: 1), "
+        f"mean cosine similarity of two {what} {metrics['feature_cosine']:.2f}"
+    )
+
+
+def collapsed_features(metrics: Mapping[str, float]) -> list[str]:
+    """Return a sentence if the features have collapsed to one direction, or an empty list."""
+    if metrics["feature_std"] >= LEAST_DEVIATION:
+        return []
+    return [f"all features have nearly the same direction (standard deviation below {LEAST_DEVIATION})"]

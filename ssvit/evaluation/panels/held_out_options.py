@@ -1,6 +1,6 @@
 """Define the options of evaluations on held-out images."""
 
-from ssvit.config.declaration import Count, Options
+from ssvit.config.declaration import Count, Options, Whole
 
 
 class HeldOut(Options):
@@ -10,3 +10,5 @@ class HeldOut(Options):
     """Maximum number of held-out images."""
     batch_size: Count = 128
     """Batch size of the forward pass."""
+    seed: Whole = 0
+    """Seed of random choices, such as masks and views."""

@@ -10,19 +10,18 @@ Shapes use b images, k masks of an image, m masked patches, n patches, d width o
 from collections.abc import Mapping
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
-from ssvit.evaluation.panels.reconstruction import Reconstruction, conclude, describe_losses, nearest_uncorrupted
-from ssvit.figures.pictures import Mosaic, masked
+from ssvit.evaluation.panels.held_out import HeldOut
+from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.plot import History, Panel, Plot, curve
 from ssvit.models.block import gather
 from ssvit.objectives.latent import Latent
 
 BASELINES = {
     "loss_constant": "the mean target",
-    "loss_place": "the mean target at the patch's place",
+    "loss_place": "the mean target at the patch's position",
     "loss_mean": "the mean target of the image's visible patches",
     "loss_copying": "copying the nearest visible patch's target",
 }
@@ -30,14 +29,13 @@ BASELINES = {
 LEAST_TARGET, LEAST_PREDICTION = 0.1, 0.01
 
 
-class LatentPrediction(Reconstruction):
+class LatentPrediction(HeldOut):
     """Evaluate a `Latent` model with the first mask of each image."""
 
     def __call__(self, objective: Latent, history: History | None = None) -> Evaluation:
         """Return the loss on masked patches, that of the baselines, and standard deviations of targets and predictions.
 
-        Figures: `learning`, these metrics over the steps; `features`, targets and predictions of some images as
-        colours.
+        Figure: `learning`, these metrics over the steps.
         """
         metrics = self._metrics(objective)
         if history is None:
@@ -51,33 +49,22 @@ class LatentPrediction(Reconstruction):
         )
         deviations = (
             curve(history, "target_std", "targets", "unchanged"),
-            curve(history, "target_std_images", "targets, of images at one place", "replaced"),
+            curve(history, "target_std_images", "targets at the same position", "replaced"),
             curve(history, "prediction_std", "predictions"),
         )
         panels = Panel("loss on masked patches", losses), Panel("standard deviation of a feature", deviations)
-        learning = Plot(panels, (14, 3.8), legend="right")  # the curves cover the whole panel
-        figures = {"learning": learning, "features": self._features(objective)}
+        figures = {"learning": Plot(panels, (14, 3.8), legend="right")}  # the curves cover the whole panel
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
-
-    def _answers(self, objective: Latent, images: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
-        """Return images, targets (b, n, d), predictions (b, m, d), and visible and masked ids of the first mask."""
-        images, noise = self.sampled(objective, images, slots)
-        prediction, _ = objective.predict(images, noise)
-        return (
-            images,
-            objective.targets(images),
-            prediction[:, 0].float(),
-            noise.visible_ids[:, 0],
-            noise.masked_ids[:, 0],
-        )
 
     def _metrics(self, objective: Latent) -> dict[str, float]:
         columns = []
-        for batch in self.batches:
-            _, targets, prediction, visible_ids, masked_ids = self._answers(objective, *batch)
-            mean = gather(targets, visible_ids).mean(1, keepdim=True)
+        for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
+            prediction, _ = objective.predict(images, noise)
+            targets, masked_ids = objective.targets(images), noise.masked_ids[:, 0]
+            mean = gather(targets, noise.visible_ids[:, 0]).mean(1, keepdim=True)
             nearest = gather(targets, nearest_uncorrupted(masked_ids, objective.encoder.grid))
-            columns.append([part.cpu() for part in (targets, masked_ids, prediction, mean, nearest)])
+            parts = (targets, masked_ids, prediction[:, 0].float(), mean, nearest)
+            columns.append([part.cpu() for part in parts])
         targets, masked_ids, prediction, mean, nearest = map(torch.cat, zip(*columns, strict=True))
         place = targets.mean(0)
         guesses = {
@@ -94,55 +81,18 @@ class LatentPrediction(Reconstruction):
             "prediction_std": _deviation(prediction.flatten(0, 1)),
         }
 
-    def _features(self, objective: Latent) -> Mosaic:
-        images, targets, prediction, _, masked_ids = self._answers(objective, *self.shown)
-        encoder = objective.encoder
-        at = masked_ids[:, :, None].expand_as(prediction)
-        painted = colors(targets, targets.scatter(1, at, prediction), encoder.grid, encoder.patch_size)
-        panels = dict(zip(("targets", "predicted"), painted, strict=True)) | {"image": images}
-        panels = {title: self.display(panel) for title, panel in panels.items()}
-        note = "masked; the colours are the targets' first three principal components, at visible places the true ones"
-        return masked(panels, masked_ids=masked_ids, grid=encoder.grid, note=note)
-
 
 def _deviation(vectors: Tensor) -> float:
     """Return the standard deviation of each feature over all vectors (n, d), averaged over features."""
     return vectors.double().std(0).mean().item()
 
 
-def colors(targets: Tensor, predictions: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> list[Tensor]:
-    """Map targets and predictions to RGB by the first three principal components of the targets.
-
-    The colour range of a component spans the central 96 % of the targets.
-
-    Args:
-        targets: Targets, (b, n, d).
-        predictions: Predictions, (b, n, d).
-        grid: Rows and columns of patches.
-        patch: Height and width of a patch in pixels.
-
-    Returns:
-        Two images, (b, 3, h, w) in [0, 1].
-    """
-    flat = targets.flatten(0, 1).double()
-    mean = flat.mean(0)
-    axes = torch.linalg.svd(flat - mean, full_matrices=False).Vh[:3]
-    axes = axes * axes.sum(1, keepdim=True).sign()  # fix the sign of each axis, which is arbitrary in the SVD
-    low, high = ((flat - mean) @ axes.T).quantile(torch.tensor([0.02, 0.98], dtype=torch.double, device=flat.device), 0)
-    painted = []
-    for features in (targets, predictions):
-        values = ((features.double() - mean) @ axes.T - low) / (high - low).clamp(min=1e-12)
-        image = rearrange(values.clamp(0, 1).float(), "b (y x) c -> b c y x", y=grid[0])
-        painted.append(image.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3))
-    return painted
-
-
 def describe(metrics: Mapping[str, float]) -> list[str]:
     """Return lines that compare the loss with each baseline and state whether the targets differ."""
-    lines = describe_losses(metrics, BASELINES, 3)
-    lines.append(
-        f"standard deviation of the targets {metrics['target_std']:.2f}, from image to image at one place "
-        f"{metrics['target_std_images']:.2f}, of the predictions {metrics['prediction_std']:.2f}"
+    comparison, conclusion = compare_losses(metrics, BASELINES)
+    deviations = (
+        f"standard deviation: targets {metrics['target_std']:.2f}, targets at the same position "
+        f"{metrics['target_std_images']:.2f}, predictions {metrics['prediction_std']:.2f}"
     )
     signs = []
     if min(metrics["target_std"], metrics["target_std_images"]) < LEAST_TARGET:
@@ -150,5 +100,5 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     if metrics["prediction_std"] < LEAST_PREDICTION:
         signs.append(f"predictions hardly differ (standard deviation below {LEAST_PREDICTION})")
     if signs:
-        return [*lines, f"COLLAPSED, or hardly begun: {'; '.join(signs)}"]
-    return [*lines, conclude(sum(metrics["loss"] < metrics[name] for name in BASELINES), len(BASELINES))]
+        conclusion = f"COLLAPSED, or at the start of training: {'; '.join(signs)}"
+    return [comparison, deviations, conclusion]

@@ -1,7 +1,7 @@
 """Define the options of the evaluation of latent prediction."""
 
-from ssvit.evaluation.panels.reconstruction_options import Reconstruction
+from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
-class LatentPrediction(Reconstruction):
+class LatentPrediction(HeldOut):
     """Evaluate latent prediction."""

@@ -28,10 +28,8 @@ from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError
 
-RANDOM, GIVEN = "random weights", "the weights that it began with"
+RANDOM, INITIAL = "random weights", "the initial weights"
 _TWO_SIDED = 1.96  # half-width of a 95 % interval in standard errors
-_PERHAPS = "perhaps: by less than two standard errors"
-_OF_IMAGES = ("train_images", "test_images", "class_token", "multi_label")  # equal if comparable
 
 
 class Probing(Evaluator):
@@ -49,7 +47,7 @@ class Probing(Evaluator):
 
     Attributes:
         probes: Probes for which the images suffice.
-        refused: One line for each other probe, with the reason.
+        unavailable: One line for each other probe, with the reason.
     """
 
     def __init__(
@@ -62,13 +60,13 @@ class Probing(Evaluator):
         transform: EvalTransform,
         pretrained: bool = False,
     ) -> None:
-        self.start = GIVEN if pretrained else RANDOM
+        self.start = INITIAL if pretrained else RANDOM
         self.options = options
         self.set_interval(options.every)
         self.probes: list[Probe] = []
-        self.refused: list[str] = []
+        self.unavailable: list[str] = []
         if train.labels is None or test.labels is None:
-            self.refused = ["no probes: the images have no labels"]
+            self.unavailable = ["no probes: the images have no labels"]
             return
         self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
         self._test = self._read(subset(test, images=min(options.test_images, len(test))), transform)
@@ -76,19 +74,17 @@ class Probing(Evaluator):
         assert train_labels is not None
         assert test_labels is not None
         self._chance = chance_of(test_labels)
-        self._several = is_multi_label(test_labels)
+        self._multi_label = is_multi_label(test_labels)
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
-            if probe.features == PATCHES:
-                later = f"by the command evaluate with probes=[{name}]"
-                self.refused.append(f"{probe.title}: not in training, but afterwards {later}")
-                continue
             try:
+                if probe.features == PATCHES:
+                    raise UserError(f"measured by `ssvit evaluate probes=[{name}]` after the training")
                 check_labels(probe, train_labels, test_labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
-                more = " (probing.train_images takes more)" if options.train_images < len(train) else ""
-                self.refused.append(f"{probe.title}: not measured by {len(self._train)} training images{more}: {error}")
+                images = f"probing.train_images={len(self._train)}"
+                self.unavailable.append(f"{probe.title}: not measured during the run ({images}): {error}")
 
     def _read(self, source: Source, transform: EvalTransform) -> Memory:
         """Read transformed images as bytes. Each process holds all of them."""
@@ -101,7 +97,7 @@ class Probing(Evaluator):
     def _features(self, function: Extractor, device: torch.device | str) -> list[FeatureSets]:
         """Extract the features of the training and of the test images, which are already transformed."""
         size, both = self.options.batch_size, (self._train, self._test)
-        return [extract(function, source, _as_they_are, batch_size=size, device=device) for source in both]
+        return [extract(function, source, _unchanged, batch_size=size, device=device) for source in both]
 
     def _scored(self, probe: Probe, train: Features, test: Features) -> tuple[float, tuple[float, ...], int | None]:
         """Return the last column of the result, its `choice` and its `choice_images`."""
@@ -125,32 +121,29 @@ class Probing(Evaluator):
         start = start_of(history, metrics)
         panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
         figure = Plot(panels, (5 * len(panels), 3.8))
-        lines = [*describe(metrics, self.probes, start, self.start), *rises(history, self.probes)]
+        lines = describe(metrics, self.probes, start, start_name=self.start, multi_label=self._multi_label)
+        lines += rises(history, self.probes)
         return Evaluation(metrics=metrics, lines=lines, figures={"probes": figure} if panels else {})
 
     def _panel(self, history: History, probe: Probe, start: float | None) -> Panel:
         """Plot the accuracies of a probe over the steps, with binomial intervals, next to its baselines."""
         best = curve(history, probe.name, "layer chosen without test images", scale=100)
-        if not self._several:  # the standard error of an mAP is unknown
+        if not self._multi_label:  # the standard error of an mAP is unknown
             errors = [_TWO_SIDED * standard_error(value / 100, len(self._test)) for value in best.y]
             best = replace(best, around=[100 * error for error in errors])
         last = curve(history, f"{probe.name}_last", "last layer", "train", 100, DASHED)
         levels = (
             Level(None if start is None else 100 * start, self.start, "--", "{:.1f}"),
             level(history, f"{probe.name}_pixels", "pixels", ":", 100, "{:.1f}"),
-            chance(self._chance, *(["a random order"] if self._several else [])),
+            chance(self._chance, *(["a random order"] if self._multi_label else [])),
         )
-        ylabel = f"{'mAP' if self._several else 'top-1'} on held-out images (%)"
+        ylabel = f"{'mAP' if self._multi_label else 'top-1'} on held-out images (%)"
         return Panel(ylabel, (best, last), levels, title=probe.title)
 
     def _metrics(self, objective: Objective) -> dict[str, float]:
         encoder = objective.backbone()
         layers = features_options.Features(layer="all").readings(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
-        if encoder.pooling == "class_token":  # not comparable with metrics of other features
-            metrics["class_token"] = 1
-        if self._several:  # mAPs are not comparable with accuracies
-            metrics["multi_label"] = 1
         metrics |= {"chance": self._chance, **self._pixels}
         metrics |= {f"{probe.name}_chance": self._chance for probe in self.probes if probe.is_accuracy}
         try:
@@ -181,13 +174,18 @@ class Probing(Evaluator):
 
 
 def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, float | None]:
-    """Return the metrics of step 0 if they are of the same images and features, or else an empty mapping."""
-    same = {name: metrics[name] for name in _OF_IMAGES if name in metrics}
-    return next((row for row in history if row["step"] == 0 and same.items() <= row.items()), {})
+    """Return the metrics of step 0 if they are of as many images, or else an empty mapping."""
+    counts = {name: metrics[name] for name in ("train_images", "test_images")}
+    return next((row for row in history if row["step"] == 0 and counts.items() <= row.items()), {})
 
 
 def describe(
-    metrics: Mapping[str, float], probes: Sequence[Probe], start: Mapping[str, float | None], words: str = RANDOM
+    metrics: Mapping[str, float],
+    probes: Sequence[Probe],
+    start: Mapping[str, float | None],
+    *,
+    start_name: str = RANDOM,
+    multi_label: bool = False,
 ) -> list[str]:
     """Return lines that compare each probe with its baselines.
 
@@ -195,65 +193,60 @@ def describe(
         metrics: Metrics of `Probing`.
         probes: The probes.
         start: Metrics of step 0.
-        words: Description of the initial weights.
+        start_name: Description of the initial weights.
+        multi_label: Whether the metrics are mAPs, whose standard errors are unknown.
     """
-    return [
-        *(_line(probe, metrics, start.get(probe.name), words) for probe in probes),
-        f"by {metrics['train_images']} training images, on {metrics['test_images']} held-out ones; "
-        + ("differences of mAPs have no known error" if "multi_label" in metrics else _PERHAPS),
-    ]
+    lines = [_line(probe, metrics, {start_name: start.get(probe.name)}, multi_label) for probe in probes]
+    error = "no significance test for mAPs" if multi_label else "significant: a difference of two standard errors"
+    return [*lines, f"{metrics['train_images']} training and {metrics['test_images']} held-out images; {error}"]
 
 
 def rises(history: History, probes: Sequence[Probe]) -> list[str]:
     """Return for each probe whether it still improves, or the step at which it plateaued (Mann-Kendall test)."""
-    told = []
+    lines = []
     for probe in probes:
         points = [(row["step"], value) for row in history if (value := row.get(probe.name)) is not None]
         steps, values = zip(*points, strict=True) if points else ((), ())
-        if (last := last_rise(steps, values)) is None:
-            continue
-        end = steps[-1] == last
-        what = "still rising: more steps would help" if end else f"nothing gained since step {last:.0f}"
-        told.append(f"{probe.title}: {what} ({len(points)} evaluations, Mann-Kendall test, 5 %)")
-    return told
+        if (last := last_rise(steps, values)) is not None:
+            trend = "significant rise: more steps would help" if steps[-1] == last else f"plateau since step {last:.0f}"
+            lines.append(f"{probe.title}: {trend} ({len(points)} evaluations, Mann-Kendall test, 5 %)")
+    return lines
 
 
-def _line(probe: Probe, metrics: Mapping[str, float], start: float | None, start_words: str) -> str:
+def _line(probe: Probe, metrics: Mapping[str, float], baselines: Mapping[str, float | None], multi_label: bool) -> str:
     """Return a line that compares a probe with chance, with the initial weights and with pixels."""
     name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
     value = metrics[name]
     if math.isnan(value):
         return f"{probe.title}: not measured, the features are not finite"
-    several = "multi_label" in metrics
-    tells = not probe.is_accuracy or (value > chance if several else above_chance(value, chance, images))
-    beside = [] if tells else [f"not {NOTHING_YET}"]
-    for baseline, words in ((start, start_words), (metrics[f"{name}_pixels"], "the pixels")):
-        if baseline is None:
-            beside.append(f"{words} were not measured on these images, as step 0 would have been")
-        elif tells:
-            beside.append(
-                f"{_verdict(value, baseline, math.inf if several else images)} than {words}, {100 * baseline:.1f} %"
-            )
-        else:
-            beside.append(f"{words} {100 * baseline:.1f} %")
+    is_above = value > chance if multi_label else above_chance(value, chance, images)
+    is_informative = is_above or not probe.is_accuracy
+    comparisons = [] if is_informative else [f"not {NOTHING_YET}"]
+    for words, baseline in {**baselines, "raw pixels": metrics[f"{name}_pixels"]}.items():
+        if baseline is not None:
+            verdict = _verdict(value, baseline, math.inf if multi_label else images) if is_informative else ""
+            comparisons.append(f"{verdict}{words} ({100 * baseline:.1f} %)")
     layers = sum(key.startswith(f"{name}_layer") for key in metrics)
-    least = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
-    title = f"{probe.title} mAP" if several and probe.is_accuracy else probe.title
+    chance_level = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
+    title = f"{probe.title} mAP" if multi_label and probe.is_accuracy else probe.title
     return (
         f"{title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen without test "
-        f"images), last layer {100 * metrics[f'{name}_last']:.1f} %{least}: {'; '.join(beside)}"
+        f"images), last layer {100 * metrics[f'{name}_last']:.1f} %{chance_level}: {'; '.join(comparisons)}"
     )
 
 
 def _verdict(value: float, baseline: float, images: float) -> str:
-    """Compare two accuracies as if they were measured on independent images, which overestimates the error."""
-    if value <= baseline:
-        return "NO better"
+    """Return whether an accuracy is better than another, with the error of accuracies on independent images.
+
+    The images are the same, so this overestimates the error. For an infinite number of images there is none.
+    """
     error = math.hypot(standard_error(value, images), standard_error(baseline, images))
-    return "better" if value - baseline >= 2 * error else "perhaps better"
+    significantly = "" if math.isinf(images) else "significantly "
+    is_better = value > baseline and value - baseline >= 2 * error
+    return f"{'' if is_better else 'NOT '}{significantly}better than "
 
 
-def _as_they_are(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
+def _unchanged(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:
     """Return images in memory unchanged, since they are already transformed."""
     assert isinstance(images, Tensor)
     return images

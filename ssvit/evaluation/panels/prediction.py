@@ -11,13 +11,13 @@ import torch
 from einops import rearrange
 
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
-from ssvit.evaluation.panels.reconstruction import Reconstruction, beside, conclude, nearest_uncorrupted
+from ssvit.evaluation.panels.held_out import HeldOut
+from ssvit.evaluation.panels.reconstruction import compare, conclude, nearest_uncorrupted
 from ssvit.figures.pictures import GREY, Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
-from ssvit.figures.style import COLORS
 from ssvit.models.block import gather
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import KINDS, MASKED, REPLACED, UNCHANGED
+from ssvit.objectives.masking import KINDS, MASKED, REPLACED
 
 # For each score: the minimum loss of a constant prediction, and the constant prediction of the best score.
 _CONSTANTS = {
@@ -25,14 +25,9 @@ _CONSTANTS = {
     "squared_error": ("variance", "mean patch"),
     "absolute_error": ("mean deviation", "median patch"),
 }
-_LEGEND = {
-    MASKED: ("masked", str(GREY)),
-    REPLACED: ("replaced by another", COLORS["replaced"]),
-    UNCHANGED: ("unchanged, to be predicted", COLORS["unchanged"]),
-}
 
 
-class Prediction(Reconstruction):
+class Prediction(HeldOut):
     """Evaluate a `MaskedPatch` model."""
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
@@ -87,13 +82,8 @@ class Prediction(Reconstruction):
         corrupted = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
         corrupted = torch.where((kinds == MASKED)[:, :, None, None, None], GREY, corrupted)
         columns = (rearrange(part, "b (y x) c p q -> b c (y p) (x q)", y=grid[0]) for part in (corrupted, *painted))
-        present = {number: _LEGEND[number] for number in _LEGEND if (kinds == number).any()}
-        return Mosaic(
-            {"image": images, **dict(zip(("corrupted", "predicted", "true"), columns, strict=True))},
-            legend=dict(present.values()),
-            frames={name: (kinds == of).unflatten(1, grid) for of, (name, _) in present.items() if of != MASKED},
-            framed="corrupted",
-        )
+        names = ("corrupted", "predicted", "true")
+        return Mosaic({"image": images, **dict(zip(names, columns, strict=True))}, {"masked": str(GREY)})
 
 
 def _learning(history: History, score_name: str) -> Plot:
@@ -115,25 +105,23 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     """Return lines that compare loss and score with each baseline."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
     words, is_share = name.replace("_", " "), name == "accuracy"
-    ignorant, constant_guess = _CONSTANTS.get(name, _CONSTANTS["squared_error"])
+    ignorant, constant = _CONSTANTS.get(name, _CONSTANTS["squared_error"])
 
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
 
-    loss, constant = metrics["loss"], metrics["loss_constant"]
-    better = [loss < constant]
-    lines = [
-        f"loss {loss:.3f}: {beside(loss, constant)} the {ignorant} of the labels, {constant:.3f} (ignores the image)"
-    ]
+    loss = metrics["loss"], metrics["loss_constant"]
     masked = f"{name}_{KINDS[MASKED]}"
-    value, what = (metrics[masked], f"{words} on masked patches") if masked in metrics else (metrics[name], words)
+    value, patches = (metrics[masked], "masked patches") if masked in metrics else (metrics[name], "corrupted patches")
     baselines = {
-        f"{name}_copying": "copying the nearest uncorrupted patch",
-        f"{name}_constant": f"the {constant_guess}",
+        description: (show(baseline), value > baseline if is_share else value < baseline)
+        for key, description in (("copying", "copying the nearest uncorrupted patch"), ("constant", f"the {constant}"))
+        if (baseline := metrics.get(f"{name}_{key}")) is not None
     }
-    for key, action in baselines.items():
-        if (baseline := metrics.get(key)) is not None:
-            better.append(value > baseline if is_share else value < baseline)
-            lines.append(f"{what} {show(value)}: {beside(value, baseline, higher=is_share)} {action}, {show(baseline)}")
     kinds = [f"{kind} {show(metrics[f'{name}_{kind}'])}" for kind in KINDS if f"{name}_{kind}" in metrics]
-    return [*lines, f"{words} by what became of the patch: {', '.join(kinds)}", conclude(sum(better), len(better))]
+    return [
+        compare("loss", f"{loss[0]:.3f}", {f"the {ignorant} of the labels": (f"{loss[1]:.3f}", loss[0] < loss[1])}),
+        compare(f"{words} on {patches}", show(value), baselines),
+        f"{words} by type of corruption: {', '.join(kinds)}",
+        conclude([loss[0] < loss[1], *(better for _, better in baselines.values())]),
+    ]

@@ -1,7 +1,7 @@
 """Define the options of the evaluation of masked patch prediction."""
 
-from ssvit.evaluation.panels.reconstruction_options import Reconstruction
+from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
-class Prediction(Reconstruction):
+class Prediction(HeldOut):
     """Evaluate masked patch prediction."""

@@ -1,21 +1,12 @@
-"""Define the base class of evaluations of predicted patches, with fixed corruption, and their baselines.
+"""Compute the baselines of predicted patches, and compare a model with them.
 
 Shapes use b images, n patches, m corrupted patches of an image.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from ssvit.data.batch import EvalTransform
-from ssvit.data.sources.base import Source
-from ssvit.evaluation.panels import reconstruction_options
-from ssvit.evaluation.panels.held_out import HeldOut
-from ssvit.objectives.base import Objective
-
-_SHOWN = 12  # images in a mosaic
 
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -43,58 +34,34 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
-class Reconstruction(HeldOut):
-    """Evaluate an objective that predicts patches, with the same random choices in each evaluation."""
-
-    def __init__(
-        self, options: reconstruction_options.Reconstruction, *, source: Source, transform: EvalTransform
-    ) -> None:
-        super().__init__(options, source=source, transform=transform)
-        self.seed = options.seed
-
-    @property
-    def shown(self) -> tuple[Tensor, Tensor]:
-        """Return images and slots for the mosaic, spread evenly over the batches because files are sorted by class."""
-        images, slots = (torch.cat(parts) for parts in zip(*self.batches, strict=True))
-        chosen = torch.linspace(0, len(images) - 1, min(_SHOWN, len(images))).long()
-        return images[chosen], slots[chosen]
-
-    def sampled(self, objective: Objective, images: Tensor, slots: Tensor) -> tuple[Tensor, Any]:
-        """Return images and the random choices of the objective for them, on the device of the model."""
-        device = objective.encoder.mean.device
-        noise = objective.sample(slots, seed=self.seed)
-        return images.to(device), type(noise)(*(choice.to(device) for choice in noise))
-
-
-def beside(value: float, baseline: float, *, higher: bool = False) -> str:
-    """Return text on which side of a baseline a value is, and whether that is better.
+def compare(name: str, value: str, baselines: Mapping[str, tuple[str, bool]]) -> str:
+    """Return a line with a value of the model, its baselines, and whether it is better than each of them.
 
     Args:
-        value: Value of the model.
-        baseline: Value of the baseline.
-        higher: Whether higher is better.
+        name: What is measured.
+        value: The value.
+        baselines: For each baseline by its description, its value and whether the model is better.
     """
-    better = value > baseline if higher else value < baseline
-    return f"{'above' if value > baseline else 'below'}, {'better than' if better else 'NO better than'}"
+    comparisons = (
+        f"{'' if better else 'NOT '}better than {words} ({baseline})" for words, (baseline, better) in baselines.items()
+    )
+    return f"{name} {value}: {', '.join(comparisons)}"
 
 
-def describe_losses(metrics: Mapping[str, float], baselines: Mapping[str, str], digits: int) -> list[str]:
-    """Return lines that compare the loss with each baseline.
+def compare_losses(metrics: Mapping[str, float], baselines: Mapping[str, str]) -> list[str]:
+    """Return lines that compare the loss on masked patches with baselines, and the conclusion.
 
     Args:
         metrics: Metrics, including "loss" and the baselines.
         baselines: Descriptions of the baselines by metric.
-        digits: Number of decimals.
     """
-    loss = metrics["loss"]
-    return [
-        f"loss on masked patches {loss:.{digits}f}: {beside(loss, metrics[name])} {words}, {metrics[name]:.{digits}f}"
-        for name, words in baselines.items()
-    ]
+    better = {name: metrics["loss"] < metrics[name] for name in baselines}
+    values = {words: (f"{metrics[name]:.3f}", better[name]) for name, words in baselines.items()}
+    return [compare("loss on masked patches", f"{metrics['loss']:.3f}", values), conclude([*better.values()])]
 
 
-def conclude(passed: int, baselines: int) -> str:
-    """Return a sentence on how many baselines the model beats."""
-    if passed == baselines:
-        return "the model has learned to use the context"
-    return f"the model beats {passed} of {baselines} baselines: it has not learned to use the context yet"
+def conclude(better: list[bool]) -> str:
+    """Return a sentence on how many baselines the model beats, from whether it is better than each."""
+    if all(better):
+        return "the model has learned to use the context: it is better than all baselines"
+    return f"the model is better than {sum(better)} of {len(better)} baselines: it has not learned to use the context"

@@ -20,7 +20,7 @@ from ssvit.evaluation.neighbours import relative_distances, search
 from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.evaluation.report.side_by_side import SideBySide
 from ssvit.figures.base import Figure
-from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, Neighbour, Query, contact_sheet, pair_sheet
+from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, contact_sheet, neighbour, pair_sheet, query
 from ssvit.figures.intervals import Dot, Intervals
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Mosaic
@@ -161,15 +161,15 @@ def neighbours(split: Split, name: str) -> Gallery:
         split.pictures(test, rows), test.known_labels[rows], relative_distances(nearest, *features).tolist(),
         nearest.indices,
     )  # fmt: skip
-    queries = []
+    sheet = []
     for image, label, distances, places in zip(*columns, strict=True):
-        alike = []
+        row = [query(image, class_text(label, split.classes))]
         of_neighbours = (split.pictures(train, places), distances, train.known_labels[places])
         for picture, distance, other in zip(*of_neighbours, strict=True):
             same = bool((other & label).any() if several else other == label)
-            alike.append(Neighbour(picture, distance, class_text(other, split.classes), same))
-        queries.append(Query(image, class_text(label, split.classes), alike))
-    return contact_sheet(queries)
+            row.append(neighbour(picture, distance, class_text(other, split.classes), same))
+        sheet.append(row)
+    return contact_sheet(sheet)
 
 
 def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:

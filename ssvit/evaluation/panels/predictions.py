@@ -1,0 +1,295 @@
+"""Store the predictions of a classifier, and compute its metrics, a table of the classes, and lines for the console.
+
+`Predictions` are of images with one class each, `MultiLabelPredictions` of images with any number of classes, where a
+class is predicted at a probability of 0.5 or above.
+
+Shapes use b images of a batch, n images of the source, k classes.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssvit.data.batch import Batch
+from ssvit.data.sources.base import class_text
+from ssvit.evaluation.precision import average_precisions, share_of_class
+from ssvit.evaluation.statistics import NOTHING_YET, above_chance, chance
+from ssvit.objectives.classify_options import SIGMOID
+from ssvit.options import one_line
+
+_NAMED = 3  # classes named in the lines
+
+
+class ClassCounts(NamedTuple):
+    """Count the images of a class, those predicted correctly, and all images predicted as the class."""
+
+    name: str
+    images: int
+    correct: int
+    predicted: int
+
+    @property
+    def recall(self) -> float:
+        """Return the share of the class's images that are predicted correctly; NaN without images."""
+        return self.correct / self.images if self.images else math.nan
+
+    @property
+    def precision(self) -> float:
+        """Return the share of correct predictions among those of the class; NaN without predictions."""
+        return self.correct / self.predicted if self.predicted else math.nan
+
+    @property
+    def f1(self) -> float:
+        """Return the harmonic mean of recall and precision: 0 if one of them is undefined, NaN if both are."""
+        return 2 * self.correct / (self.images + self.predicted) if self.images + self.predicted else math.nan
+
+
+class Mistake(NamedTuple):
+    """Describe a wrong prediction by its row, the true classes, the predicted class and its probability."""
+
+    row: int
+    truth: str
+    prediction: str
+    probability: float
+
+
+class Predictions(NamedTuple):
+    """Store predictions for images in the order of the source; each column is (n,), on the CPU."""
+
+    place: Tensor  # index in the source, int64
+    truth: Tensor  # true class, int64
+    guess: Tensor  # most probable class, the first one in case of ties, int64
+    among_five: Tensor  # whether the true class is among the five most probable, bool
+    loss: Tensor  # cross-entropy of softmax or sigmoid, as in training, float64
+    confidence: Tensor  # probability of the predicted class, float64
+
+    @classmethod
+    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Predictions":
+        """Compute the predictions of a batch.
+
+        Args:
+            logits: Logits, (b, k), which may be infinite.
+            batch: Batch with labels.
+            loss: Loss of the classifier, see `Classify`.
+        """
+        logs = F.logsigmoid(logits.double()) if loss == SIGMOID else logits.double().log_softmax(-1)
+        best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
+        assert batch.labels is not None
+        truth = batch.labels[:, None]
+        losses = -logs.gather(1, truth)[:, 0]
+        if loss == SIGMOID:
+            absent = F.logsigmoid(-logits.double())
+            losses = losses - absent.sum(1) + absent.gather(1, truth)[:, 0]
+        confidence = logs.gather(1, best[:, :1])[:, 0].exp()
+        columns = (batch.slots, batch.labels, best[:, 0], (best == truth).any(1), losses, confidence)
+        return cls(*(column.cpu() for column in columns))
+
+    @property
+    def correct(self) -> Tensor:
+        """Return whether each prediction is correct, (n,) bool."""
+        return self.guess == self.truth
+
+    def confusion(self, classes: int, blocks: int | None = None) -> Tensor:
+        """Return the confusion matrix, (k, k): rows are true classes, columns predicted classes.
+
+        Args:
+            classes: Number of classes, k.
+            blocks: If set, neighbouring classes are merged to this number of rows and columns.
+        """
+        side = blocks or classes
+        row, column = (number * side // classes for number in (self.truth, self.guess))
+        return torch.bincount(row * side + column, minlength=side * side).view(side, side)
+
+    def mistakes(self, count: int, classes: Sequence[str]) -> list[Mistake]:
+        """Return the wrong predictions of highest confidence, in descending order."""
+        wrong = (~self.correct).nonzero()[:, 0]
+        wrong = wrong[self.confidence[wrong].argsort(descending=True, stable=True)[:count]]
+        return [
+            Mistake(row, classes[int(self.truth[row])], classes[int(self.guess[row])], self.confidence[row].item())
+            for row in wrong.tolist()
+        ]
+
+    def by_class(self, classes: Sequence[str]) -> list[ClassCounts]:
+        """Return the counts of each class, in the order of classes."""
+        columns = (self.truth, self.truth[self.correct], self.guess)
+        counts = (torch.bincount(column, minlength=len(classes)).tolist() for column in columns)
+        return [ClassCounts(*row) for row in zip(classes, *counts, strict=True)]
+
+    def metrics(self, classes: Sequence[str]) -> dict[str, float]:
+        """Return the metrics of the classifier.
+
+        accuracy; accuracy_top5 (for more than five classes); loss (cross-entropy); accuracy_per_class (mean recall of
+        classes that have images); macro_f1 (mean F1 of classes that have images or are predicted); accuracy_constant
+        (chance); images (their number).
+        """
+        counts = self.by_class(classes)
+        metrics = {"accuracy": self.correct.double().mean().item()}
+        if len(classes) > 5:
+            metrics["accuracy_top5"] = self.among_five.double().mean().item()
+        return metrics | {
+            "loss": self.loss.mean().item(),
+            "accuracy_per_class": mean(counted.recall for counted in counts),
+            "macro_f1": mean(counted.f1 for counted in counts),
+            "accuracy_constant": chance(self.truth.tolist()),
+            "images": len(self.truth),
+        }
+
+    def table(self, classes: Sequence[str]) -> str:
+        """Return a CSV table with one line for each class."""
+        head = ("class", "images", "correct", "predicted", "recall", "precision", "f1")
+        rows = ((*counted, counted.recall, counted.precision, counted.f1) for counted in self.by_class(classes))
+        return as_csv(head, rows)
+
+    def lines(self, metrics: Mapping[str, float], classes: Sequence[str]) -> list[str]:
+        """Return the accuracies next to chance, and the classes of the lowest recall.
+
+        Args:
+            metrics: The metrics of these predictions.
+            classes: Class names.
+        """
+        tops = [f"top-1 {percent(metrics['accuracy'])}"]
+        if "accuracy_top5" in metrics:
+            tops.append(f"top-5 {percent(metrics['accuracy_top5'])}")
+        constant, count = metrics["accuracy_constant"], metrics["images"]
+        lines = [f"{', '.join(tops)} of {count:,} images (chance {percent(constant)}, always the most frequent class)"]
+        if not above_chance(metrics["accuracy"], constant, count):
+            lines.append(f"not {NOTHING_YET}")
+        means = f"mean recall {percent(metrics['accuracy_per_class'])}, macro-F1 {percent(metrics['macro_f1'])}"
+        lines.append(f"{means}; loss {metrics['loss']:.3f}")
+        counts, named = self.by_class(classes), []
+        incomplete = [number for number, counted in enumerate(counts) if counted.correct < counted.images]
+        for number in sorted(incomplete, key=lambda number: counts[number].recall)[:_NAMED]:
+            times, other = torch.bincount(self.guess[(self.truth == number) & ~self.correct]).max(0)
+            confusion = f"{one_line(classes[int(other)])} {percent(int(times) / counts[number].images)}"
+            recall = percent(counts[number].recall)
+            named.append(f"{one_line(classes[number])} {recall} (predicted as {confusion})")
+        return [*lines, f"lowest recall: {', '.join(named)}" if named else "all predictions are correct"]
+
+
+class MultiLabelPredictions(NamedTuple):
+    """Store predictions of a multi-label classifier for images in the order of the source, on the CPU."""
+
+    place: Tensor  # index in the source, (n,) int64
+    truth: Tensor  # true classes, (n, k) bool
+    logits: Tensor  # (n, k) float64
+
+    @classmethod
+    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "MultiLabelPredictions":
+        """Return the predictions of a batch.
+
+        Args:
+            logits: Logits, (b, k).
+            batch: Batch with labels.
+            loss: Loss of the classifier, which is binary cross-entropy.
+        """
+        assert batch.labels is not None
+        return cls(batch.slots.cpu(), batch.labels.cpu(), logits.double().cpu())
+
+    @property
+    def guess(self) -> Tensor:
+        """Return whether each class is predicted, (n, k) bool."""
+        return self.logits >= 0
+
+    @property
+    def correct(self) -> Tensor:
+        """Return whether all classes of each image are correct, (n,) bool."""
+        return (self.guess == self.truth).all(1)
+
+    def mistakes(self, count: int, classes: Sequence[str]) -> list[Mistake]:
+        """Return each image's most confident wrong prediction, highest first; "no A" is the prediction of absence."""
+        wrong = (self.guess != self.truth) * self.logits.abs().sigmoid()
+        highest, number = wrong.max(1)
+        rows = highest.argsort(descending=True, stable=True)[:count].tolist()
+        return [
+            Mistake(
+                row,
+                class_text(self.truth[row], classes) or "none",
+                ("no " if self.truth[row, number[row]] else "") + classes[int(number[row])],
+                highest[row].item(),
+            )
+            for row in rows
+            if highest[row] > 0
+        ]
+
+    def by_class(self, classes: Sequence[str]) -> list[ClassCounts]:
+        """Return the counts of each class, in the order of classes."""
+        columns = (column.sum(0).tolist() for column in (self.truth, self.guess & self.truth, self.guess))
+        return [ClassCounts(*row) for row in zip(classes, *columns, strict=True)]
+
+    def metrics(self, classes: Sequence[str]) -> dict[str, float]:
+        """Return metrics of the classifier, and the mAP of a random order as baseline.
+
+        map (mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have images or are
+        predicted), loss (binary cross-entropy summed over the classes), map_constant, and images (their number).
+        """
+        counts, n = self.by_class(classes), len(self.truth)
+        total = sum(counted.images + counted.predicted for counted in counts)
+        loss = F.binary_cross_entropy_with_logits(self.logits, self.truth.double(), reduction="sum") / n
+        return {
+            "map": mean(average_precisions(self.logits, self.truth).tolist()),
+            "micro_f1": 2 * sum(counted.correct for counted in counts) / max(1, total),
+            "macro_f1": mean(counted.f1 for counted in counts),
+            "loss": loss.item(),
+            "map_constant": share_of_class(self.truth),
+            "images": n,
+        }
+
+    def table(self, classes: Sequence[str]) -> str:
+        """Return a CSV table with one line for each class."""
+        head = ("class", "images", "correct", "predicted", "average_precision", "recall", "precision", "f1")
+        pairs = zip(self.by_class(classes), average_precisions(self.logits, self.truth).tolist(), strict=True)
+        return as_csv(
+            head, ((*counted, average, counted.recall, counted.precision, counted.f1) for counted, average in pairs)
+        )
+
+    def lines(self, metrics: Mapping[str, float], classes: Sequence[str]) -> list[str]:
+        """Return lines on the metrics, and the classes of the lowest average precision.
+
+        Args:
+            metrics: The metrics of these predictions.
+            classes: Class names.
+        """
+        lines = [
+            f"mAP {percent(metrics['map'])} of {metrics['images']:,} images, each with any of {len(classes)} classes "
+            f"(a random order: {percent(metrics['map_constant'])})",
+            *([] if metrics["map"] > metrics["map_constant"] else ["not above a random order"]),
+            f"micro-F1 {percent(metrics['micro_f1'])}, macro-F1 {percent(metrics['macro_f1'])}; "
+            f"loss {metrics['loss']:.3f}",
+        ]
+        averages = average_precisions(self.logits, self.truth).tolist()
+        measured = [(average, name) for average, name in zip(averages, classes, strict=True) if not math.isnan(average)]
+        if absent := len(classes) - len(measured):
+            lines.append(f"{absent} classes without images are excluded")
+        named = (f"{one_line(name)} {percent(average)}" for average, name in sorted(measured)[:_NAMED])
+        return [*lines, f"lowest average precision: {', '.join(named)}"]
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of the values, ignoring NaNs; NaN if there is no value."""
+    defined = [value for value in values if not math.isnan(value)]
+    return sum(defined) / len(defined) if defined else math.nan
+
+
+def percent(share: float) -> str:
+    """Format a share as a percentage: 0.123 -> 12.3 %."""
+    return f"{100 * share:.1f} %"
+
+
+def as_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format a table as CSV, with four decimals for floats and empty cells for NaNs.
+
+    Class names are names of folders and may contain bytes that are not valid text, which are escaped.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(head)
+    for row in rows:
+        cells = [("" if math.isnan(cell) else f"{cell:.4f}") if isinstance(cell, float) else cell for cell in row]
+        table.writerow(cells)
+    return text.getvalue().encode(errors="backslashreplace").decode()
