@@ -24,8 +24,7 @@ from ssvit.models.block import gather
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Corruption
+from ssvit.objectives.masked_patch import Corruption, MaskedPatch
 from ssvit.objectives.targets import MeanColor
 from ssvit.training.options import Pretrain
 

@@ -21,25 +21,20 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import (
     classify_options,
     codebook_options,
-    contrastive_tuning_options,
+    contrastive_options,
     dino_options,
-    ibot_options,
     latent_options,
     mae_options,
     masked_patch_options,
-    simclr_options,
 )
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
-from ssvit.objectives.contrastive_tuning import ContrastiveTuning
-from ssvit.objectives.dino import Dino
-from ssvit.objectives.ibot import IBot
+from ssvit.objectives.contrastive import Contrastive, ContrastiveTuning, SimCLR
+from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
-from ssvit.objectives.simclr import Contrastive, SimCLR
+from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
@@ -152,11 +147,11 @@ def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
     return Dino(dino_options.Dino(**DINO), encoder=encoder(dropout))
 
 
-def ibot(dropout: float = 0.0, seed: int = 0, own_head: bool = False) -> IBot:
+def ibot(dropout: float = 0.0, seed: int = 0) -> IBot:
     """The same with masked patches."""
     torch.manual_seed(seed)
     temperature = Schedule(start=0.05, end=0.08, shape="linear", over=0.5)
-    return IBot(ibot_options.IBot(own_head=own_head, patch_temperature=temperature, **DINO), encoder=encoder(dropout))
+    return IBot(dino_options.IBot(patch_temperature=temperature, **DINO), encoder=encoder(dropout))
 
 
 def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
@@ -173,14 +168,14 @@ def simclr(dropout: float = 0.0, seed: int = 0, **options) -> SimCLR:
     """Contrastive learning of two views, each with half of its patches."""
     torch.manual_seed(seed)
     own = {"temperature": 0.2, "hidden": 16, "projection": 8, "keep": 0.5, **options}
-    return SimCLR(simclr_options.SimCLR(**own), encoder=encoder(dropout))
+    return SimCLR(contrastive_options.SimCLR(**own), encoder=encoder(dropout))
 
 
 def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> ContrastiveTuning:
     """Contrastive tuning of the last of two layers, which a few steps of the heads alone precede."""
     torch.manual_seed(seed)
     own = {"hidden": 16, "projection": 8, "queue": 20, "heads_only": 0.2, **options}
-    return ContrastiveTuning(contrastive_tuning_options.ContrastiveTuning(**own), encoder=encoder(dropout))
+    return ContrastiveTuning(contrastive_options.ContrastiveTuning(**own), encoder=encoder(dropout))
 
 
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:

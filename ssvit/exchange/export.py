@@ -70,11 +70,8 @@ def _write(model: Encoder | Classify, folder: Path, options: Export, facts: Mapp
         else:
             remarks = (_timm if options.format == TIMM else _huggingface)(encoder, head, folder, preprocessing)
     remarks += preprocessing.remarks()
-    if head is not None and head.options.loss != "softmax":
-        several = head.options.loss == MULTI_LABEL
-        trained = "on images of several classes" if several else f"with {head.options.loss}"
-        loss = f"the classifier was trained {trained}"
-        remarks.append(f"{loss}: its probabilities are the sigmoid of each logit, not a softmax")
+    if head is not None and head.options.loss == MULTI_LABEL:
+        remarks.append("multi-label classifier: its probabilities are the sigmoid of each logit, not a softmax")
     text = card.write(
         run=run,
         step=facts["step"],

@@ -3,9 +3,9 @@
 Letters: b images.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,9 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class Group(TypedDict):
-    """Hold parameters that share hyper-parameters, in the form of torch's optimisers."""
-
-    params: list[Tensor]
-    weight_decay: float
-    decays: bool
-    share: float
+def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
+    """Return the same values with their gradient multiplied by a factor, a number or ()."""
+    return x * factor + x.detach() * (1 - factor)
 
 
 def parameter_groups(
@@ -37,8 +33,8 @@ def parameter_groups(
     weight_decay: float,
     *,
     layer_decay: float = 1.0,
-    encoders: Iterable[Encoder] = (),
-) -> list[Group]:
+    encoder: Encoder | None = None,
+) -> list[dict[str, Any]]:
     """Group the trained parameters by learning rate and weight decay, highest layer first.
 
     Matrices decay; biases, norms, positions and tokens do not.
@@ -47,20 +43,20 @@ def parameter_groups(
         named_parameters: Parameters of an objective with their names.
         weight_decay: Weight decay of matrices.
         layer_decay: Factor of the learning rate for each layer further down (Bao et al. 2022, section 3.1).
-        encoders: Encoders of the objective; parameters outside of them have the learning rate of the highest layer.
+        encoder: Encoder of the objective; parameters outside of it have the learning rate of the highest layer.
 
     Returns:
-        Groups for torch's optimisers. `decays`: whether a group has weight decay. `share`: its learning rate relative
-        to the recipe's, layer_decay to the power of the number of layers above.
+        Groups for torch's optimisers, with `params`, `weight_decay`, `decays` (whether the group has weight decay) and
+        `share` (its learning rate relative to the recipe's, layer_decay to the power of the number of layers above).
     """
     groups: dict[tuple[float, bool], list[Tensor]] = {}
-    owners = {id(one): (encoder, name) for encoder in encoders for name, one in encoder.named_parameters()}
+    names = {} if encoder is None else {id(weight): name for name, weight in encoder.named_parameters()}
+    undecayed = UNDECAYED if encoder is None else encoder.undecayed
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            encoder, inner = owners.get(id(parameter), (None, name))
-            undecayed = UNDECAYED if encoder is None else encoder.undecayed
+            inner = names.get(id(parameter))
+            above = encoder.layers_above(inner) if encoder is not None and inner and layer_decay < 1 else 0
             is_matrix = parameter.ndim >= 2 and not any(word in name for word in undecayed)
-            above = encoder.layers_above(inner) if encoder is not None and layer_decay < 1 else 0
             groups.setdefault((layer_decay**above, is_matrix), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": weight_decay if is_matrix else 0.0, "decays": is_matrix, "share": share}
@@ -99,11 +95,6 @@ class Objective(nn.Module):
         if options is not None and encoder is not None:
             options.fits(encoder.options)
             self.options, self.schedules, self.encoder = options, options.schedules, encoder
-
-    @property
-    def encoders(self) -> Sequence[Encoder]:
-        """Return the trained encoders, whose layers `parameter_groups` counts."""
-        return (self.encoder,)
 
     def backbone(self) -> Encoder:
         """Return the encoder that is probed and exported."""
@@ -193,7 +184,7 @@ class Objective(nn.Module):
                 state must not change.
         """
 
-    def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[Group]:
+    def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Group the trained parameters for torch's optimisers by the function `parameter_groups`.
 
         Args:
@@ -203,4 +194,4 @@ class Objective(nn.Module):
         Returns:
             Groups for torch's optimisers.
         """
-        return parameter_groups(self.named_parameters(), weight_decay, layer_decay=layer_decay, encoders=self.encoders)
+        return parameter_groups(self.named_parameters(), weight_decay, layer_decay=layer_decay, encoder=self.encoder)

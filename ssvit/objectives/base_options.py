@@ -1,7 +1,7 @@
 """Define the options that all objectives share, and their requirements for other parts of a run."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ssvit.config.declaration import Options, Run
 from ssvit.data.sources.base_options import Augmentation
@@ -37,8 +37,11 @@ class Objective(Options):
         fields = type(self).model_fields
         return {name: value for name, value in self if any(isinstance(m, Between) for m in fields[name].metadata)}
 
-    def fits(self, encoder: ViT) -> None:
+    def fits(self, encoder: Any) -> None:
         """Check these options against those of the encoder, for `check` and for the constructor of the objective.
+
+        Args:
+            encoder: Options of the encoder: a `ViT`, or any `Normalized` if `needs_patches` is False.
 
         Raises:
             OptionError: The objective cannot train this encoder.
@@ -53,8 +56,9 @@ class Objective(Options):
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
             model = getattr(run.encoder, "model", None)
             name, value = ("encoder", run.encoder.label) if model is None else ("encoder.model", model)
-            raise RootOptionError(name, value, "has no patches, which the objective needs; supervised needs none")
-        if isinstance(run.encoder, ViT):
+            expected = "must be a ViT for this objective; objective=supervised and simclr take any encoder"
+            raise RootOptionError(name, value, expected)
+        if isinstance(run.encoder, Normalized):
             self.fits(run.encoder)
         if isinstance(run.augment, Augmentation):
             self._check_views(run.augment)
@@ -70,16 +74,16 @@ class Objective(Options):
         if isinstance(run.augment, Augmentation) and isinstance(run.encoder, ViT):
             size = pair("image_size", run.encoder.image_size)
             if run.augment.size != size:
-                right = f"must be encoder.image_size={typed(size)}: the objective samples patches of such images"
-                raise RootOptionError("data.augment.size", run.augment.size, right)
+                expected = f"must be encoder.image_size={typed(size)}: the objective samples patches of such images"
+                raise RootOptionError("data.augment.size", run.augment.size, expected)
 
     def _check_views(self, augment: Augmentation) -> None:
         if not set(self.views) <= set(augment.views):
-            right = (
-                f"gives {' and '.join(augment.views)} views, and the objective takes {' and '.join(self.views)} ones: "
-                "add augment@data.augment=…, of which multi_crop and multi_crop_small give global and local ones"
+            expected = (
+                f"must give views named {' and '.join(self.views)}, not {' and '.join(augment.views)}: choose "
+                "augment@data.augment=two_crops for global views, multi_crop for global and local ones"
             )
-            raise RootOptionError("data.augment", type(augment).__name__, right)
+            raise RootOptionError("data.augment", type(augment).__name__, expected)
         if augment.number_of_local_views and not self.takes_local:
-            right = "must be 0: the objective takes global views alone, as of augment@data.augment=two_crops"
-            raise RootOptionError("data.augment.local_views", augment.number_of_local_views, right)
+            expected = "must be 0: the objective takes only global views, such as augment@data.augment=two_crops"
+            raise RootOptionError("data.augment.local_views", augment.number_of_local_views, expected)

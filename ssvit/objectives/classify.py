@@ -42,22 +42,6 @@ def balanced(labels: Tensor, classes: int) -> list[float]:
     return [len(labels) / (classes * count) if count else 0.0 for count in labels.bincount(minlength=classes).tolist()]
 
 
-def _for_labels(own: classify_options.Classify, labels: Tensor | None) -> classify_options.Classify:
-    """Return the options, completed by what the labels of the training images determine."""
-    if labels is None:
-        return own
-    classes = own.classes
-    assert classes is not None
-    if is_multi_label(labels):
-        own = own.changed(loss=classify_options.MULTI_LABEL)
-    elif own.loss == classify_options.MULTI_LABEL:
-        right = "must be softmax or sigmoid: each of these images has one class"
-        raise OptionError("loss", own.loss, right)
-    if own.class_weights == classify_options.BALANCED:
-        own = own.changed(class_weights=balanced(labels, len(classes)))
-    return own
-
-
 class Distillation:
     """Learn the predictions of a trained classifier, the teacher (Hinton et al. 2015; DeiT, Touvron et al. 2021).
 
@@ -80,21 +64,21 @@ class Distillation:
             classes: Its classes, in order.
 
         Raises:
-            UserError: The teacher takes other images, or has other classes or another order of them.
-            OptionError: The soft loss is selected, and the teacher was not trained with softmax.
+            UserError: The teacher is a multi-label classifier, requires other images, or has other classes or another
+                order of them.
         """
-        if self.options.kind == "soft" and self.teacher.options.loss != classify_options.SOFTMAX:
-            loss = self.teacher.options.loss
-            right = f"must be hard with this teacher, whose probabilities are no softmax: its loss is {loss}"
-            raise OptionError("objective.distillation.kind", self.options.kind, right)
-        own, theirs = ("x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder))
-        if own != theirs:
-            raise UserError(f"distillation.teacher: takes images of {theirs}, this encoder takes {own}")
-        for number, (known, wanted) in enumerate(zip_longest(self.teacher.classes, classes)):
-            if known != wanted:
+        if self.teacher.options.loss == classify_options.MULTI_LABEL:
+            raise UserError("distillation.teacher: must have been trained with one class for each image")
+        expected, actual = (
+            "x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder)
+        )
+        if actual != expected:
+            raise UserError(f"distillation.teacher: requires images of {actual}, and this encoder images of {expected}")
+        for number, (actual, expected) in enumerate(zip_longest(self.teacher.classes, classes)):
+            if actual != expected:
                 raise UserError(
-                    f"distillation.teacher: must know the same classes in the same order, but its class {number} "
-                    f"(of {len(self.teacher.classes)}) is {known}, not {wanted} (of {len(classes)})"
+                    f"distillation.teacher: must have the same classes in the same order, but class {number} of its "
+                    f"{len(self.teacher.classes)} is {actual}, and class {number} of these {len(classes)} is {expected}"
                 )
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
@@ -114,13 +98,12 @@ class Distillation:
         if self.teacher.encoder.mean.device != images.device:
             self._move(images.device)
         with torch.no_grad():
-            taught = self.teacher.logits(images)
+            teacher_logits = self.teacher.logits(images)
         if self.options.kind == "hard":
-            return F.cross_entropy(logits, taught.argmax(1))
+            return F.cross_entropy(logits, teacher_logits.argmax(1))
         temperature = self.options.temperature
-        student, teacher = (F.log_softmax(x / temperature, 1, dtype=logits.dtype) for x in (logits, taught))
-        count = len(logits) if self.options.reduction == "batch" else logits.numel()
-        return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / count
+        student, teacher = (F.log_softmax(x / temperature, 1, dtype=logits.dtype) for x in (logits, teacher_logits))
+        return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / len(logits)
 
     @torch.compiler.disable
     def _move(self, device: torch.device) -> None:
@@ -156,32 +139,38 @@ class Classify(Objective):
         labels: Tensor | None = None,
         teacher: "Classify | None" = None,
     ) -> None:
-        super().__init__()
-        self.options = own = _for_labels(options if classes is None else options.changed(classes=classes), labels)
-        assert own.classes is not None
-        self.encoder, self.classes = encoder, tuple(own.classes)
+        options = options if classes is None else options.changed(classes=classes)
+        if labels is not None and is_multi_label(labels):
+            options = options.changed(loss=classify_options.MULTI_LABEL)
+        elif labels is not None:
+            options.check_labels(multi_label=False)
+        super().__init__(options, encoder)
+        assert options.classes is not None
+        self.classes = tuple(options.classes)
         self.distillation: Distillation | None = None
-        if own.distillation is not None:
-            self.distillation = Distillation(own.distillation, teacher or own.distillation.teacher.build())
+        if options.distillation is not None:
+            self.distillation = Distillation(options.distillation, teacher or options.distillation.teacher.build())
             self.distillation.check(encoder, self.classes)
-        own.fits(encoder.options)
-        if own.class_weights == classify_options.BALANCED:
-            raise OptionError("class_weights", own.class_weights, "needs the labels of the training images")
-        weights = None if own.class_weights is None else torch.tensor(own.class_weights, dtype=torch.float64)
+        factors = options.class_weights
+        if factors == classify_options.BALANCED:
+            if labels is None:
+                raise OptionError("class_weights", factors, "needs the labels of the training images")
+            factors = balanced(labels, len(self.classes))
+        weights = None if factors is None else torch.tensor(factors, dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
         self.head = self._head()
         self.distilled_head = None if encoder.distillation_token is None else self._head()
-        ways = [(v2.MixUp, own.mixup), (v2.CutMix, own.cutmix)]
-        mixing = [way(alpha=alpha, num_classes=len(self.classes)) for way, alpha in ways if alpha]
+        transforms = [(v2.MixUp, options.mixup), (v2.CutMix, options.cutmix)]
+        mixing = [transform(alpha=alpha, num_classes=len(self.classes)) for transform, alpha in transforms if alpha]
         self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0] if mixing else None
         self._freeze()
 
     @property
     def facts(self) -> dict[str, object]:
         """Return the base class's metadata, "classifier" (options of the heads) and "lora" (options of `Lora`)."""
-        own = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
+        classifier = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
-        return super().facts | {"classifier": own} | adapted
+        return super().facts | {"classifier": classifier} | adapted
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
@@ -205,8 +194,8 @@ class Classify(Objective):
         return tuple(at_least_float32(x) for x in logits)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of the classes from logits (b, k), (b, k); with sigmoid they need not sum to 1."""
-        return logits.softmax(-1) if self.options.loss == classify_options.SOFTMAX else logits.sigmoid()
+        """Return the probabilities of the classes from logits: (b, k) -> (b, k); multi-label ones need not sum to 1."""
+        return logits.sigmoid() if self.options.loss == classify_options.MULTI_LABEL else logits.softmax(-1)
 
     def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING) -> Any:
         """Return the mean loss and the accuracy; the label of a mixed image is the class with the larger share.
@@ -240,12 +229,11 @@ class Classify(Objective):
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)
         logits = self.head_logits(images, self.depth_noise(batch))
-        teacher = self.distillation
-        if teacher is None:
+        if self.distillation is None:
             loss = torch.stack([self._loss(x, labels) for x in logits]).mean()
         else:
-            taught, weight = teacher.loss(logits[-1], images), teacher.options.weight
-            loss = (1 - weight) * self._loss(logits[0], labels) + weight * taught
+            distilled, weight = self.distillation.loss(logits[-1], images), self.distillation.options.weight
+            loss = (1 - weight) * self._loss(logits[0], labels) + weight * distilled
         with torch.no_grad():
             mean = torch.stack(logits).mean(0)
             if self.options.loss == classify_options.MULTI_LABEL:
@@ -256,19 +244,15 @@ class Classify(Objective):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of the logits (b, k) for labels (b,) or shares (b, k)."""
-        if self.options.loss != classify_options.SOFTMAX:
-            shares = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])
-            weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
-            loss = F.binary_cross_entropy_with_logits(
-                logits, shares.to(logits.dtype), pos_weight=weights, reduction="sum"
-            )
-            return loss / len(logits)
-        if labels.is_floating_point():
+        weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
+        if labels.ndim == 2:
             labels = labels.to(logits.dtype)
+        if self.options.loss == classify_options.MULTI_LABEL:
+            loss = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
+            return loss / len(logits)
         smoothing = self.options.label_smoothing
-        if self.class_weights is None:
+        if weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        weights = self.class_weights.to(logits.dtype)
         loss = F.cross_entropy(logits, labels, weights, reduction="sum")
         if smoothing:
             factors = weights[labels] if labels.ndim == 1 else labels @ weights
@@ -299,13 +283,6 @@ class Classify(Objective):
         if isinstance(trained, int):
             for part in (*list(encoder.blocks)[-trained:], encoder.norm):
                 part.requires_grad_(True)
-        elif trained == "norms_and_biases":
-            for part in encoder.modules():
-                if isinstance(part, nn.LayerNorm | nn.GroupNorm):
-                    part.requires_grad_(True)
-            for name, parameter in encoder.named_parameters():
-                if name.endswith(".bias"):
-                    parameter.requires_grad_(True)
         if self.options.lora is not None:
             lora.adapt(encoder, **self.options.lora.values())
 
@@ -314,7 +291,7 @@ class Classify(Objective):
         width, hidden = self.encoder.width, self.options.hidden
         output = nn.Linear(hidden or width, len(self.classes))
         nn.init.zeros_(output.weight)
-        nn.init.constant_(output.bias, self.options.head_bias)
+        nn.init.zeros_(output.bias)
         if hidden is None:
             return output
         first = nn.Linear(width, hidden)

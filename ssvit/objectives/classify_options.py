@@ -17,9 +17,6 @@ BALANCED: Final = "balanced"
 ClassWeights = Annotated[
     Literal["balanced"] | Sequence[NotNegative], Expect("balanced, or a list with a number of 0 or more for each class")
 ]
-_SEVERAL = "where an image may have several classes"
-SOFTMAX: Final = "softmax"
-SIGMOID: Final = "sigmoid"
 MULTI_LABEL: Final = "multi_label"
 
 
@@ -36,14 +33,6 @@ class Distillation(Options):
     (deit: main.py)."""
     weight: Fraction = 0.5
     """Weight w of the distillation loss, as in DeiT's code (deit: main.py); the loss of the labels has weight 1 - w."""
-    reduction: Literal["batch", "elements"] = "batch"
-    """Reduction of the soft loss. batch: summed over the classes, averaged over the images; elements: averaged
-    over both, which is smaller by the number of classes, as in DeiT's code (deit: losses.py)."""
-
-    def check_consistency(self) -> None:
-        """Check that the options can be combined."""
-        if self.kind == "hard" and self.reduction != "batch":
-            raise OptionError("reduction", self.reduction, "must be batch with kind=hard, whose loss is of one class")
 
 
 class Lora(Options):
@@ -78,12 +67,9 @@ class Classify(Objective):
     """Class names in the order of the labels; None: those of the data set."""
     hidden: Count | None = None
     """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
-    loss: Literal["softmax", "sigmoid", "multi_label"] = SOFTMAX
-    """softmax (the paper); sigmoid: binary cross-entropy summed over the classes (big_vision: utils.py); multi_label:
-    the same for multi-label classification, selected automatically for data with such labels."""
-    head_bias: Annotated[float, Ge(-100), Le(100)] = 0.0
-    """Initial value of the biases of the head's last layer. With sigmoid, big_vision uses -6.9 for ImageNet and -10 for
-    ImageNet-21k (vit_i1k.py, vit_i21k.py)."""
+    loss: Literal["softmax", "multi_label"] = "softmax"
+    """softmax: cross-entropy (the paper); multi_label: binary cross-entropy summed over the classes, for multi-label
+    classification, selected automatically for data with such labels."""
     label_smoothing: Annotated[float, Ge(0), Le(0.999999)] = 0.0
     """Fraction of a label that is spread over all classes; only with softmax."""
     mixup: NotNegative = 0.0
@@ -93,10 +79,9 @@ class Classify(Objective):
     """alpha of CutMix (Yun et al. 2019), 1.0 is common; 0: no CutMix."""
     distillation: Part = None
     """Distillation from a teacher; None: labels only."""
-    trained: Literal["all", "head", "norms_and_biases"] | Annotated[Count, Expect("a number of last layers")] = "all"
+    trained: Literal["all", "head"] | Annotated[Count, Expect("a number of last layers")] = "all"
     """Weights that are trained in addition to the head. all; head: no others; a number: the last norm and this number
-    of last layers; norms_and_biases: norms and biases of the encoder (BitFit, Zaken et al. 2022). Other weights stay
-    as in the checkpoint."""
+    of last layers. Other weights stay as in the checkpoint."""
     lora: Lora | None = None
     """Low-rank updates of the attention matrices, with trained=head, such as {rank: 8, alpha: 16}; None: no LoRA."""
     class_weights: ClassWeights | None = None
@@ -106,33 +91,37 @@ class Classify(Objective):
 
     def check_consistency(self) -> None:
         """Check that the options can be combined."""
-        if self.loss == SIGMOID and self.label_smoothing > 0:
-            raise OptionError("label_smoothing", self.label_smoothing, "must be 0 with loss=sigmoid")
         if isinstance(self.distillation, str | int | float):
             raise OptionError("distillation", self.distillation, "must be null, or chosen: distillation=deit")
-        if self.loss == SIGMOID and self.distillation is not None:
-            raise OptionError("loss", self.loss, "must be softmax with a teacher, whose opinion is a softmax")
         if self.loss == MULTI_LABEL:
-            self._check_multi_label()
+            self.check_labels(multi_label=True)
         if self.lora is not None and self.trained != "head":
             raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
         weights = self.class_weights
-        if weights is not None and self.loss == SIGMOID:
-            raise OptionError("class_weights", weights, "must be null with loss=sigmoid")
         if weights is None or isinstance(weights, str):
             return
         if not any(weights):
             raise OptionError("class_weights", weights, "one of them must be above 0")
         if self.classes is not None and len(weights) != len(self.classes):
-            right = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
-            raise OptionError("class_weights", weights, right)
+            expected = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
+            raise OptionError("class_weights", weights, expected)
 
-    def _check_multi_label(self) -> None:
-        """Raise OptionError unless these options support multi-label classification."""
-        if self.label_smoothing > 0:
-            raise OptionError("label_smoothing", self.label_smoothing, f"must be 0 {_SEVERAL}")
-        if self.distillation is not None:
-            raise OptionError("distillation", "given", f"must be null {_SEVERAL}: a teacher's opinion is a softmax")
+    def check_labels(self, multi_label: bool) -> None:
+        """Check these options against the labels of the images.
+
+        Args:
+            multi_label: Whether an image may have several classes.
+
+        Raises:
+            OptionError: The loss, label smoothing or distillation is not defined for such labels.
+        """
+        if not multi_label:
+            if self.loss == MULTI_LABEL:
+                raise OptionError("loss", self.loss, "must be softmax: each of these images has one class")
+        elif self.label_smoothing > 0:
+            raise OptionError("label_smoothing", self.label_smoothing, "must be 0 for multi-label images")
+        elif self.distillation is not None:
+            raise OptionError("distillation", "{…}", "must be null for multi-label images")
 
     def fits(self, encoder: Normalized) -> None:
         """Check that the encoder has the layers that are to be trained and is wide enough for LoRA.
@@ -147,19 +136,15 @@ class Classify(Objective):
         if isinstance(self.trained, int) and self.trained > encoder.depth:
             raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
         if self.lora is not None and self.lora.rank > encoder.width:
-            right = f"must be at most {encoder.width}, the width of the encoder"
-            raise OptionError("lora.rank", self.lora.rank, right)
+            expected = f"must be at most {encoder.width}, the width of the encoder"
+            raise OptionError("lora.rank", self.lora.rank, expected)
 
     def check(self, run: Run) -> None:
-        """Check also the options for encoders other than a ViT, and that the labels of the images are supported."""
+        """Check also that the labels of the images are supported."""
         super().check(run)
-        if isinstance(run.encoder, Normalized) and not isinstance(run.encoder, ViT):
-            self.fits(run.encoder)
         if not isinstance(run.source, DataSet):
             return
         if run.source.labelled is False:
             raise UserError(NO_LABELS)
-        if run.source.multi_label:
-            self._check_multi_label()
-        elif run.source.multi_label is False and self.loss == MULTI_LABEL:
-            raise OptionError("loss", MULTI_LABEL, "must be softmax or sigmoid: each of these images has one class")
+        if run.source.multi_label is not None:
+            self.check_labels(run.source.multi_label)

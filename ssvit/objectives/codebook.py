@@ -8,9 +8,7 @@ Letters: b images, c channels, n patches of p x q pixels, d width of the vector 
 shape.
 """
 
-import hashlib
 import math
-import time
 from collections.abc import Iterator
 
 import faiss
@@ -39,23 +37,16 @@ class Windows(nn.Module):
     """Project the window of pixels around each patch onto its leading principal components, each of variance 1.
 
     The image is reflected at its borders. Before `fit`, all buffers are zero.
-
-    Args:
-        patch_size: Height and width of a patch in pixels.
-        window: Height and width of the window in pixels.
-        channels: Number of image channels.
-        components: Maximum number of principal components.
     """
 
     projection: Tensor
     offset: Tensor
 
-    def __init__(self, *, patch_size: tuple[int, int], window: tuple[int, int], channels: int, components: int) -> None:
+    def __init__(self, options: codebook_options.Codebook) -> None:
         super().__init__()
-        self.patch_size, self.window = patch_size, window
-        self.width = min(components, channels * math.prod(window))
-        self.name = f"{window[0]}-px windows" if window[0] == window[1] else f"{window[0]}x{window[1]}-px windows"
-        self.register_buffer("projection", torch.zeros(self.width, channels, *window))
+        self.patch_size, self.window = options.patch_size, options.window_size
+        self.width = min(options.components, options.channels * math.prod(self.window))
+        self.register_buffer("projection", torch.zeros(self.width, options.channels, *self.window))
         self.register_buffer("offset", torch.zeros(self.width))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -86,12 +77,12 @@ class Windows(nn.Module):
 
     def _padded(self, images: Tensor) -> Tensor:
         """Scale images to [0, 1] and pad them by reflection."""
-        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        maximum = 255.0 if images.dtype == torch.uint8 else 1.0
         (top, bottom), (left, right) = (
             ((window - patch) // 2, (window - patch + 1) // 2)
             for window, patch in zip(self.window, self.patch_size, strict=True)
         )
-        return F.pad(images.to(self.projection.dtype) / unit, (left, right, top, bottom), mode="reflect")
+        return F.pad(images.to(self.projection.dtype) / maximum, (left, right, top, bottom), mode="reflect")
 
 
 class Features(nn.Module):
@@ -100,9 +91,9 @@ class Features(nn.Module):
     The encoder's weights are part of the state dict.
     """
 
-    def __init__(self, encoder: ViT, name: str) -> None:
+    def __init__(self, encoder: ViT) -> None:
         super().__init__()
-        self.teacher, self.width, self.name = Teacher(encoder), encoder.width, name
+        self.teacher, self.width = Teacher(encoder), encoder.width
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, d)."""
@@ -129,19 +120,8 @@ class Codebook(nn.Module, Classes):
         self.options = options
         self.patch_size = options.patch_size
         self.classes = self.width = options.clusters
-        self.vectors: Windows | Features
         encoder = encoder or (options.encoder and options.encoder.build())
-        self.facts: dict[str, object] = {}
-        if encoder is None:
-            self.vectors = Windows(
-                patch_size=self.patch_size,
-                window=options.window_size,
-                channels=options.channels,
-                components=options.components,
-            )
-        else:
-            self.vectors = Features(encoder, f"features after layer {options.layer}")
-            self.facts = {"target_weights": checksum(encoder)}
+        self.vectors = Windows(options) if encoder is None else Features(encoder)
         self.register_buffer("centroids", torch.zeros(options.clusters, self.vectors.width))
         self.register_buffer("colors", torch.zeros(options.clusters, options.channels, *self.patch_size))
 
@@ -164,20 +144,18 @@ class Codebook(nn.Module, Classes):
     @torch.no_grad()
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit vectors, clusters and colours to images of the run; see `Objective.prepare`."""
-        began, taken, count = time.perf_counter(), [], 0
+        parts, count = [], 0
         while count < self.options.images:
-            taken.append(next(batches).images)
-            count += len(taken[-1])
-        images = torch.cat(taken)[: self.options.images]
+            parts.append(next(batches).images)
+            count += len(parts[-1])
+        images = torch.cat(parts)[: self.options.images]
         self.vectors.fit(images)
         vectors = torch.cat([self.vectors(part).flatten(0, 1).float().cpu() for part in images.split(_TOGETHER)])
         self.centroids.copy_(k_means(vectors, self.classes))
         shares = self._paint_with(images)
         perplexity = (-torch.xlogy(shares, shares).sum()).exp().item()
-        return (
-            f"codebook: {self.classes} clusters of the {self.vectors.name} of {len(vectors):,} patches, "
-            f"{time.perf_counter() - began:.0f} s; perplexity {perplexity:.0f}, {(shares == 0).sum().item()} empty"
-        )
+        clusters = f"{self.classes} clusters of {len(vectors):,} patches"
+        return f"codebook: {clusters}; perplexity {perplexity:.0f}, {(shares == 0).sum().item()} empty"
 
     def _paint_with(self, images: Tensor) -> Tensor:
         """Compute the mean pixels of the clusters from images and return the share of patches per cluster, (k,)."""
@@ -197,11 +175,3 @@ def k_means(vectors: Tensor, clusters: int) -> Tensor:
     kmeans = faiss.Kmeans(vectors.shape[1], clusters, niter=25, seed=_SEED, min_points_per_centroid=1)
     kmeans.train(vectors.numpy())
     return torch.from_numpy(kmeans.centroids)
-
-
-def checksum(module: nn.Module) -> str:
-    """Return the sha256 of a module's weights and their names."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()

@@ -1,26 +1,34 @@
-"""Implement self-distillation with no labels (DINO, Caron et al. 2021): predict a teacher's prototypes of other views.
+"""Implement self-distillation: DINO (Caron et al. 2021), and iBOT (Zhou et al. 2022), which adds masked patches.
 
-The teacher is a moving average of the student and encodes the global views; the student encodes all views. Targets are
-centred, so that no prototype dominates, and sharpened by a low temperature, so that they do not become uniform: these
-two operations alone prevent collapse (section 3.1).
+The teacher is a moving average of the student and encodes the global views; the student encodes all views and predicts
+the prototypes that the teacher assigns to other views of the image. Targets are centred, so that no prototype
+dominates, and sharpened by a low temperature, so that they do not become uniform: these two operations alone prevent
+collapse (DINO, section 3.1).
 
-Letters: b images, v views, t of them global, c channels, h, w pixels, d width, k prototypes.
+Letters: b images, v views, t of them global, c channels, h, w pixels, n patches, m patches that may be masked, d width,
+k prototypes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
+from ssvit.models.block import gather
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
-from ssvit.objectives.base import NOTHING, Objective, at_least_float32
+from ssvit.objectives.base import NOTHING, Objective, at_least_float32, scale_gradient
+from ssvit.objectives.masked_patch import rectangle_order
 from ssvit.objectives.teacher import Teacher
 from ssvit.options import UserError
+from ssvit.randomness import uniform
+
+VIEWS = 2  # number of global views of iBOT
 
 
 class Head(nn.Module):
@@ -32,14 +40,13 @@ class Head(nn.Module):
 
     def __init__(self, width: int, options: dino_options.Dino) -> None:
         super().__init__()
-        hidden, bottleneck = options.hidden, options.bottleneck
-        first, second, third = nn.Linear(width, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, bottleneck)
-        self.layers = nn.Sequential(first, nn.GELU(), second, nn.GELU(), third)
-        for layer in (first, second, third):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        self.prototypes = nn.Parameter(torch.empty(options.prototypes, bottleneck))
-        nn.init.uniform_(self.prototypes, -(bottleneck**-0.5), bottleneck**-0.5)
+        self.layers = MLP(width, [options.hidden, options.hidden, options.bottleneck], activation_layer=nn.GELU)
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        bound = options.bottleneck**-0.5
+        self.prototypes = nn.Parameter(torch.empty(options.prototypes, options.bottleneck).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
         """Return the cosines with the prototypes.
@@ -61,23 +68,17 @@ class Head(nn.Module):
 
     def compare(self, projected: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
         """Return the cosines of unit vectors with the prototypes: (..., bottleneck) -> (..., k)."""
-        prototypes = self.prototypes * gradient + self.prototypes.detach() * (1 - gradient)
+        prototypes = scale_gradient(self.prototypes, gradient)
         with torch.autocast(projected.device.type, enabled=False):
             return projected @ F.normalize(at_least_float32(prototypes), dim=-1).T
 
 
 class Student(nn.Module):
-    """Hold the modules that the teacher averages.
+    """Hold the modules that the teacher averages."""
 
-    Args:
-        encoder: The encoder.
-        head: Head of the views.
-        patch_head: Separate head of the patches; None without one.
-    """
-
-    def __init__(self, encoder: ViT, head: Head, patch_head: Head | None = None) -> None:
+    def __init__(self, encoder: ViT, head: Head) -> None:
         super().__init__()
-        self.encoder, self.head, self.patch_head = encoder, head, patch_head
+        self.encoder, self.head = encoder, head
 
 
 class Dino(Objective):
@@ -106,36 +107,13 @@ class Dino(Objective):
         """Return the encoder and the head."""
         return Student(self.encoder, self.head)
 
-    def teacher_logits(self, views: Sequence[Tensor]) -> Tensor:
-        """Return the teacher's logits of groups of views, each (b, v, c, h, w): -> (all v, b, k)."""
-        with torch.no_grad():
-            return logits(self.teacher.module.encoder, self.teacher.module.head, views)
-
-    def student_logits(
-        self, views: Sequence[Tensor], gradient: Tensor | float = 1.0, depth_noise: Tensor | None = None
-    ) -> Tensor:
-        """Return the student's logits of groups of views.
-
-        Args:
-            views: Groups of views, each (b, v, c, h, w).
-            gradient: Factor of the gradient of the prototypes.
-            depth_noise: Random numbers of stochastic depth for all views, or None.
-
-        Returns:
-            Logits, (all v, b, k).
-        """
-        return logits(self.encoder, self.head, views, gradient, depth_noise)
-
-    def targets(self, logits: Tensor, temperature: Tensor | float) -> Tensor:
-        """Return the teacher's log-probabilities of the prototypes, centred and sharpened: (..., k) -> (..., k)."""
-        return ((logits - self.center) / temperature).log_softmax(-1)
-
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Return the mean loss, the entropy of the targets, and for `after_step` the mean teacher logits, (k,)."""
         views = groups(batch)
-        teacher = self.teacher_logits(views[:1])
-        depth_noise = self.depth_noise(batch, number_of_views(views))
-        return self.compare(teacher, self.student_logits(views, scheduled["last_layer"], depth_noise), scheduled)
+        with torch.no_grad():
+            teacher = logits(self.teacher.module, views[:1])
+        student = logits(self, views, scheduled["last_layer"], self.depth_noise(batch, number_of_views(views)))
+        return self.compare(teacher, student, scheduled)
 
     def compare(self, teacher: Tensor, student: Tensor, scheduled: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of `forward` from logits.
@@ -149,20 +127,155 @@ class Dino(Objective):
             Loss, entropy of the targets and mean of the teacher's logits, by name.
         """
         with torch.autocast(student.device.type, enabled=False):
-            targets = self.targets(teacher, scheduled["teacher_temperature"])
+            targets = sharpened(teacher, self.center, scheduled["teacher_temperature"])
             loss = cross_entropy(targets.exp(), (student / self.options.student_temperature).log_softmax(-1))
             return {"loss": loss, "target_entropy": entropy(targets).mean(), "teacher_mean": teacher.mean((0, 1))}
 
     def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
         """Return the prototypes while the factor of their gradient is 0."""
-        student = self.student
-        heads = () if scheduled["last_layer"] else (student.head, student.patch_head)
-        return [head.prototypes for head in heads if head is not None]
+        return () if scheduled["last_layer"] else (self.head.prototypes,)
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update the centre and the teacher."""
         follow(self.center, outputs["teacher_mean"], self.options.center_momentum, applied)
         self.teacher.update(self.student, scheduled["teacher_momentum"], applied)
+
+
+class Masks(NamedTuple):
+    """Hold the masked patches of global views.
+
+    Every view has the same number of ids, so that shapes are static; ids beyond the count have no weight in the loss.
+
+    Attributes:
+        ids: Indices of patches, (b, t, m) int64, of which the first `counts` are masked.
+        counts: Number of masked patches, (b, t) int64.
+    """
+
+    ids: Tensor
+    counts: Tensor
+
+
+class IBot(Dino):
+    """Implement iBOT, with the options of `dino_options.IBot`.
+
+    In some of the student's global views, blocks of patches are masked, while the teacher encodes these views
+    completely. The student predicts the teacher's prototypes of each masked patch, in addition to DINO's prototypes of
+    the views. The shape of the blocks differs from the authors' code (`rectangle_order`).
+    """
+
+    options: dino_options.IBot
+    patch_center: Tensor
+
+    def __init__(self, options: dino_options.IBot, *, encoder: ViT) -> None:
+        super().__init__(options, encoder=encoder)
+        self.mask_token = nn.Parameter(torch.zeros(encoder.width))
+        self.register_buffer("patch_center", torch.zeros(options.prototypes))
+
+    def sample(self, slots: Tensor, *, seed: int) -> Masks:
+        """Sample the masked patches of the global views of images, a function of (seed, slot).
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+
+        Returns:
+            The masks.
+        """
+        options, n = self.options, self.encoder.patches
+        ids, counts = [], []
+        for view in range(VIEWS):
+            order = uniform(seed, "masked patches", slots, n, view)
+            order = order + rectangle_order(slots, seed=seed, grid=self.encoder.grid, view=view)
+            chance, place = uniform(seed, "masked fraction", slots, 2, view).unbind(1)
+            count = ((options.masked + options.spread * (2 * place - 1)) * n).round().clamp(min=1)
+            ids.append(order.argsort(dim=1)[:, : options.most(n)])
+            counts.append(torch.where(chance < options.probability, count, 0).long())
+        return Masks(torch.stack(ids, dim=1), torch.stack(counts, dim=1))
+
+    @torch.no_grad()
+    def teacher_answers(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the teacher's logits.
+
+        Args:
+            images: Global views, (b, c, h, w), uint8 or float in [0, 1].
+            ids: Indices of patches, (b, m).
+
+        Returns:
+            Logits of the images (b, k), of the patches (b, m, k), and their mean over all patches, (k,).
+
+        Raises:
+            OptionError: The images do not have the encoder's size, for which the masks are sampled.
+        """
+        self.encoder.check_size(images)
+        encoder, head = self.teacher.module.encoder, self.teacher.module.head
+        outputs = encoder(images)
+        projected = head.project(outputs[:, encoder.num_prefix_tokens :])
+        # Logits are linear in the projections, so the mean logits follow from the mean projection.
+        mean = head.compare(projected.mean((0, 1)))
+        return head(encoder.pool(outputs)), head.compare(gather(projected, ids)), mean
+
+    def student_answers(
+        self,
+        images: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        gradient: Tensor | float = 1.0,
+        depth_noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the student's logits.
+
+        Args:
+            images: Global views, (b, c, h, w), uint8 or float in [0, 1].
+            ids: Indices of patches, (b, m).
+            counts: Number of these that are masked, from the first, (b,).
+            gradient: Factor of the gradient of the prototypes.
+            depth_noise: Random numbers of stochastic depth, (b, 2 * depth), or None.
+
+        Returns:
+            Logits of the images (b, k), and of the patches (b, m, k).
+        """
+        encoder = self.encoder
+        tokens = encoder.embed(images)
+        masked = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=ids.device)
+        masked = masked.scatter(1, ids, first_ids(ids, counts))
+        tokens = torch.where(masked[:, :, None], self.mask_token.to(tokens.dtype), tokens)
+        outputs = encoder.encode(tokens, grid=encoder.grid_of(images), depth_noise=depth_noise)
+        patches = gather(outputs, ids + encoder.num_prefix_tokens)
+        return self.head(encoder.pool(outputs), gradient), self.head(patches, gradient)
+
+    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+        """Return the loss, its terms, the target entropies, and for `after_step` the mean teacher logits, (k,)."""
+        views = groups(batch)
+        if views[0].shape[1] != VIEWS:
+            raise UserError(f"data.augment: iBOT needs {VIEWS} global views of an image, not {views[0].shape[1]}")
+        images = rearrange(views[0], "b v c h w -> (v b) c h w")
+        ids, counts = rearrange(noise.ids, "b v m -> (v b) m"), rearrange(noise.counts, "b v -> (v b)")
+        gradient = scheduled["last_layer"]
+        teacher, teacher_patches, patch_mean = self.teacher_answers(images, ids)
+        depth_noise = self.depth_noise(batch, number_of_views(views))
+        first, rest = (None, None) if depth_noise is None else depth_noise.tensor_split([len(images)])
+        student, student_patches = self.student_answers(images, ids, counts, gradient, first)
+        teacher, student = (rearrange(x, "(v b) k -> v b k", v=VIEWS) for x in (teacher, student))
+        if views[1:]:
+            student = torch.cat([student, logits(self, views[1:], gradient, rest)])
+        result = self.compare(teacher, student, scheduled)
+        with torch.autocast(images.device.type, enabled=False):
+            targets = sharpened(teacher_patches, self.patch_center, scheduled["patch_temperature"])
+            student_patches = student_patches / self.options.student_temperature
+            patch_loss = patch_cross_entropy(targets.exp(), student_patches.log_softmax(-1), counts)
+            return {
+                **result,
+                "loss": result["loss"] + self.options.patch_weight * patch_loss,
+                "view_loss": result["loss"].detach(),
+                "patch_loss": patch_loss.detach(),
+                "patch_target_entropy": entropy(targets).mean(),
+                "patch_teacher_mean": patch_mean,
+            }
+
+    def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
+        """Update both centres and the teacher."""
+        super().after_step(outputs, scheduled, applied)
+        follow(self.patch_center, outputs["patch_teacher_mean"], self.options.center_momentum, applied)
 
 
 def groups(batch: Batch) -> list[Tensor]:
@@ -194,17 +307,12 @@ def number_of_views(views: Sequence[Tensor]) -> int:
 
 
 def logits(
-    encoder: ViT,
-    head: Head,
-    views: Sequence[Tensor],
-    gradient: Tensor | float = 1.0,
-    depth_noise: Tensor | None = None,
+    model: Dino | Student, views: Sequence[Tensor], gradient: Tensor | float = 1.0, depth_noise: Tensor | None = None
 ) -> Tensor:
     """Return the logits of groups of views; views of one group have the same size and are encoded together.
 
     Args:
-        encoder: The encoder.
-        head: The head.
+        model: The student or the teacher.
         views: Groups of views, each (b, v, c, h, w).
         gradient: Factor of the gradient of the prototypes.
         depth_noise: Random numbers of stochastic depth for all views, or None.
@@ -214,8 +322,22 @@ def logits(
     """
     images = [rearrange(group, "b v c h w -> (v b) c h w") for group in views]
     noises = [None] * len(images) if depth_noise is None else depth_noise.split([*map(len, images)])
-    vectors = [encoder.represent(x, depth_noise=noise) for x, noise in zip(images, noises, strict=True)]
-    return rearrange(head(torch.cat(vectors), gradient), "(v b) k -> v b k", b=len(views[0]))
+    vectors = [model.encoder.represent(x, depth_noise=noise) for x, noise in zip(images, noises, strict=True)]
+    return rearrange(model.head(torch.cat(vectors), gradient), "(v b) k -> v b k", b=len(views[0]))
+
+
+def sharpened(logits: Tensor, center: Tensor, temperature: Tensor | float) -> Tensor:
+    """Return the log-probabilities of the prototypes as targets.
+
+    Args:
+        logits: The teacher's logits, (..., k).
+        center: Mean of its logits in earlier steps, (k,).
+        temperature: Divisor of the centred logits.
+
+    Returns:
+        Log-probabilities, (..., k).
+    """
+    return ((logits - center) / temperature).log_softmax(-1)
 
 
 def cross_entropy(targets: Tensor, log_probabilities: Tensor) -> Tensor:
@@ -241,3 +363,23 @@ def cross_entropy(targets: Tensor, log_probabilities: Tensor) -> Tensor:
 def entropy(log_probabilities: Tensor) -> Tensor:
     """Return the entropy in nats: (..., k) -> (...)."""
     return -(log_probabilities.exp() * log_probabilities).sum(-1)
+
+
+def first_ids(ids: Tensor, counts: Tensor) -> Tensor:
+    """Return a mask of the first `counts` (b,) of the patches `ids` (b, m): -> (b, m) bool."""
+    return torch.arange(ids.shape[1], device=ids.device) < counts[:, None]
+
+
+def patch_cross_entropy(targets: Tensor, log_probabilities: Tensor, counts: Tensor) -> Tensor:
+    """Return the cross-entropy, averaged over the masked patches of each image and then over images.
+
+    Args:
+        targets: Probabilities of the teacher, (b, m, k).
+        log_probabilities: Log-probabilities of the student, (b, m, k).
+        counts: Number of masked patches, from the first, (b,); an image without any counts as 0.
+
+    Returns:
+        The mean, ().
+    """
+    losses = -(targets * log_probabilities).sum(-1)
+    return ((losses * first_ids(losses, counts)).sum(1) / counts.clamp(min=1)).mean()

@@ -5,7 +5,7 @@ from typing import Annotated
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Share
 from ssvit.models.vit_options import ViT
-from ssvit.objectives.masking_options import Masked
+from ssvit.objectives.mae_options import Masked
 from ssvit.options import OptionError
 from ssvit.schedule import Between, Schedule, ScheduleFunction
 

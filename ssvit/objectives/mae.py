@@ -8,6 +8,7 @@ Letters: b images, c channels, n patches of p x q pixels, m masked patches per i
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,21 @@ from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.objectives.masking import Masks
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
+
+
+class Masks(NamedTuple):
+    """Hold the indices of the patches that the encoder encodes and of the masked patches, both int64.
+
+    Attributes:
+        visible_ids: Visible patches, (b, n - m).
+        masked_ids: Masked patches, (b, m).
+    """
+
+    visible_ids: Tensor
+    masked_ids: Tensor
 
 
 class MAE(Objective):

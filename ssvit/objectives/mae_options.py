@@ -1,13 +1,38 @@
 """Define the options of a masked autoencoder."""
 
-import math
+from typing import ClassVar
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Share
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
-from ssvit.objectives.masking_options import Masked
-from ssvit.options import OptionError, pair
+from ssvit.objectives.base_options import Objective
+from ssvit.options import OptionError
+
+
+class Masked(Objective):
+    """Define an objective whose encoder encodes the visible patches and whose decoder predicts the masked patches."""
+
+    samples_patches: ClassVar[bool] = True
+    needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
+
+    masked: Share
+    """Fraction of an image's patches that are masked and predicted."""
+
+    def fits(self, encoder: ViT) -> None:
+        """Check that an image has patches to mask and visible patches.
+
+        Raises:
+            OptionError: An image has one patch, or the encoder has a stem.
+        """
+        if encoder.grid == (1, 1):
+            raise OptionError("masked", self.masked, "needs images of at least two patches")
+        if encoder.stem is not None:
+            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+
+    def count(self, patches: int) -> int:
+        """Return the number of masked patches per image: the fraction, rounded, at least one, and fewer than all."""
+        return min(max(1, round(self.masked * patches)), patches - 1)
 
 
 @choice(
@@ -29,13 +54,3 @@ class MAE(Masked):
     decoder: Decoder = Decoder(depth=2, width=128, heads=4)
     """Decoder of the masked patches; the default is for small images, and the authors' has depth 8, width 512 and 16
     heads."""
-
-    def fits(self, encoder: ViT) -> None:
-        """Check that an image has patches to mask and visible patches, and that patches can be standardised.
-
-        Raises:
-            OptionError: An image has one patch, the encoder has a stem, or norm_pixels is set for patches of one value.
-        """
-        super().fits(encoder)
-        if self.norm_pixels and encoder.channels * math.prod(pair("patch_size", encoder.patch_size)) == 1:
-            raise OptionError("norm_pixels", True, "must be false for patches of a single number")

@@ -1,14 +1,20 @@
 """Implement masked patch prediction: corrupt half of the patch embeddings and predict their colours (Appendix B.1.2).
 
+The corruption is BERT's recipe on patch embeddings (section 4.6): a corrupted patch is replaced by the [mask]
+embedding, replaced by another patch of the same image, or unchanged; all of them are predicted. Every image has the
+same number of corrupted patches, so shapes are static.
+
 With a decoder, only the uncorrupted patches are encoded, as in a masked autoencoder (He et al. 2022), so a step costs
 less. The target is the same.
 
-Letters: b images, n patches, m corrupted patches per image, d width.
+Letters: b images, n patches, m corrupted patches per image, d width, r rectangles.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
@@ -17,8 +23,56 @@ from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import NOTHING, Objective
-from ssvit.objectives.masking import Corruption, Masking, corrupt, uncorrupted
 from ssvit.objectives.targets import Target
+from ssvit.randomness import uniform
+
+MASKED, REPLACED, UNCHANGED = range(3)
+KINDS = ("masked", "replaced", "unchanged")
+
+
+class Corruption(NamedTuple):
+    """Hold the corrupted patches of images, each field (b, m) int64.
+
+    Attributes:
+        ids: Indices of the corrupted patches.
+        kind: Corruption type, MASKED, REPLACED or UNCHANGED.
+        replacement: Replacement indices, defined for every corrupted patch, though only REPLACED ones use it.
+    """
+
+    ids: Tensor
+    kind: Tensor
+    replacement: Tensor
+
+
+class Masking(masked_patch_options.Masking):
+    """Sample corruptions, with the options of `masked_patch_options.Masking`."""
+
+    def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
+        """Sample the corruption of images, a function of (seed, slot, grid) alone.
+
+        Args:
+            slots: Slots of the images, (b,).
+            seed: Seed of the run.
+            grid: Rows and columns of patches.
+
+        Returns:
+            Corrupted patches, corruption types and replacement indices.
+        """
+        n, units = grid[0] * grid[1], self.divide(grid)
+        order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
+        if self.shape == "block":
+            order = order + rectangle_order(slots, seed=seed, grid=units)
+        ids = order.argsort(dim=1)[:, : self.count(n) // self.unit**2]
+        if self.unit > 1:
+            patch = torch.arange(n, device=slots.device).view(grid)
+            patches = rearrange(patch, "(y v) (x w) -> (y x) (v w)", v=self.unit, w=self.unit)
+            ids = patches[ids].flatten(1)
+        chance = uniform(seed, "corruption", slots, self.count(n))
+        kind = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
+        kind = torch.where(chance < self.mask, MASKED, kind)
+        # Sample one of the n - 1 different patches: indices from that of the patch onwards are increased by one.
+        replacement = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
+        return Corruption(ids, kind, replacement + (replacement >= ids))
 
 
 class MaskedPatch(Objective):
@@ -47,11 +101,6 @@ class MaskedPatch(Objective):
         self.head = nn.Linear(encoder.width, target.width)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Return the metadata of the base class and of the target."""
-        return super().facts | getattr(self.target, "facts", {})
 
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit the target if it has a method `prepare`; see `Objective.prepare`."""
@@ -92,3 +141,67 @@ class MaskedPatch(Objective):
         truth = self.corrupted_labels(batch.only_view(), noise)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}
+
+
+def rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16, view: int = 0) -> Tensor:
+    """Return sort keys by which patches are masked: the index of the first rectangle that covers each patch.
+
+    A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3.
+
+    Args:
+        slots: Slots of the images, (b,).
+        seed: Seed of the run.
+        grid: Rows and columns of patches.
+        rectangles: Number of rectangles per image.
+        view: Index of the view, which changes the sample.
+
+    Returns:
+        Index of the first covering rectangle, or `rectangles` without one, (b, n).
+    """
+    height, width = grid
+    size, aspect, y, x = uniform(seed, "rectangles", slots, 4 * rectangles, view).chunk(4, dim=1)
+    area = (0.08 + 0.17 * size) * height * width
+    root_aspect = (0.3 ** (2 * aspect - 1)).sqrt()
+    rows = (area.sqrt() * root_aspect).round().clamp(1, height)
+    columns = (area.sqrt() / root_aspect).round().clamp(1, width)
+    top, left = (y * (height - rows + 1)).floor(), (x * (width - columns + 1)).floor()
+
+    def spans(first: Tensor, length: Tensor, count: int) -> Tensor:
+        place = torch.arange(count, device=slots.device)
+        return (place >= first[..., None]) & (place < (first + length)[..., None])
+
+    covered = spans(top, rows, height)[..., :, None] & spans(left, columns, width)[..., None, :]  # (b, r, y, x)
+    number = torch.arange(rectangles, device=slots.device)[:, None, None]
+    return torch.where(covered, number, rectangles).amin(1).flatten(1)
+
+
+def uncorrupted(ids: Tensor, patches: int) -> Tensor:
+    """Return the patches of each image that are not corrupted, in raster order.
+
+    Args:
+        ids: Indices of the corrupted patches, (b, m).
+        patches: Number of patches per image.
+
+    Returns:
+        Indices, (b, patches - m).
+    """
+    corrupted = torch.zeros(len(ids), patches, device=ids.device).scatter(1, ids, 1.0)
+    return corrupted.argsort(dim=1, stable=True)[:, : patches - ids.shape[1]]
+
+
+def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tensor:
+    """Apply a corruption to patch embeddings.
+
+    Args:
+        tokens: Patch embeddings, (b, n, d).
+        mask_token: [mask] embedding, (d,).
+        corruption: The corruption.
+
+    Returns:
+        Corrupted patch embeddings, (b, n, d).
+    """
+    unchanged = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+    replaced = corruption.kind == REPLACED
+    source = unchanged.scatter(1, corruption.ids, torch.where(replaced, corruption.replacement, corruption.ids))
+    masked = torch.zeros_like(unchanged, dtype=torch.bool).scatter(1, corruption.ids, corruption.kind == MASKED)
+    return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather(tokens, source))

@@ -126,14 +126,13 @@ class State:
         self.model = runtime.spread(fabric, compiled, recipe)
         # Sharding replaces the parameters, so the optimiser is created after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
-        trained: list[dict[str, object]] = [dict(group) for group in groups]
         optimizer: torch.optim.Optimizer
         beta1, beta2 = recipe.betas
         if recipe.optimizer == "sgd":
-            optimizer = torch.optim.SGD(trained, lr=recipe.lr, momentum=recipe.decay_of_momentum, fused=True)
+            optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.decay_of_momentum, fused=True)
         elif recipe.optimizer == "muon":
             optimizer = Muon(
-                trained,
+                groups,
                 block_matrices(objective),
                 lr=recipe.lr,
                 betas=(beta1, beta2),
@@ -141,7 +140,7 @@ class State:
                 dtype=torch.bfloat16 if runtime.precision(recipe, fabric.device) == "bf16-mixed" else None,
             )
         else:
-            optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(beta1, beta2), fused=True)
+            optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
         if shares:  # only rank 0 has initial weights (`sharding.building`)
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)

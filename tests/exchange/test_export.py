@@ -127,12 +127,12 @@ def test_the_example_in_the_card_opens_the_export(format, made, tmp_path, monkey
     assert (torch.as_tensor(found) - expected).abs().max() < 1e-4
 
 
-def test_a_classifier_by_sigmoid_says_how_its_logits_are_meant(tmp_path):
-    for loss, said in (("softmax", False), ("sigmoid", True)):
+def test_the_card_of_a_multi_label_classifier_states_the_meaning_of_its_logits(tmp_path):
+    for loss, stated in (("softmax", False), ("multi_label", True)):
         model = classifier()
         model.options = model.options.changed(loss=loss)
         folder, _ = written(model, tmp_path, "timm", overwrite=True)
-        assert ("trained with sigmoid" in (folder / "README.md").read_text()) == said
+        assert ("sigmoid" in (folder / "README.md").read_text()) == stated
 
 
 def photograph(height, width):

@@ -12,8 +12,7 @@ from ssvit.kernels.attention import attend, attend_packed
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import MeanColor
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 48, "depth": 3, "heads": 3}

@@ -18,8 +18,7 @@ from ssvit.models import vit_options
 from ssvit.models.block import Block, Layers
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import MeanColor
 from ssvit.training import runtime
 from ssvit.training.recipe import Recipe

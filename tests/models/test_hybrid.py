@@ -23,8 +23,7 @@ from ssvit.models.vit import ViT
 from ssvit.models.vit_options import EPSILONS
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import OptionError
 
@@ -239,7 +238,7 @@ def test_masked_patch_prediction_learns_and_moves_every_parameter():
 def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
     model = objective()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model.named_parameters(), 0.1, layer_decay=0.5, encoders=model.encoders)
+    groups = parameter_groups(model.named_parameters(), 0.1, layer_decay=0.5, encoder=model.encoder)
     found = {names[id(p)]: (group["share"], group["weight_decay"]) for group in groups for p in group["params"]}
     stem = {name: value for name, value in found.items() if name.startswith("encoder.stem.")}
     assert len(stem) == len(list(model.encoder.stem.parameters()))

@@ -26,8 +26,7 @@ from ssvit.models import vit_options
 from ssvit.models.block import gather
 from ssvit.objectives import codebook, codebook_options, masked_patch_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking
+from ssvit.objectives.masked_patch import MaskedPatch, Masking
 
 SIZE = (12, 16)
 STAGES = pytest.mark.parametrize("features", [False, True], ids=["windows", "features"])

@@ -16,7 +16,7 @@ from test_simclr import batch, panel, random
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
-from ssvit.objectives.simclr import unit
+from ssvit.objectives.contrastive import unit
 from ssvit.options import OptionError
 from ssvit.schedule import Progress
 

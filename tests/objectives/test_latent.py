@@ -17,8 +17,8 @@ from ssvit.evaluation.panels.latent import BASELINES, LatentPrediction, describe
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
-from ssvit.objectives.latent import Latent
-from ssvit.objectives.masking import Masks, visible_blocks
+from ssvit.objectives.latent import Latent, visible_blocks
+from ssvit.objectives.mae import Masks
 from ssvit.randomness import uniform
 
 DECODER = {"depth": 3, "width": 12, "groups": 4}

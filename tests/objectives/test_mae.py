@@ -16,8 +16,7 @@ from ssvit.evaluation.panels.autoencoding import BASELINES, Autoencoding, descri
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
-from ssvit.objectives.mae import MAE
-from ssvit.objectives.masking import Masks
+from ssvit.objectives.mae import MAE, Masks
 
 MEAN, STD = [0.49, 0.48, 0.45], [0.25, 0.24, 0.26]
 DECODER = {"depth": 2, "width": 16, "heads": 2}

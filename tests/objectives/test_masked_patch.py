@@ -12,8 +12,7 @@ from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import MASKED, REPLACED, UNCHANGED, Masking, corrupt
+from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, MaskedPatch, Masking, corrupt
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 
 TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]

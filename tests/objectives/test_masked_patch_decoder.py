@@ -12,9 +12,8 @@ from ssvit.evaluation.panels.prediction import Prediction
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options, masked_patch_options
-from ssvit.objectives.mae import MAE
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import Masking, Masks, uncorrupted
+from ssvit.objectives.mae import MAE, Masks
+from ssvit.objectives.masked_patch import MaskedPatch, Masking, uncorrupted
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 
 DECODER = {"depth": 2, "width": 16, "heads": 2}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from ssvit.objectives.masking import MASKED, REPLACED, UNCHANGED, Masking, corrupt
+from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, Masking, corrupt
 from ssvit.options import OptionError
 
 GRIDS = [(1, 2), (4, 4), (8, 8), (14, 14), (7, 7), (3, 11), (16, 5), (1, 9)]

@@ -15,7 +15,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.evaluation.panels import contrast, contrast_options
 from ssvit.evaluation.panels.contrast import Contrast
-from ssvit.objectives.simclr import similarities, unit
+from ssvit.objectives.contrastive import similarities, unit
 from ssvit.options import UserError
 
 

@@ -7,8 +7,7 @@ from ssvit.data.batch import Batch
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import MASKED, Masking
+from ssvit.objectives.masked_patch import MASKED, MaskedPatch, Masking
 from ssvit.objectives.targets import Pixels
 
 

@@ -14,8 +14,6 @@ from ssvit.data.batch import Batch
 from ssvit.kernels.accelerate import Linear, accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
@@ -25,7 +23,6 @@ HEAD = {"head.weight", "head.bias"}
 KINDS = {
     "head": {"trained": "head"},
     "layer": {"trained": 1},
-    "norms_and_biases": {"trained": "norms_and_biases"},
     "lora": LORA,
 }
 
@@ -55,19 +52,6 @@ def test_the_parts_that_are_trained():
     assert trained(tiny.classify(trained=1)) == HEAD | norm | last
     blocks = {name for name in everything if name.startswith("encoder.blocks.")}
     assert trained(tiny.classify(trained=2)) == HEAD | norm | blocks
-    small = {name for name in everything if name.endswith(".bias") or ".norm" in name}
-    assert trained(tiny.classify(trained="norms_and_biases")) == HEAD | small
-    # Of each layer two norms and four biases; the last norm; the biases of the patches and the head.
-    assert len(small) == 2 * (4 + 4) + 2 + 2
-
-
-def test_the_norms_of_a_stem_are_trained_with_the_others():
-    stem = {"width": 32, "layers": [1], "epsilons": "authors"}
-    vit = ViT(vit_options.ViT(image_size=16, patch_size=8, width=16, depth=1, heads=2, stem=stem))
-    names = trained(Classify(classify_options.Classify(classes=tiny.CLASSES, trained="norms_and_biases"), encoder=vit))
-    norms = {name for name, module in vit.named_modules() if isinstance(module, nn.GroupNorm)}
-    assert norms
-    assert {f"encoder.{name}.{part}" for name in norms for part in ("weight", "bias")} <= names
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -117,9 +117,8 @@ class Classification(Evaluator):
                 workers=self.options.workers,
                 timeout=self.options.timeout,
             )
-            loss = objective.options.loss
-            kind = MultiLabelPredictions if loss == MULTI_LABEL else Predictions
-            return [kind.of(objective.logits(batch.images), batch, loss) for batch in batches]
+            kind = MultiLabelPredictions if objective.options.loss == MULTI_LABEL else Predictions
+            return [kind.of(objective.logits(batch.images), batch) for batch in batches]
 
         parts = list(chain.from_iterable(gather(predict)))
         total = len(self.source)

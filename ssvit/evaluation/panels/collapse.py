@@ -20,8 +20,7 @@ from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, level, spread
 from ssvit.models.block import gather
-from ssvit.objectives.dino import Dino, entropy
-from ssvit.objectives.ibot import IBot
+from ssvit.objectives.dino import Dino, IBot, entropy, logits, sharpened
 from ssvit.schedule import Progress
 
 _LEAST_INFORMATION = 0.05  # fraction of its maximum, below which the model counts as collapsed
@@ -73,8 +72,9 @@ class Collapse(HeldOut):
 
         def outputs(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             with torch.autocast(device.type, enabled=False):
-                teacher = objective.targets(objective.teacher_logits([images[:, None]])[0], temperature)
-                student = objective.student_logits([images[:, None]])[0] / objective.options.student_temperature
+                views = [images[:, None]]
+                teacher = sharpened(logits(objective.teacher.module, views)[0], objective.center, temperature)
+                student = logits(objective, views)[0] / objective.options.student_temperature
             return objective.backbone().represent(images), teacher, student
 
         return Assignments.joined(outputs(images.to(device)) for images, _ in self.batches)
@@ -114,7 +114,7 @@ class PatchCollapse(Collapse):
             with torch.autocast(ids.device.type, enabled=False):
                 _, teacher, _ = objective.teacher_answers(images, ids)
                 _, student = objective.student_answers(images, ids, counts)
-                targets = objective.patch_targets(teacher, temperature)
+                targets = sharpened(teacher, objective.patch_center, temperature)
             features = gather(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
             logits = student / objective.options.student_temperature
             return features.flatten(0, 1), targets.flatten(0, 1), logits.flatten(0, 1)

@@ -16,7 +16,7 @@ from ssvit.evaluation.panels import contrast_options
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
-from ssvit.objectives.simclr import Contrastive, similarities, unit
+from ssvit.objectives.contrastive import Contrastive, similarities, unit
 
 
 class Contrast(HeldOut):

@@ -16,8 +16,7 @@ from ssvit.evaluation.panels.reconstruction import compare, conclude, nearest_un
 from ssvit.figures.pictures import GREY, Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
 from ssvit.models.block import gather
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import KINDS, MASKED, REPLACED
+from ssvit.objectives.masked_patch import KINDS, MASKED, REPLACED, MaskedPatch
 
 # For each score: the minimum loss of a constant prediction, and the constant prediction of the best score.
 _CONSTANTS = {

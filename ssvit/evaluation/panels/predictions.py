@@ -20,7 +20,6 @@ from ssvit.data.batch import Batch
 from ssvit.data.sources.base import class_text
 from ssvit.evaluation.precision import average_precisions, share_of_class
 from ssvit.evaluation.statistics import NOTHING_YET, above_chance, chance
-from ssvit.objectives.classify_options import SIGMOID
 from ssvit.options import one_line
 
 _NAMED = 3  # classes named in the lines
@@ -66,26 +65,22 @@ class Predictions(NamedTuple):
     truth: Tensor  # true class, int64
     guess: Tensor  # most probable class, the first one in case of ties, int64
     among_five: Tensor  # whether the true class is among the five most probable, bool
-    loss: Tensor  # cross-entropy of softmax or sigmoid, as in training, float64
+    loss: Tensor  # cross-entropy, float64
     confidence: Tensor  # probability of the predicted class, float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "Predictions":
+    def of(cls, logits: Tensor, batch: Batch) -> "Predictions":
         """Compute the predictions of a batch.
 
         Args:
             logits: Logits, (b, k), which may be infinite.
             batch: Batch with labels.
-            loss: Loss of the classifier, see `Classify`.
         """
-        logs = F.logsigmoid(logits.double()) if loss == SIGMOID else logits.double().log_softmax(-1)
+        logs = logits.double().log_softmax(-1)
         best = logits.argsort(dim=-1, descending=True, stable=True)[:, :5]
         assert batch.labels is not None
         truth = batch.labels[:, None]
         losses = -logs.gather(1, truth)[:, 0]
-        if loss == SIGMOID:
-            absent = F.logsigmoid(-logits.double())
-            losses = losses - absent.sum(1) + absent.gather(1, truth)[:, 0]
         confidence = logs.gather(1, best[:, :1])[:, 0].exp()
         columns = (batch.slots, batch.labels, best[:, 0], (best == truth).any(1), losses, confidence)
         return cls(*(column.cpu() for column in columns))
@@ -180,13 +175,12 @@ class MultiLabelPredictions(NamedTuple):
     logits: Tensor  # (n, k) float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch, loss: str) -> "MultiLabelPredictions":
+    def of(cls, logits: Tensor, batch: Batch) -> "MultiLabelPredictions":
         """Return the predictions of a batch.
 
         Args:
             logits: Logits, (b, k).
             batch: Batch with labels.
-            loss: Loss of the classifier, which is binary cross-entropy.
         """
         assert batch.labels is not None
         return cls(batch.slots.cpu(), batch.labels.cpu(), logits.double().cpu())

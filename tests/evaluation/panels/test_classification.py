@@ -103,21 +103,6 @@ def test_numbers_are_those_of_scikit_learn(count, k):
 
 
 @torch.no_grad()
-def test_a_model_trained_with_sigmoid_is_measured_by_it():
-    model, source = case(60, 7)
-    model.options.loss = "sigmoid"
-    found = evaluation(source)
-    metrics = found(model).metrics
-    chances = [[1 / (1 + math.exp(-value)) for value in row] for row in model.table.tolist()]
-    loss = 0.0
-    for row, label in zip(chances, source.labels.tolist(), strict=True):
-        loss -= sum(math.log(chance if k == label else 1 - chance) for k, chance in enumerate(row))
-    expected, _ = by_scikit_learn(model.table, source.labels)
-    assert metrics == pytest.approx(expected | {"loss": loss / 60}, rel=1e-6)
-    assert found.predictions(model).confidence.tolist() == pytest.approx([max(row) for row in chances], rel=1e-9)
-
-
-@torch.no_grad()
 def test_blocks_of_neighbouring_classes_sum_the_whole_matrix():
     model, source = case(300, 12)
     found = evaluation(source)

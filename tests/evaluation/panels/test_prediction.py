@@ -17,8 +17,7 @@ from ssvit.figures.display import PLAIN
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
-from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.masking import KINDS, Masking
+from ssvit.objectives.masked_patch import KINDS, MaskedPatch, Masking
 from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
 
 TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]
