@@ -12,15 +12,29 @@ from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
 from ssvit.models.encoder import UNDECAYED, Encoder
+from ssvit.options import UserError
 from ssvit.schedule import ScheduleFunction
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # scheduled values of an objective without schedules
 BACKBONE = "encoder"  # default name of the backbone in a checkpoint
+VIEWS = 2  # number of global views of an image
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Convert half precision to float32, for softmax and losses; keep float32 and float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def two_views(batch: Batch) -> Tensor:
+    """Return the two "global" views of each image, (b, 2, c, h, w).
+
+    Raises:
+        UserError: The batch does not have two global views.
+    """
+    views = batch.views.get("global")
+    if views is None or views.shape[1] != VIEWS:
+        raise UserError("data.augment: must give two global views of an image, such as two_crops or multi_crop")
+    return views
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:

@@ -54,10 +54,8 @@ class Objective(Options):
             OptionError: The objective cannot train this encoder with this augmentation.
         """
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
-            model = getattr(run.encoder, "model", None)
-            name, value = ("encoder", run.encoder.label) if model is None else ("encoder.model", model)
             expected = "must be a ViT for this objective; objective=supervised and simclr take any encoder"
-            raise RootOptionError(name, value, expected)
+            raise RootOptionError("encoder", run.encoder.label, expected)
         if isinstance(run.encoder, Normalized):
             self.fits(run.encoder)
         if isinstance(run.augment, Augmentation):

@@ -91,8 +91,6 @@ class Classify(Objective):
 
     def check_consistency(self) -> None:
         """Check that the options can be combined."""
-        if isinstance(self.distillation, str | int | float):
-            raise OptionError("distillation", self.distillation, "must be null, or chosen: distillation=deit")
         if self.loss == MULTI_LABEL:
             self.check_labels(multi_label=True)
         if self.lora is not None and self.trained != "head":

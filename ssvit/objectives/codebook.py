@@ -100,9 +100,6 @@ class Features(nn.Module):
         encoder = self.teacher.module
         return at_least_float32(encoder(images)[:, encoder.num_prefix_tokens :])
 
-    def fit(self, images: Tensor) -> None:
-        """Do nothing: the encoder is already trained."""
-
 
 class Codebook(nn.Module, Classes):
     """Use clusters of patches as classes, with the options of `codebook_options.Codebook`.
@@ -149,7 +146,8 @@ class Codebook(nn.Module, Classes):
             parts.append(next(batches).images)
             count += len(parts[-1])
         images = torch.cat(parts)[: self.options.images]
-        self.vectors.fit(images)
+        if isinstance(self.vectors, Windows):
+            self.vectors.fit(images)
         vectors = torch.cat([self.vectors(part).flatten(0, 1).float().cpu() for part in images.split(_TOGETHER)])
         self.centroids.copy_(k_means(vectors, self.classes))
         shares = self._paint_with(images)

@@ -18,11 +18,8 @@ from torchvision.ops import MLP
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import contrastive_options
-from ssvit.objectives.base import NOTHING, Objective, at_least_float32, scale_gradient
-from ssvit.options import OptionError, UserError
+from ssvit.objectives.base import NOTHING, VIEWS, Objective, at_least_float32, scale_gradient, two_views
 from ssvit.randomness import uniform
-
-VIEWS = 2
 
 
 class Contrastive(Objective):
@@ -41,18 +38,6 @@ class Contrastive(Objective):
     def chance(self, images: int) -> float:
         """Return the loss among this number of images if all similarities are equal."""
         raise NotImplementedError
-
-
-def two_views(batch: Batch) -> Tensor:
-    """Return the two "global" views of a batch, (b, v, c, h, w).
-
-    Raises:
-        UserError: The batch does not have two global views.
-    """
-    views = batch.views.get("global")
-    if views is None or views.shape[1] != VIEWS:
-        raise UserError("data.augment: must give two global views of an image, such as augment@data.augment=two_crops")
-    return views
 
 
 def gathered(rows: Tensor) -> tuple[Tensor, int]:
@@ -246,8 +231,6 @@ class ContrastiveTuning(Contrastive):
     def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Return the mean loss, the accuracy, and for `after_step` the new queue entries, for all processes."""
         b = len(batch.slots)
-        if b > len(self.queue):
-            raise OptionError("objective.queue", len(self.queue), f"must hold the {b} images of a batch")
         projections = self.project(two_views(batch), scheduled["encoder_gradient"], self.depth_noise(batch, VIEWS))
         every, first = gathered(unit(self.predictor(projections)))
         logits = self.logits(projections, rearrange(every, "(r v b) e -> (v r b) e", v=VIEWS, b=b))

@@ -22,13 +22,10 @@ from ssvit.data.batch import Batch
 from ssvit.models.block import gather
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
-from ssvit.objectives.base import NOTHING, Objective, at_least_float32, scale_gradient
+from ssvit.objectives.base import NOTHING, VIEWS, Objective, at_least_float32, scale_gradient, two_views
 from ssvit.objectives.masked_patch import rectangle_order
 from ssvit.objectives.teacher import Teacher
-from ssvit.options import UserError
 from ssvit.randomness import uniform
-
-VIEWS = 2  # number of global views of iBOT
 
 
 class Head(nn.Module):
@@ -246,8 +243,6 @@ class IBot(Dino):
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Return the loss, its terms, the target entropies, and for `after_step` the mean teacher logits, (k,)."""
         views = groups(batch)
-        if views[0].shape[1] != VIEWS:
-            raise UserError(f"data.augment: iBOT needs {VIEWS} global views of an image, not {views[0].shape[1]}")
         images = rearrange(views[0], "b v c h w -> (v b) c h w")
         ids, counts = rearrange(noise.ids, "b v m -> (v b) m"), rearrange(noise.counts, "b v -> (v b)")
         gradient = scheduled["last_layer"]
@@ -279,14 +274,13 @@ class IBot(Dino):
 
 
 def groups(batch: Batch) -> list[Tensor]:
-    """Return the global views and the local views, if any, each (b, v, c, h, w).
+    """Return the two global views and the local views, if any, each (b, v, c, h, w).
 
     Raises:
-        UserError: The batch has no global views.
+        UserError: The batch does not have two global views.
     """
-    if "global" not in batch.views:
-        raise UserError("data.augment: DINO needs several views of an image; add augment@data.augment=multi_crop")
-    return [batch.views[name] for name in ("global", "local") if name in batch.views]
+    local = batch.views.get("local")
+    return [two_views(batch)] if local is None else [two_views(batch), local]
 
 
 def follow(center: Tensor, mean: Tensor, momentum: float, applied: Tensor) -> None:
