@@ -64,12 +64,6 @@ def test_a_run_has_metrics_figures_and_its_encoder(run):
     assert run.encoder().module.width == 16
 
 
-def test_called_again_it_goes_on_or_is_finished(run, outputs, capsys):
-    again = ssvit.pretrain(**OPTIONS, outputs=outputs)
-    assert again == run
-    assert "is finished" in capsys.readouterr().out
-
-
 def test_a_comparison_is_told(run, outputs):
     options = {"steps": 2, "batch_size": 8, "warmup": 0, "save_every": 2, "evaluate_every": 2, "precision": "32-true"}
     found = ssvit.finetune(run, outputs=outputs, verbose=False, compare="scratch", seeds=1, **options)

@@ -11,14 +11,12 @@ from composing import composed, untrained
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ssvit import atomic_io
 from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import plotted
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.decode import load
 from ssvit.figures.display import PLAIN
-from ssvit.figures.plot import Panel, Plot
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
@@ -183,48 +181,20 @@ def test_a_hybrid_is_looked_into_but_for_its_filters():
     assert found.numbers["attention_distance"]["all_patches_alike"] == pytest.approx(mean)
 
 
-def test_more_pictures_than_are_counted_are_taken_evenly(pictures):
+def test_pictures_are_taken_evenly_from_those_that_can_be_read(pictures):
     paths = sorted(map(str, pictures.iterdir()))
-    found = inside.from_files(paths, CenterCrop(size=[16, 24]), 4, pytest.fail)
-    assert found.names == ("0.png", "1.png", "3.png", "4.png")
-    assert found.description == "4 of 6 pictures"
-    assert torch.equal(found.some(2).images, torch.cat([CenterCrop(size=[16, 24])([load(paths[i])]) for i in (0, 3)]))
-
-
-def test_others_take_the_place_of_pictures_that_cannot_be_read(pictures):
+    found = inside.from_files(paths, CenterCrop(size=16), 4, pytest.fail)
+    assert (found.names, found.description) == (("0.png", "1.png", "3.png", "4.png"), "4 of 6 pictures")
+    assert torch.equal(found.some(2).images, found.images[[0, 2]])
     for name in ("1.png", "4.png"):
         (pictures / name).write_text("no image")
-    paths, told = sorted(map(str, pictures.iterdir())), []
+    told = []
     found = inside.from_files(paths, CenterCrop(size=16), 4, told.append)
     assert (found.names, found.description) == (("0.png", "2.png", "3.png", "5.png"), "4 of 6 pictures")
     assert told == [f"{pictures / name}: no image of a known format; left out" for name in ("1.png", "4.png")]
     for image, name in zip(found.images, found.names, strict=True):
         assert torch.equal(image, CenterCrop(size=16)([load(str(pictures / name))])[0])
     assert inside.from_files(paths, CenterCrop(size=16), 5, told.append).names == found.names
-
-
-def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    inside.Report(dict.fromkeys(("one", "two"), Plot([Panel("")], (2, 2))), {"a": 1}).save(
-        tmp_path / "new" / "folder", 0
-    )
-    before = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
-    assert set(before) == {"one.png", "two.png"}
-    write = atomic_io.write
-
-    def full(path, data):
-        write(path, data if path.name.startswith(".one") else data[:100])
-        if not path.name.startswith(".one"):
-            raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(atomic_io, "write", full)
-    changed = inside.Report(dict.fromkeys(("one", "two"), Plot([Panel("")], (1, 1))), {"a": 2})
-    with pytest.raises(UserError, match=r"two\.png: cannot be written \(No space left on device\)"):
-        changed.save(tmp_path / "new" / "folder", 0)
-    after = {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").glob("*.*g")}
-    assert after["one.png"] != before["one.png"]
-    assert after["two.png"] == before["two.png"]
-    assert json.loads((tmp_path / "new" / "folder" / "numbers.json").read_text()) == {"a": 1}
-    assert not list((tmp_path / "new" / "folder").glob(".*"))
 
 
 def test_whose_attention_and_which_layer():

@@ -56,38 +56,10 @@ def failure(command, *options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "suggestion"),
-    [
-        ("pretrain", "steps=3", "recipe.steps"),
-        ("pretrain", "lr=3", "recipe.lr"),
-        ("pretrain", "image_size=16", "data.image_size"),
-        ("pretrain", "recipe.image_size=16", "data.image_size"),
-        ("finetune", "lora={rank:4}", "objective.lora"),
-    ],
-)
-def test_an_option_without_its_group_is_suggested_with_it(command, option, suggestion):
-    line = failure(command, f"checkpoint={RUN if command == 'finetune' else 'null'}", option)
-    assert line.startswith(f"{option.partition('=')[0]}: ")
-    assert line.endswith(f" {suggestion}?")
-
-
 def test_the_options_of_hydra_are_no_suggestion():
     line = failure("pretrain", "zzz=3")
     assert "recipe" in line
     assert "hydra" not in line
-
-
-def test_a_missing_option_has_no_value():
-    line = failure("finetune", f"checkpoint={RUN}", "objective.trained=head", "objective.lora={rank:4}")
-    assert line.startswith("objective.lora.alpha: ")
-    assert "above 0" in line
-
-
-def test_a_missing_choice_names_the_choices():
-    line = failure("retrieve")
-    assert line.startswith("action: ")
-    assert all(choice in line for choice in ("index", "add", "query"))
 
 
 @pytest.mark.parametrize(("command", "choices"), [("embed", {"data"}), ("pretrain", {"data", "encoder", "objective"})])
@@ -96,32 +68,6 @@ def test_a_group_of_another_command_names_those_of_this_one(command, choices):
     assert line.startswith("index=hnsw: ")
     assert choices <= set(re.findall(r"\w+", line))
     assert "index." not in line  # the command has no such options
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [
-        ("embed", "features=[last]"),
-        ("knn", "features=[last]"),
-        ("evaluate", "probes=[1]"),
-        ("evaluate", "probes=[[knn]]"),
-        ("pretrain", "evaluators=[1]"),
-        ("pretrain", "subset=[0,1]"),
-        ("pretrain", "++subset=[0,1]"),
-        ("pretrain", "fabric=[cpu]"),
-        ("pretrain", "probing=[x]"),
-        ("pretrain", "objective.masking=[0.5]"),
-        ("pretrain", "encoder=[1]"),
-        ("pretrain", "encoder=1e3"),
-        ("pretrain", "data=[{a: 1}]"),
-        ("pretrain", "logger=[[a]]"),
-    ],
-)
-def test_a_value_in_place_of_a_group_is_named(command, option):
-    checkpoint = "checkpoint=null" if command == "pretrain" else f"checkpoint={RUN}"
-    line = failure(command, checkpoint, option)
-    assert line.startswith(f"{option.lstrip('+')}: ")
-    assert "Config" not in line  # the classes of OmegaConf
 
 
 @pytest.mark.parametrize("group", ["data", "mine"])

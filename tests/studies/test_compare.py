@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from PIL import Image
 
 from ssvit.cli import compare
 from ssvit.data.loader import Loader
@@ -179,36 +178,6 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
     # The second stage goes on where the first has ended.
     assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
     assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 23680, 40960]
-
-
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ("budget=soon", "budget=soon: must be a number of seconds above 0, or as 90s, 6min, 1h"),
-        ("budget=0min", "budget=0min: must be a number of seconds above 0"),
-        ("objectives=[]", "objectives=[]: must be a list of one or more different names"),
-        ("objectives=[mae,mae]", "objectives=[mae,mae]: must be a list of one or more different names"),
-        ("objectives=[nothing]", "objectives=nothing: must be of "),
-        ("seeds=0", "seeds=0: must be a whole number"),
-        ("evaluate=knn", "evaluate=knn: must be a list"),
-        ("encoder.heads=5", "encoder.heads=5: must divide width=192"),
-        ("data.source.images=4000", "finetune=subset.images=5000: there are 4000 images to choose from"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_is_run(commands, option, told):
-    with pytest.raises(UserError) as failure:
-        compare.command.call([option])
-    assert str(failure.value).startswith(told)
-    assert not commands.asked
-
-
-def test_images_without_labels_are_refused_before_anything_is_run(commands, tmp_path):
-    (tmp_path / "pictures").mkdir()
-    for number in range(64):
-        Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / f"{number}.png")
-    with pytest.raises(UserError, match="have no labels to learn"):
-        compare.command.call(["data=folder", f"data.root={tmp_path / 'pictures'}", "finetune=[]"])
-    assert not commands.asked
 
 
 def measured(name, *values, best):

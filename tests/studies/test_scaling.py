@@ -78,36 +78,6 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
         scaling.command.call([*GRID, "finetune=[]"])
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("width=[65]", "encoder.width=65: must be"),
-        ("images=[0]", r"images=\[0\]: must be"),
-        ("images=[500,8193,null]", "images=8193: there are 8192 images to choose from"),
-        ("images=[5,5]", r"images=\[5,5\]: must be a list of one or more different"),
-        ("depth=6", "depth=6: must be a list"),
-        ("patch=[5]", "patch_size=5: must"),
-        ("objectives=[codebook]", "objectives=codebook: has two stages"),
-        ("objectives=[nothing]", "objectives=nothing: must be of "),
-        (
-            "encoders=[resnet10tt]",
-            "encoders=resnet10tt: is no file in configs/encoder/, and is no model of timm; names",
-        ),
-        ("encoders=resnet10t", "encoders=resnet10t: must be a list of names"),
-        ("encoder.mlp_width=64", r"encoder\.mlp_width=64: .*width="),
-        ("encoder.width=64", r"encoder\.width=64: .*width="),
-        ("encoder.heads=2", r"encoder\.heads=2: .*width="),
-        ("encoder.depth=2", r"encoder\.depth=2: .*depth="),
-        ("encoder.patch_size=8", r"encoder\.patch_size=8: .*patch="),
-        ("pretrain=['recipe.steps=9']", r"recipe\.steps=9: .*steps="),
-    ],
-)
-def test_wrong_grids_are_refused_before_anything_runs(commands, option, said):
-    with pytest.raises(UserError, match=said):
-        scaling.command.call([*GRID, option])
-    assert not commands
-
-
 def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
     monkeypatch.setattr(Synthetic, "count", DataSet.count)
     with pytest.raises(UserError, match="images=601: there are 600 images to choose from"):
@@ -200,14 +170,6 @@ def test_the_figure_has_a_panel_for_each_score_and_axis():
     compared = {"vit": row("supervised"), "other": row("supervised", depth=None, patch=None, encoder="resnet10t")}
     ((*_, lines),) = panels(compared)
     assert set(lines) == {"supervised", "supervised, resnet10t"}
-
-
-def test_rows_are_read_back_as_they_were_written(commands, tmp_path):
-    scaling.command.call([*GRID, "images=[500]", "width=[64]", "objectives=[mae]"])
-    rows = methods.read(tmp_path / "outputs" / "s" / "table")
-    (found,) = points(rows)
-    assert found["scores"]["20-NN"] == pytest.approx(1 - 2 * 500**-0.2 / 64**0.1)
-    assert found["scores"][FINETUNED] == 0.5
 
 
 @pytest.mark.parametrize("study", ["cifar10", "encoders"])
