@@ -50,23 +50,23 @@ def _run(name: str, arguments: list[str]) -> None:
     from ssvit.options import Failure
 
     command = replace(find(name), prefix="ssvit ")
-    asked = {_DRY_RUN, _SHOW_CONFIG, *_HELP}.intersection(arguments)
-    arguments = [argument for argument in arguments if argument not in asked]
-    if _HELP & asked:
+    flags = {_DRY_RUN, _SHOW_CONFIG, *_HELP}.intersection(arguments)
+    arguments = [argument for argument in arguments if argument not in flags]
+    if _HELP & flags:
         from ssvit.config import help
 
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for pipes to head
         with in_one_line():
-            print(help.text(command, COMMANDS[name], arguments, everything="--help-all" in asked))
+            print(help.text(command, COMMANDS[name], arguments, everything="--help-all" in flags))
         return
-    if asked:
+    if flags:
         # A dry run previews the jobs of a sweep on this machine; nothing is submitted.
         launcher = ("hydra/launcher", "hydra.launcher")
         arguments = [argument for argument in arguments if not argument.startswith(launcher)]
         if command.dry_run is None:
             with in_one_line():
-                raise Failure(f"{min(asked)}: is for the commands that train, pretrain and finetune", 2)
-        preview = _with_configuration(command.dry_run) if _SHOW_CONFIG in asked else command.dry_run
+                raise Failure(f"{min(flags)}: must be a flag of pretrain or finetune, the commands that train", 2)
+        preview = _with_configuration(command.dry_run) if _SHOW_CONFIG in flags else command.dry_run
         command = replace(command, run=preview, results=None)
     command.main(arguments)
 

@@ -25,9 +25,9 @@ _BEFORE = "{before}"  # placeholder in a stage's options for the run of the prev
 
 
 def _seconds(value: object) -> object:
-    if (found := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
+    if (match := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
         raise ValueError
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 class Compare(Study):
@@ -99,8 +99,8 @@ class Comparison(Trials):
         curve: list[dict[str, float]] = []
         for place, stage in enumerate(parts):
             cost = self.stage_cost(name, place, stage, before)
-            left = stage.share * self.protocol["budget"] - cost["preparation"]
-            steps = max(1, round(left / cost["cpu_seconds"]))
+            seconds = stage.share * self.protocol["budget"] - cost["preparation"]
+            steps = max(1, round(seconds / cost["cpu_seconds"]))
             stage_name = run_name + (f"_stage{place + 1}" if len(parts) > 1 else "")
             print(f"\n{stage_name}: {steps} steps of {cost['images']} images", flush=True)
             self.call("pretrain", [*schedule(steps, seed), *self._options(stage, before), f"name={stage_name}"])
@@ -109,12 +109,11 @@ class Comparison(Trials):
             trained.append(cost | {"options": list(stage.options), "steps": steps})
         missing = not (self.table / f"{methods.BASELINES}.json").is_file()
         report = self.evaluated(before, run_name, baselines=missing)
-        found: dict[str, Any] = {"stages": trained, "curve": curve, "probes": methods.probes(report)}
-        found |= self.finetuned(before, run_name, seed)
+        results = {"probes": methods.probes(report), **self.finetuned(before, run_name, seed)}
         if missing:  # written before the row, since an existing row is skipped
             scratch = self.finetuned("scratch", f"scratch_seed{seed}", seed)
             self.write(methods.BASELINES, {"baselines": methods.baselines(report), **scratch})
-        self.write(run_name, {"objective": name, "seed": seed, **found})
+        self.write(run_name, {"objective": name, "seed": seed, "stages": trained, "curve": curve, **results})
 
     def _options(self, stage: Stage, before: str) -> list[str]:
         options = [option.replace(_BEFORE, before) for option in stage.options]

@@ -18,12 +18,12 @@ from ssvit.retrieval.options import pictures as listed
 def run(config: Config) -> Path:
     """Write names, classes and features of images to a file; the same command resumes an interrupted one."""
     options: Embed = config.options
+    chosen = options.data and options.data.source
+    # A folder is read by file names only: the classes of test/ may differ from those of train/, or be absent.
+    by_name = chosen if isinstance(chosen, Folder) and options.split == ALL else None
     files: dict[str, dict[str, str | None]] = {}
     loose = [*options.images]
-    # Images of test/ may have other classes than those of train/, or none, so a folder is read by file names only.
-    by_name = options.data.source if options.data is not None and options.split == ALL else None
-    by_name = by_name if isinstance(by_name, Folder) else None
-    if by_name is not None:
+    if by_name:
         for part, folders in zip(PARTS, by_name.splits, strict=True):
             if folders == by_name.roots:
                 loose += folders

@@ -29,8 +29,7 @@ def run(config: Config) -> Path:
     options: Merge = config.options
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, say=config.line.say)
     if checkpoint.foreign:
-        right = "must be a checkpoint of a run, not a file of foreign weights"
-        raise OptionError("checkpoint", options.checkpoint, right)
+        raise OptionError("checkpoint", options.checkpoint, "must be a checkpoint of a run, not a foreign file")
     config.line.announce()
 
     from ssvit.checkpoints import storage

@@ -22,8 +22,7 @@ def run(config: Config) -> Path:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
     source = options.data and options.data.source
     if options.size is not None and isinstance(source, ImageFiles) and source.pixels != RGB:
-        right = "must be null for images of other channels or numbers than photographs: their files stay unchanged"
-        raise OptionError("size", options.size, right)
+        raise OptionError("size", options.size, "must be null for images other than 8-bit RGB, which are not resized")
     config.line.announce()
 
     from ssvit.data.sources import packing

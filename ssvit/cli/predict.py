@@ -77,7 +77,7 @@ def run(config: Config) -> None:
     names = classifier.classes
     print_lines(f"{checkpoint.path}: {len(names)} classes")
     if options.as_table and classifier.is_multi_label:
-        raise OptionError("output", options.output, "must be a JSON file: a table has one class for each picture")
+        raise OptionError("output", options.output, "must be a JSON file, since a table has one class for each image")
     answers, labels, unreadable = [], [], 0
     for path, answer in classifier.name_files(paths):
         if isinstance(answer, UserError):

@@ -59,7 +59,7 @@ def run(config: Config) -> Path:
 
 
 def _next(config: Config, *, labelled: bool) -> str:
-    """Return the command for the next step: that of the experiment if there is one, otherwise a general one."""
+    """Return the command for the next step, which is the fine-tuning of the experiment if there is one."""
     choices, command = config.choices, config.line.command
     if choices["data"] == EMBEDDED:
         return command("finetune")

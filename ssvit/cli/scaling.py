@@ -76,7 +76,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     options: Scaling = config.options
     for name in options.objectives:
         if len(stages(name, config.line)) > 1:
-            raise OptionError("objectives", name, "has two stages, and a point of the grid has one run")
+            raise OptionError("objectives", name, "must be a method of one stage, since a point of the grid is one run")
     check_grid(options.pretrain)
     for name in options.encoders:
         if name not in config.line.names("encoder"):
@@ -84,7 +84,7 @@ def check(config: Config) -> list[dict[str, Any]]:
                 Timm(model=name, image_size=1)
             except OptionError as error:
                 raise OptionError(
-                    "encoders", name, f"is no file in configs/encoder/, and {error.expectation}"
+                    "encoders", name, f"must be a file in configs/encoder/ or a model of timm: {error.expectation}"
                 ) from None
     points = [
         dict(zip(_GRID, values, strict=True))
@@ -108,7 +108,7 @@ def check_grid(options: Sequence[str]) -> None:
     for option in options:
         name, _, value = option.lstrip("+").partition("=")
         if axis := _SET_BY.get(name):
-            raise OptionError(name, value, f"follows from the grid, whose option is {axis}=…")
+            raise OptionError(name, value, f"must be set by {axis}=…, an axis of the grid")
 
 
 def heads(width: int) -> int:
@@ -141,8 +141,8 @@ class Grid(Trials):
             point: Value of each axis by name.
             seed: Seed of the runs.
         """
-        own = encoder in self.line.names("encoder")
-        model = [f"encoder={encoder}"] if own else ["encoder=timm", f"encoder.model={encoder}"]
+        is_choice = encoder in self.line.names("encoder")
+        model = [f"encoder={encoder}"] if is_choice else ["encoder=timm", f"encoder.model={encoder}"]
         rest = [option for option in self.pretraining if not option.lstrip("+").startswith("encoder")]
         self._row(_SUPERVISED, encoder, [*rest, *model], {**point, "encoder": encoder}, seed)
 
@@ -160,10 +160,10 @@ class Grid(Trials):
         rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
         self.call("pretrain", [*schedule(point["steps"], seed), *options, *rarely, subset, f"name={name}"])
         report = self.evaluated(str(self.folder / name), name, baselines=False)
-        found = {"probes": methods.probes(report), **self.finetuned(str(self.folder / name), name, seed)}
+        row = {"objective": objective, "seed": seed, **point, "cost": cost, "probes": methods.probes(report)}
         if objective == _SUPERVISED:
-            found["supervised"] = self.tested(name)
-        self.write(name, {"objective": objective, "seed": seed, **point, "cost": cost, **found})
+            row["supervised"] = self.tested(name)
+        self.write(name, row | self.finetuned(str(self.folder / name), name, seed))
 
 
 command = Command(

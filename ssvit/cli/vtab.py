@@ -50,14 +50,14 @@ class Vtab(Options):
 def run(config: Config) -> str:
     """Print the table and write it if `output` is set, as JSON or Markdown; return the table."""
     options: Vtab = config.options
-    folders = [Path(one) for one in options.runs] or sorted(Path(options.outputs).glob("*/"))
+    folders = [Path(run) for run in options.runs] or sorted(Path(options.outputs).glob("*/"))
     models, unfinished = read(folders)
-    left_out = f"not finished, so left out: {', '.join(unfinished)}" if unfinished else ""
+    excluded = f"not finished, so excluded: {', '.join(unfinished)}" if unfinished else ""
     if not models:
         where = ", ".join(options.runs) or options.outputs
-        none = f"{where}: no run has a test accuracy on a task of VTAB-1k: ssvit finetune data=vtab makes one"
-        raise UserError(f"{none}; {left_out}" if left_out else none)
-    text = vtab.table(models) + (f"\n{left_out}\n" if left_out else "")
+        message = f"{where}: no run has a test accuracy on a task of VTAB-1k; train one by ssvit finetune data=vtab"
+        raise UserError(f"{message}; {excluded}" if excluded else message)
+    text = vtab.table(models) + (f"\n{excluded}\n" if excluded else "")
     print_lines(*text.split("\n"))
     if options.output is not None:
         output = Path(options.output)
@@ -82,7 +82,9 @@ def read(folders: Iterable[Path]) -> tuple[dict[str, dict[str, list[TaskRun]]], 
                 continue
             step, steps = tested[-1]["step"], (config.values.get("recipe") or {}).get("steps")
             newest = [manifest.read(path) for path in manifest.complete(folder)[-1:]]
-            ended_early = any(one.get("ended") and one["step"] == step for one in newest)  # early stopping
+            ended_early = any(
+                checkpoint.get("ended") and checkpoint["step"] == step for checkpoint in newest
+            )  # early stopping
             if _TEST not in tested[-1] or (step != steps and not ended_early):
                 unfinished.append(f"{data['task']} ({folder}, step {step} of {steps})")
                 continue

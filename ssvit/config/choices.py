@@ -47,9 +47,8 @@ class Choice:
             options = {key: options}
         if not (self.sets or self.also):
             return options
-        own = {self.group: {**options, **self.sets.get(self.group, {})}}
-        whole = {**self.sets, **own}
-        return {"defaults": [*({group: name} for group, name in self.also.items()), "_self_"], **whole}
+        values = {**self.sets, self.group: {**options, **self.sets.get(self.group, {})}}
+        return {"defaults": [*({group: name} for group, name in self.also.items()), "_self_"], **values}
 
     @property
     def package(self) -> str | None:

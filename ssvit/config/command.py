@@ -164,8 +164,8 @@ class Command:
 
 def named(config: Config, name: str | None) -> Config:
     """Return a configuration with the name of its run; a job of a sweep (-m) appends its differing options."""
-    if name is not None and not any(option.startswith("name=") for option in config.own):
-        name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.own)])
+    if name is not None and not any(option.startswith("name=") for option in config.swept):
+        name = "_".join([name, *(_NOT_IN_NAMES.sub("-", option) for option in config.swept)])
     return config.changed({"name": name})
 
 

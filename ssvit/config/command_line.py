@@ -166,12 +166,15 @@ class CommandLine:
 
     def default_choices(self, name: str) -> Plain:
         """Return the groups in a configuration's lists of defaults, each with its choice or list of choices."""
-        lists = [one for file in self.with_bases(name) for one in yaml.safe_load(file.read_text()).get("defaults", [])]
-        items = (item for one in lists if isinstance(one, dict) for item in one.items())
-        return {group.removeprefix("override "): choice for group, choice in items}
+        choices = {}
+        for file in self.with_bases(name):
+            for entry in yaml.safe_load(file.read_text()).get("defaults", []):
+                if isinstance(entry, dict):
+                    choices |= {group.removeprefix("override "): choice for group, choice in entry.items()}
+        return choices
 
     def origin(self, group: str, choice: Any) -> Any:
-        """Return the choice of a group; for `pretrained`, that of the checkpoint's run."""
+        """Return the choice of a group, in which `pretrained` is replaced by the choice of the checkpoint's run."""
         return self.brought.get(group, choice) if choice == "pretrained" else choice
 
     def command(self, name: str) -> str:
@@ -222,7 +225,7 @@ def unquoted(value: str) -> str:
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
         return value
     return re.sub(
-        r"(\\*)\\(['\"])|(\\+)$", lambda found: (found[1] or "")[::2] + (found[2] or found[3][::2]), value[1:-1]
+        r"(\\*)\\(['\"])|(\\+)$", lambda match: (match[1] or "")[::2] + (match[2] or match[3][::2]), value[1:-1]
     )
 
 
@@ -239,7 +242,7 @@ def _checked(argument: str, next_to: Sequence[str]) -> str:
     Code to call is chosen only by the name of a file, because a run folder stores only this name.
     """
     if argument.startswith("~"):
-        raise Failure(f"{argument}: an option can be changed, as option=value, but not taken away", 2)
+        raise Failure(f"{argument}: must be written option=value: options cannot be removed", 2)
     option, equals, value = argument.lstrip("+").partition("=")
     if argument.startswith("-"):
         following = next_to[0] if next_to else ""
@@ -252,6 +255,5 @@ def _checked(argument: str, next_to: Sequence[str]) -> str:
         raise Failure(f"{argument}: must be written option=value{f', such as {usual}' if is_path else ''}", 2)
     names = (part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split("."))
     if any(names) or _CALLED_WITHIN.search(value):
-        right = "a file's name chooses what is called: write one of your own (--config-dir, in Python config_dir)"
-        raise Failure(f"{argument}: {right}", 2)
+        raise Failure(f"{argument}: a class must be chosen by the name of its choice, not by _target_", 2)
     return argument

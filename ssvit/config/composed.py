@@ -23,7 +23,7 @@ class Config:
         choices: The choice of each group of options, such as {"objective": "mae"}.
         overrides: The typed and added options, as option=value.
         line: The command line.
-        own: Options of a job of a sweep that differ between the jobs.
+        swept: Options of a job of a sweep that differ between the jobs.
         kind: Class of the command's options.
     """
 
@@ -31,7 +31,7 @@ class Config:
     choices: Mapping[str, Any]
     overrides: Sequence[str]
     line: CommandLine
-    own: Sequence[str] = ()
+    swept: Sequence[str] = ()
     kind: type[Options] = Options
 
     @cached_property

@@ -134,18 +134,20 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
             if is_empty and force:
                 inner = node[group] = {}
             elif is_empty:
-                raise OptionError(name, value, f"{path} is empty, so it must be given whole, as {path}={{{key}: …}}")
+                raise OptionError(
+                    name, value, f"{path} is null, so all of its options must be set, as {path}={{{key}: …}}"
+                )
             else:
-                raise OptionError(name, value, f"{path} is a value, and holds no options")
+                raise OptionError(name, value, f"{path} is a value, not a group of options")
         node = inner
     if key not in node and not force:
         _unknown(options, name, name, node)
     usual = node.get(key)
     if isinstance(usual, dict) and isinstance(value, dict):
-        for inner, of in value.items():
-            if inner not in usual and "_target_" in usual and not force:
-                _unknown(options, f"{name}.{inner}", f"{name}.{inner}", usual)
-            usual[inner] = of
+        for option, new in value.items():
+            if option not in usual and "_target_" in usual and not force:
+                _unknown(options, f"{name}.{option}", f"{name}.{option}", usual)
+            usual[option] = new
         return
     if isinstance(usual, dict) and usual and not isinstance(value, dict):
         # A null removes one of several parts, such as a probe, or a group within a part, such as an encoder's stem.
@@ -163,15 +165,22 @@ def _are_parts(node: Plain) -> bool:
     return all(isinstance(part, dict) and "_target_" in part for part in node.values() if part is not None)
 
 
-def _unknown(options: Plain, name: str, missing: str, beside: Plain) -> NoReturn:
-    """Raise the error for an option that does not exist, with similar options."""
+def _unknown(options: Plain, name: str, missing: str, group: Plain) -> NoReturn:
+    """Raise the error for an option that does not exist, with similar options.
+
+    Args:
+        options: All options of the command.
+        name: Name of the option.
+        missing: The part of the name, from its beginning, that does not exist.
+        group: The options next to the missing one.
+    """
     key = name.rpartition(".")[2]
     if same := sorted(_with_name(key, options), key=lambda option: option.count(".")):
         raise Failure(f"{name}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?", 2)
-    known = [option for option in beside if option != "_target_"]
+    names = [option for option in group if option != "_target_"]
     parent, _, key = missing.rpartition(".")
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(known)}"
+    close = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(names)}"
     raise Failure(f"{name}: there is no such option; {hint}", 2)
 
 
@@ -195,8 +204,8 @@ def sweep(
         sys.argv[1:] = command_line  # Fabric starts additional processes with these arguments
         shared = {option.lstrip("+") for option in line.overrides}
         job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
-        own = [option for option in job_line.overrides if option not in shared]
-        return job(replace(compose(name, job_line, kind), own=own))
+        swept = [option for option in job_line.overrides if option not in shared]
+        return job(replace(compose(name, job_line, kind), swept=swept))
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -313,9 +322,9 @@ def _search_path(line: CommandLine) -> list[str]:
 
 
 def _container(config: DictConfig, *, resolve: bool) -> Plain:
-    found = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}
+    container = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}
 
 
 def _settled(written: object, composed: DictConfig, name: str = "") -> Any:

@@ -54,27 +54,30 @@ def curve(
 def probes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the score of each probe in a report at the layer chosen without test labels and at the last layer."""
     return {
-        one["measure"]: {"column": one["columns"][-1], **_at_layers(one["values"], _own(one, report), one["best"])}
-        for one in report["measured"]
+        probe["measure"]: {
+            "column": probe["columns"][-1],
+            **_at_layers(probe["values"], _layers(probe, report), probe["best"]),
+        }
+        for probe in report["measured"]
     }
 
 
 def baselines(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the scores of random weights (best and last layer) and of raw pixels, in the format of `probes`."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in report["measured"]:
-        values, column = one["values"], one["columns"][-1]
-        random = [f"{RANDOM_PREFIX}{name}" for name in _own(one, report)]
+    scores: dict[str, dict[str, Any]] = {RANDOM: {}, PIXELS: {}}
+    for probe in report["measured"]:
+        values, column = probe["values"], probe["columns"][-1]
+        random = [f"{RANDOM_PREFIX}{name}" for name in _layers(probe, report)]
         best = max(random, key=lambda name: values[name][-1])
-        found.setdefault(RANDOM, {})[one["measure"]] = {"column": column, **_at_layers(values, random, best)}
+        scores[RANDOM][probe["measure"]] = {"column": column, **_at_layers(values, random, best)}
         pixels = values[PIXELS][-1]
-        found.setdefault(PIXELS, {})[one["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
-    return found
+        scores[PIXELS][probe["measure"]] = {"column": column, "chosen": pixels, "last": pixels}
+    return scores
 
 
-def _own(one: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
-    """Return the encoder's feature sets of one probe by layer; those of patch probes differ from those of images."""
-    return [name for name in report["own"] if name in one["values"]]
+def _layers(probe: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    """Return the encoder's feature sets of a probe by layer; patch probes have other feature sets than image probes."""
+    return [name for name in report["own"] if name in probe["values"]]
 
 
 def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chosen: str) -> dict[str, Any]:
@@ -163,13 +166,13 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
     Returns:
         The ranking as text; "" for fewer than two objectives.
     """
-    found = curves(rows)
-    if len(found) < 2:
+    runs_of = curves(rows)
+    if len(runs_of) < 2:
         return ""
-    least = min(points[-1][amount] for runs in found.values() for points in runs)
-    probe, words = next(iter(probes_in(found).items()))
+    least = min(points[-1][amount] for runs in runs_of.values() for points in runs)
+    probe, words = next(iter(probes_in(runs_of).items()))
     reached = {
-        name: statistics.fmean(_at(points, amount, least, probe) for points in runs) for name, runs in found.items()
+        name: statistics.fmean(_at(points, amount, least, probe) for points in runs) for name, runs in runs_of.items()
     }
     ordered = sorted(reached, key=lambda name: -reached[name])
     return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
@@ -177,36 +180,38 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
 
 def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:
     """Return the curves of each objective, one for each seed."""
-    found = defaultdict(list)
+    runs_of = defaultdict(list)
     for name, row in rows.items():
         if name != BASELINES and row["curve"]:
-            found[row["objective"]].append(row["curve"])
-    return dict(found)
+            runs_of[row["objective"]].append(row["curve"])
+    return dict(runs_of)
 
 
-def probes_in(found: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, str]:
+def probes_in(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> dict[str, str]:
     """Return the titles of the probes of curves, by their names."""
-    first = next(iter(found.values()))[0][0]
+    first = next(iter(runs_of.values()))[0][0]
     return {name: title(name) for name in first if name not in (*AMOUNTS, "step", "chance")}
 
 
-def plot(found: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
+def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
     """Plot the probes of each objective over CPU minutes, averaged over seeds, next to chance."""
     from ssvit.figures.plot import Line, Panel, Plot, chance
 
-    step = min(0.9, 4.5 / len(found))  # difference of the line widths in points
+    step = min(0.9, 4.5 / len(runs_of))  # difference of the line widths in points
     panels = []
-    for probe, words in probes_in(found).items():
+    for probe, words in probes_in(runs_of).items():
         lines = []
-        for place, (name, runs) in enumerate(found.items()):
+        for place, (name, runs) in enumerate(runs_of.items()):
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
             mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
-            above = step * (len(found) - 1 - place)  # later curves are thinner, so that overlapping curves are visible
+            above = step * (
+                len(runs_of) - 1 - place
+            )  # later curves are thinner, so that overlapping curves are visible
             marker = _MARKERS[place % len(_MARKERS)]
             lines.append(Line(minutes, mean, name, f"C{place % 10}", "-", marker, 1.5 + above, 4 + above))
-        known = next((run[0]["chance"] for runs in found.values() for run in runs if "chance" in run[0]), None)
+        chance_level = next((run[0]["chance"] for runs in runs_of.values() for run in runs if "chance" in run[0]), None)
         ylabel = f"{words} in training (%)"
-        panels.append(Panel(ylabel, lines, [chance(known)], "CPU minutes of pre-training", close=True))
+        panels.append(Panel(ylabel, lines, [chance(chance_level)], "CPU minutes of pre-training", close=True))
     return Plot(panels, (6.2 * len(panels), 4), legend="right")
 
 
@@ -236,20 +241,20 @@ def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of the cost of pre-training."""
     seconds, flops, images = _total(stages).values()
     return [
-        " + ".join(f"{one['steps']} x {one['images']}" for one in stages),
+        " + ".join(f"{stage['steps']} x {stage['images']}" for stage in stages),
         f"{seconds / 60:.1f}",
         f"{images:,}",
         f"{images / seconds:.0f}",
         f"{flops / 1e12:.1f}",
         f"{flops / seconds / 1e9:.0f}",
-        ", ".join(dict.fromkeys(one["backend"] for one in stages)),
+        ", ".join(dict.fromkeys(stage["backend"] for stage in stages)),
     ]
 
 
-def _cell(found: Sequence[Mapping[str, Any]]) -> str:
+def _cell(scores: Sequence[Mapping[str, Any]]) -> str:
     """Return the accuracy at the chosen layer, its number, and the accuracy at the last layer if it differs."""
-    chosen, last = ([one[name] for one in found] for name in ("chosen", "last"))
-    layers = "/".join(str(one["layer"]) for one in found if "layer" in one)
+    chosen, last = ([score[name] for score in scores] for name in ("chosen", "last"))
+    layers = "/".join(str(score["layer"]) for score in scores if "layer" in score)
     if not layers:
         return spread(chosen)
     return f"{spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {spread(last)})")

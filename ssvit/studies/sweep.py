@@ -16,7 +16,7 @@ _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) fo
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # suffix of a probe's score on training images
-_NO_METRIC = "development=0.1 keeps images to choose by"
+_NO_METRIC = "development=0.1 holds out images to choose by"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Sweep:
 
     def add(self, config: Config, folder: Path) -> float | None:
         """Add the job of a configuration, and return its objective value, see `value`."""
-        parts = (option.lstrip("+").partition("=") for option in config.own)
+        parts = (option.lstrip("+").partition("=") for option in config.swept)
         self.jobs.append(Job({name: value for name, _, value in parts}, folder))
         return value(folder, config)
 
@@ -75,22 +75,22 @@ def value(folder: Path, config: Config) -> float | None:
 
 def table(jobs: Sequence[Job]) -> str:
     """Return a table with one line for each job, and the best job with its folder."""
-    found = [job.metrics for job in jobs]
-    shared = {name: found[0][name] for name in found[0] if all(name in metrics for metrics in found)}
-    name = metric(shared)
+    by_job = [job.metrics for job in jobs]
+    shared = {name for name in by_job[0] if all(name in metrics for metrics in by_job)}
+    name = metric({name: by_job[0][name] for name in by_job[0] if name in shared})
     swept = list(dict.fromkeys(option for job in jobs for option in job.options))
-    measured = [one for one in (*_TEST, (name or "").removesuffix(_CHOICE)) if one in shared and one != name]
-    shown = [name, *measured] if name else measured
-    lines = [[*swept, *(shown or ["no metric in common"])]]
-    for job, metrics in zip(jobs, found, strict=True):
-        cells = [f"{metrics[one]:.4g}" for one in shown] or [""]
+    measured = [column for column in (*_TEST, (name or "").removesuffix(_CHOICE)) if column in shared - {name}]
+    columns = [name, *measured] if name else measured
+    lines = [[*swept, *(columns or ["no metric in common"])]]
+    for job, metrics in zip(jobs, by_job, strict=True):
+        cells = [f"{metrics[column]:.4g}" for column in columns] or [""]
         lines.append([*(job.options.get(option, "") for option in swept), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     if name is None:
-        return "\n".join([*text, f"best: not told by test images: {_NO_METRIC}"] if shown else text)
+        return "\n".join([*text, f"best: not chosen by test images: {_NO_METRIC}"] if columns else text)
     lower = name in _LOSSES
-    best = (min if lower else max)(range(len(jobs)), key=lambda place: found[place][name])
-    chosen = " ".join(f"{option}={given}" for option, given in jobs[best].options.items())
+    best = (min if lower else max)(range(len(jobs)), key=lambda place: by_job[place][name])
+    options = " ".join(f"{option}={value}" for option, value in jobs[best].options.items())
     word = "lowest" if lower else "highest"
-    return "\n".join([*text, f"best: {chosen}, {word} {name} {found[best][name]:.4g}: {jobs[best].folder}"])
+    return "\n".join([*text, f"best: {options}, {word} {name} {by_job[best][name]:.4g}: {jobs[best].folder}"])

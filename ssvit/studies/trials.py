@@ -65,8 +65,8 @@ class Study(RunOptions):
     """Options of ssvit finetune; []: no fine-tuning."""
 
     @property
-    def own(self) -> set[str]:
-        """Return the names of the options of the study; all further options are those of its runs."""
+    def names(self) -> set[str]:
+        """Return the names of the options of the study; all further options are options of its runs."""
         return type(self).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
 
 
@@ -94,8 +94,8 @@ def stages(name: str, line: CommandLine) -> list[Stage]:
         return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
     if name in line.names("objective"):
         return [Stage([f"objective={name}"])]
-    known = {*line.names("comparison"), *line.names("objective")}
-    raise OptionError("objectives", name, f"must be of {', '.join(sorted(known))}")
+    names = {*line.names("comparison"), *line.names("objective")}
+    raise OptionError("objectives", name, f"must be one of {', '.join(sorted(names))}")
 
 
 def check_images(config: Config, *, most: int = 0) -> None:
@@ -111,19 +111,19 @@ def check_images(config: Config, *, most: int = 0) -> None:
     """
     options: Study = config.options
     source = options.data.source
-    known = source if isinstance(source, DataSet) else DataSet()
+    data_set = source if isinstance(source, DataSet) else DataSet()
     option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
-    tuned = option.removeprefix(_SUBSET)
-    wanted = {("images", most): most, ("finetune", option): int(tuned) if tuned.isdigit() else 0}
-    labelled, there = known.labelled, known.count(at_most=max(wanted.values()))
-    if labelled is None or (there is None and any(wanted.values())):  # unknown from the options: read the data set
+    subset = option.removeprefix(_SUBSET)
+    required = {("images", most): most, ("finetune", option): int(subset) if subset.isdigit() else 0}
+    labelled, available = data_set.labelled, data_set.count(at_most=max(required.values()))
+    if labelled is None or (available is None and any(required.values())):  # the options do not determine them
         train = config.build("data.source").train
-        labelled, there = train.labels is not None, len(train)
+        labelled, available = train.labels is not None, len(train)
     if not labelled:
         raise UserError(NO_LABELS)
-    for (name, value), images in wanted.items():
-        if there is not None and images > there:
-            raise OptionError(name, value, f"there are {there} images to choose from")
+    for (name, value), images in required.items():
+        if available is not None and images > available:
+            raise OptionError(name, value, f"must be at most {available}, the number of training images")
 
 
 class Trials:
@@ -144,8 +144,8 @@ class Trials:
         self.line = config.line
         self.folder = Path(self.options.outputs, self.options.name)
         self.table = Path(self.options.table or self.folder / "table")
-        own = self.options.own
-        forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in own]
+        names = self.options.names
+        forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in names]
         self.pretraining = [*self.options.pretrain, *forwarded]
         self.protocol = {
             "data": config.choices["data"],
@@ -163,23 +163,23 @@ class Trials:
         for folder in (self.folder, self.table):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def cost(self, name: str, options: Sequence[str], alike: Sequence[str] | None = None) -> dict[str, Any]:
+    def cost(self, name: str, options: Sequence[str], shared: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the cost of a pre-training step, measured once and again if options or threads change.
 
         Args:
             name: Name of the file of the cost.
             options: Options of the pre-training.
-            alike: Options that all runs with this cost share, if they differ from `options`.
+            shared: Options that all runs with this cost share, if they differ from `options`.
         """
         file = self.table / "costs" / f"{name}.json"
-        of = {"options": _of_figures(options if alike is None else alike), "threads": self.options.threads}
-        found = json.loads(file.read_text()) if file.is_file() else None
-        if found is None or found.get("measured_with") != of:
+        settings = {"options": _of_figures(options if shared is None else shared), "threads": self.options.threads}
+        stored = json.loads(file.read_text()) if file.is_file() else {}
+        if stored.pop("measured_with", None) != settings:
             print(f"measuring a step of {' '.join(options)}", flush=True)
-            found = json.loads(self.call("cost", options, capture=True).splitlines()[-1]) | {"measured_with": of}
+            stored = json.loads(self.call("cost", options, capture=True).splitlines()[-1])
             file.parent.mkdir(exist_ok=True)
-            atomic_io.replace(file, (json.dumps(found) + "\n").encode())
-        return {key: value for key, value in found.items() if key != "measured_with"}
+            atomic_io.replace(file, (json.dumps(stored | {"measured_with": settings}) + "\n").encode())
+        return stored
 
     def evaluated(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
         """Evaluate a run and return the report.
@@ -190,8 +190,8 @@ class Trials:
             baselines: Whether to evaluate the baselines.
         """
         output = self.folder / f"{name}_evaluation"
-        own = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
-        self.call("evaluate", [*self.options.evaluate, *own])
+        options = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
+        self.call("evaluate", [*self.options.evaluate, *options])
         return json.loads((output / "report.json").read_text())
 
     def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
@@ -205,8 +205,8 @@ class Trials:
         if not self.options.finetune:
             return {}
         name = f"{name}_finetuned"
-        own = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
-        self.call("finetune", [*self.options.finetune, *own])
+        options = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
+        self.call("finetune", [*self.options.finetune, *options])
         return {"finetuned": self.tested(name)}
 
     def publish(self, text: str, figures: Mapping[str, "Figure"], closing: Sequence[str]) -> Path:
@@ -232,7 +232,7 @@ class Trials:
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a row of the table, with protocol and versions."""
-        shared = {"protocol": self.protocol, "versions": {one: version(one) for one in ("ssvit", "torch")}}
+        shared = {"protocol": self.protocol, "versions": {package: version(package) for package in ("ssvit", "torch")}}
         atomic_io.replace(self.table / f"{name}.json", (json.dumps({**row, **shared}, indent=1) + "\n").encode())
 
     def call(self, command: str, options: Sequence[str], *, capture: bool = False) -> str:

@@ -25,8 +25,8 @@ def means(tasks: Mapping[str, Sequence[TaskRun]]) -> dict[str, float]:
     """Return the mean accuracy of each task, each group and all tasks, with equal weights, over the available runs."""
     accuracies = {task: statistics.fmean(run.accuracy for run in runs) for task, runs in tasks.items()}
     groups = {**GROUPS, f"all {len(NAMES)}": NAMES}
-    known = {group: [accuracies[task] for task in names if task in accuracies] for group, names in groups.items()}
-    return accuracies | {group: statistics.fmean(values) for group, values in known.items() if values}
+    values = {group: [accuracies[task] for task in names if task in accuracies] for group, names in groups.items()}
+    return accuracies | {group: statistics.fmean(of_group) for group, of_group in values.items() if of_group}
 
 
 def table(models: Models) -> str:
@@ -43,7 +43,7 @@ def table(models: Models) -> str:
             lines.append(
                 f"| {task} | {chance} | {' | '.join(_cell(tasks.get(task, ())) for tasks in models.values())} |"
             )
-        cells = (f"**{100 * found[group]:.1f}**" if group in found else "absent" for found in by_model.values())
+        cells = (f"**{100 * mean[group]:.1f}**" if group in mean else "absent" for mean in by_model.values())
         lines.append(f"| **{group}**, mean | | {' | '.join(cells)} |")
     for model, tasks in models.items():
         if absent := [task for task in NAMES if task not in tasks]:

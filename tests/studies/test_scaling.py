@@ -80,7 +80,7 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
 
 def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
     monkeypatch.setattr(Synthetic, "count", DataSet.count)
-    with pytest.raises(UserError, match="images=601: there are 600 images to choose from"):
+    with pytest.raises(UserError, match="images=601: must be at most 600"):
         scaling.command.call([*GRID, "data.images=600", "images=[500,601]"])
     assert not commands
 

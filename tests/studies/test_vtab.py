@@ -144,8 +144,8 @@ def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "| **all 19**, mean | | **55.0** |" in text
     left_out = f"svhn ({outputs}/b, step 2 of 3), eurosat ({outputs}/d, step 2 of 4)"
-    assert text.rstrip().endswith(f"not finished, so left out: {left_out}")
-    with pytest.raises(UserError, match=r"finetune data=vtab makes one; not finished, so left out: svhn \("):
+    assert text.rstrip().endswith(f"not finished, so excluded: {left_out}")
+    with pytest.raises(UserError, match=r"not finished, so excluded: svhn \("):
         command.call([str(outputs / "b")])
 
 
