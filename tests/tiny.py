@@ -26,7 +26,7 @@ from ssvit.objectives import (
     latent_options,
     mae_options,
     masked_patch_options,
-)
+)  # fmt: skip
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -62,14 +61,6 @@ def test_the_options_of_hydra_are_no_suggestion():
     assert "hydra" not in line
 
 
-@pytest.mark.parametrize(("command", "choices"), [("embed", {"data"}), ("pretrain", {"data", "encoder", "objective"})])
-def test_a_group_of_another_command_names_those_of_this_one(command, choices):
-    line = failure(command, f"checkpoint={RUN}", *(["data=synthetic"] * (command == "pretrain")), "index=hnsw")
-    assert line.startswith("index=hnsw: ")
-    assert choices <= set(re.findall(r"\w+", line))
-    assert "index." not in line  # the command has no such options
-
-
 @pytest.mark.parametrize("group", ["data", "mine"])
 def test_a_choice_of_the_users_own_files_is_named(tmp_path, group):
     (tmp_path / group).mkdir()
@@ -100,39 +91,6 @@ def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices
 @pytest.mark.parametrize("devices", ["auto", -1, 1, 12, [0], [0, 3], "0,3"])
 def test_devices_of_lightning_are_permitted(devices):
     assert Fabric(timeout=30, devices=devices).devices == devices
-
-
-@pytest.mark.parametrize(
-    ("arguments", "suggestion"),
-    [
-        (["pretrian"], "pretrain"),
-        (["pretrain", "FOLDER"], "data=FOLDER"),
-        (["pretrain", "no/such"], "data=no/such"),
-        (["pretrain", "--data", "FOLDER"], "data=FOLDER"),
-        (["pretrain", "--data=FOLDER"], "data=FOLDER"),
-        (["pretrain", "--recipe.batch-size", "8"], "recipe.batch_size=8"),
-        (["predict", "--checkpoint", "FOLDER", "a.png"], "checkpoint=FOLDER"),
-    ],
-)
-def test_a_command_that_is_nearly_right_is_suggested(no_torch, tmp_path, arguments, suggestion):
-    (tmp_path / "FOLDER").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "ssvit", *arguments], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": no_torch},
-    )  # fmt: skip
-    assert done.returncode == 2
-    hint = one_line(done).partition(": ")[2].partition(": ")[2]
-    assert suggestion in hint
-    assert "benchmark" not in hint  # the commands are not all listed
-
-
-def test_a_command_without_arguments_names_what_it_needs(no_torch, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "ssvit", "pack"], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": no_torch},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "output" in one_line(done)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run a tool as another user")

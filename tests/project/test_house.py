@@ -115,32 +115,19 @@ def test_the_subpackages_of_evaluation_import_downward():
 
 @pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["kernels"]))
 def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
-    assert outside(module) - {module.rpartition(".")[2]} <= {
-        "torch",
-        "einops",
-        "pydantic",
-        "pydantic_core",
-        "annotated_types",
-        *(("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()),
-    }  # models.timm is timm's models
+    of_config = ("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()
+    allowed = {"torch", "einops", "pydantic", "pydantic_core", "annotated_types", *of_config}
+    assert outside(module) - {module.rpartition(".")[2]} <= allowed  # models.timm uses timm
 
 
 @pytest.mark.parametrize("module", sorted(KNOWN))
 def test_frameworks_stay_where_they_belong(module):
     part = package_of(module)
     homes = {
-        "lightning_fabric": ("evaluation", "training"),
-        "hydra": ("config",),
-        "omegaconf": ("config",),
-        "pytorch_lightning": (),
-        "onnxruntime": ("exchange",),
-        "timm": ("models",),
-        "transformers": (),
-        "vit_pytorch": (),
-        "wandb": ("training",),
-        "sklearn": (),
-        "matplotlib": ("figures",),
-    }
+        "lightning_fabric": ("evaluation", "training"), "hydra": ("config",), "omegaconf": ("config",),
+        "onnxruntime": ("exchange",), "timm": ("models",), "wandb": ("training",), "matplotlib": ("figures",),
+        **dict.fromkeys(("pytorch_lightning", "transformers", "vit_pytorch", "sklearn"), ()),
+    }  # fmt: skip
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}
     assert not astray
 
