@@ -29,6 +29,18 @@ SHORT = (
 )  # fmt: skip
 
 
+def metrics(run: Path, key: str) -> list[tuple[int, float]]:
+    """The steps and values of a metric of a run."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row[key]) for row in rows if key in row]
+
+
+def counted(run: Path) -> int:
+    """The number of images in the table of classes."""
+    with open(run / "classes.csv", newline="") as file:
+        return sum(int(row["images"]) for row in csv.DictReader(file))
+
+
 def state(path: Path) -> dict[str, torch.Tensor]:
     return storage.load(Checkpoint.open(path))["model"]
 
@@ -49,11 +61,10 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool)
             assert min(image.size) > 300
     with open(run / "classes.csv", newline="") as file:
         table = list(csv.DictReader(file))
-    assert sum(int(row["images"]) for row in table) == 32
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    tested = [row for row in rows if "test/accuracy" in row]
-    assert [row["step"] for row in tested] == [0, 3, 6]
-    assert sum(int(row["correct"]) for row in table) == round(32 * tested[-1]["test/accuracy"])
+    assert counted(run) == 32
+    tested = dict(metrics(run, "test/accuracy"))
+    assert [*tested] == [0, 3, 6]
+    assert sum(int(row["correct"]) for row in table) == round(32 * tested[6])
     found = manifest.read(run / "step_00000006")
     assert found["stage"] == "finetune"
     assert found["classifier"]["classes"] == [row["class"] for row in table]
@@ -117,8 +128,7 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
         finals = []
         for seed in (0, 1):
             run = folder / f"{side}_seed{seed}"
-            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            finals.append([row["test/accuracy"] for row in rows if "test/accuracy" in row][-1])
+            finals.append(metrics(run, "test/accuracy")[-1][1])
             config = yaml.safe_load((run / "config.yaml").read_text())
             assert config["recipe"]["seed"] == seed
             assert config["recipe"]["steps"] == 6
@@ -170,14 +180,9 @@ def test_torchrun_gives_the_losses_and_the_accuracy_of_one_process(outputs, tool
         "finetune", *SHORT, "name=two",
         prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
     )  # fmt: skip
-    one, two = (
-        [json.loads(line) for line in (outputs / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    )
     for key in ("train/loss", "test/loss", "test/accuracy", "test/accuracy_top5"):
-        assert [row[key] for row in one if key in row] == pytest.approx(
-            [row[key] for row in two if key in row], rel=1e-4
-        )
+        one, two = (dict(metrics(outputs / name, key)) for name in ("one", "two"))
+        assert one == pytest.approx(two, rel=1e-4)
 
 
 def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
@@ -189,11 +194,8 @@ def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
         (float(rate) for rate in report["development"]),
         key=lambda rate: (-report["development"][f"{rate}"], rate),
     )
-    counts = {}
-    for run in ("lr_0.1", "lr_1e-09", "chosen"):
-        with open(folder / run / "classes.csv", newline="") as file:
-            counts[run] = sum(int(row["images"]) for row in csv.DictReader(file))
-    assert counts == {"lr_0.1": 16, "lr_1e-09": 16, "chosen": 32}  # of 64 training and 32 test images
+    counts = [counted(folder / run) for run in ("lr_0.1", "lr_1e-09", "chosen")]
+    assert counts == [16, 16, 32]  # of 64 training and 32 test images
     assert "64 images" in done.stdout.split("now on all training images")[1]
     assert "48 images" in done.stdout.split("now on all training images")[0]
 
@@ -223,11 +225,9 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
     assert done.stdout.count(" 24 images, 1 x cpu") == 3
     for run, measured in (("lr_0.1", "validation"), ("lr_1e-09", "validation"), ("chosen", "test")):
         folder = outputs / "swept" / run
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        steps = {part: [row["step"] for row in rows if f"{part}/accuracy" in row] for part in ("validation", "test")}
-        assert steps == {"validation": [0, 2, 3], "test": [3] if measured == "test" else []}
-        with open(folder / "classes.csv", newline="") as file:
-            assert sum(int(row["images"]) for row in csv.DictReader(file)) == 2 * parts[measured]
+        steps = [[step for step, _ in metrics(folder, f"{part}/accuracy")] for part in ("validation", "test")]
+        assert steps == [[0, 2, 3], [3] if measured == "test" else []]
+        assert counted(folder) == 2 * parts[measured]
     assert "top-1 on the validation images" in done.stdout
     assert json.loads((outputs / "swept" / "sweep.json").read_text())["measured_on"] == "test"
 
@@ -323,17 +323,14 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
         if name.startswith("encoder."):
             frozen = name if name in after else f"{name.removesuffix('.weight')}{part}original"
             assert torch.equal(after[frozen], value)
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert 0 <= metrics[-1]["test/macro_f1"] <= metrics[-1]["test/accuracy_per_class"] * 2
+    f1, accuracy = (metrics(run, f"test/{name}")[-1][1] for name in ("macro_f1", "accuracy_per_class"))
+    assert 0 <= f1 <= 2 * accuracy
     assert "is finished (6 steps)" in tool("finetune", *SHORT, *options).stdout
     line = one_line(tool("finetune", *SHORT, *options[3:], status=1))
     assert "objective." in line
     assert "the run in" in line
 
-    merged, plain = (
-        loading.load_encoder(loading_options.LoadEncoder(path=run)),
-        loading.load_encoder(loading_options.LoadEncoder(path=outputs / RUN)),
-    )
+    merged, plain = (loading.load_encoder(loading_options.LoadEncoder(path=path)) for path in (run, outputs / RUN))
     weights = [encoder.blocks[0].attention.qkv.weight for encoder in (merged, plain)]
     assert not torch.equal(*weights)
     assert torch.linalg.matrix_rank((weights[0] - weights[1]).double(), rtol=1e-3) == 2
@@ -346,11 +343,8 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
     tool("predict", "black.png", "output=answers.json", f"checkpoint={run}", "top=10")
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
     with torch.no_grad():
-        expected = (
-            loading.load_classifier(loading_options.LoadEncoder(path=run))
-            .logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
-            .softmax(-1)[0]
-        )
+        classifier = loading.load_classifier(loading_options.LoadEncoder(path=run))
+        expected = classifier.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).softmax(-1)[0]
     found = torch.tensor([one["probability"] for one in answer["classes"]])
     torch.testing.assert_close(found, expected.topk(len(found)).values, atol=1e-6, rtol=0)
     tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")

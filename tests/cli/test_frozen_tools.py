@@ -82,25 +82,24 @@ def both(expected, name):
 def test_few_shot_measures_the_features_and_the_baselines(measured, expected, capsys):
     report = measured("few_shot", "features.layer=all", "shots=[1,3,all]", "seeds=2", "l2=[1,1024]")
     assert list(report["numbers"]) == ROWS
-    for name, scores in report["numbers"].items():
-        right = FewShot(protocol="paper", shots=[1, 3, "all"], seeds=2, l2=[1, 1024]).fit(*both(expected, name))
-        assert [score["mean"] for score in scores] == [score.mean for score in right]
-        assert [score["shots"] for score in scores] == [1, 3, "all"]
     printed = capsys.readouterr().out
     for name, scores in report["numbers"].items():
+        reference = FewShot(protocol="paper", shots=[1, 3, "all"], seeds=2, l2=[1, 1024]).fit(*both(expected, name))
+        assert [(score["shots"], score["mean"]) for score in scores] == [
+            (shots, score.mean) for shots, score in zip([1, 3, "all"], reference, strict=True)
+        ]
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
         assert f"{100 * scores[-1]['mean']:.1f} %" in line
-    assert f"best: {report['best']}, chosen by leave-one-out" in printed
-    assert "step_00000006: 64 training and 32 test images, 10 classes" in printed
+    assert report["best"] in printed
     assert (report["checkpoint"][-13:], report["train_images"], report["test_images"]) == ("step_00000006", 64, 32)
 
 
 def test_knn_measures_the_features_and_chooses_by_the_training_images(measured, expected):
     report = measured("knn", "features.layer=all", "k=[5,1]", "protocol=uniform")
     for name, numbers in report["numbers"].items():
-        right = Knn(protocol="uniform", k=[1, 5])(*both(expected, name)).numbers
+        reference = Knn(protocol="uniform", k=[1, 5])(*both(expected, name)).numbers
         for share in ("top1", "top5"):
-            assert numbers[share] == {str(k): value for k, value in right[share].items()}
+            assert numbers[share] == {str(k): value for k, value in reference[share].items()}
         assert ("leave_one_out" in numbers) == (name != "pixels")  # alone, it is not chosen
     left_out = {name: max(report["numbers"][name]["leave_one_out"].values()) for name in ROWS[:2]}
     assert left_out[report["best"]] == max(left_out.values())
@@ -155,22 +154,23 @@ def folder_of(path, count=3, **classes):
     return ("data=folder", f"data.root={path}", "data.image_size=16", "workers=0")
 
 
-def test_images_that_cannot_be_measured_are_told_before_features_are_read(measured, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "options", "classes", "count", "line"),
+    [
+        ("knn", (), ("ab", "ac"), 3, "the class c is not among the 2"),
+        ("knn", (), ([""], [""]), 3, "the images have no labels"),
+        ("few_shot", ("shots=[4]",), ("ab", "ab"), 3, r"shots=4: class 0 \(a\) has 3 training images"),
+        ("knn", ("k=[6]",), ("ab", "ab"), 3, "k=6: must be below 6, the training images"),
+        ("linear_probe", (), ("ab", "ab"), 1, r"held_out=0\.1: no class has two training images"),
+    ],
+)
+def test_images_that_cannot_be_measured_are_reported_before_features_are_read(
+    measured, tmp_path, monkeypatch, command, options, classes, count, line
+):
     monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("read"))
-    with pytest.raises(UserError, match="the class c is not among the 2"):
-        measured("knn", *folder_of(tmp_path / "other", train="ab", val="ac"))
-    with pytest.raises(UserError, match="the images have no labels"):
-        measured("knn", *folder_of(tmp_path / "none", train=[""], val=[""]))
-    same = folder_of(tmp_path / "same", train="ab", val="ab")
-    with pytest.raises(UserError, match=r"shots=4: class 0 \(a\) has 3 training images, and at least 4 are needed"):
-        measured("few_shot", *same, "shots=[4]")
-    with pytest.raises(UserError, match="k=6: must be below 6, the training images"):
-        measured("knn", *same, "k=[6]")
-    one = folder_of(tmp_path / "one", count=1, train="ab", val="ab")
-    with pytest.raises(UserError, match=r"held_out=0\.1: no class has two training images, so none can be held out"):
-        measured("linear_probe", *one)
-    with pytest.raises(UserError, match=r"sgd\.epochs=0: must be a whole number"):
-        measured("linear_probe", "sgd.epochs=0")
+    train, val = classes
+    with pytest.raises(UserError, match=line):
+        measured(command, *folder_of(tmp_path / "set", count, train=train, val=val), *options)
 
 
 def test_images_in_both_sets_are_told(measured, tmp_path, capsys):
