@@ -1,10 +1,12 @@
 """Compare a training step with that of other projects: python -m benchmarks.step objective=mae encoder=ti …
 
-Its options are those of `ssvit benchmark`. Each contender is trained by ssvit's loop with AdamW on the same images.
+Its options are those of `ssvit benchmark`. Each contender is trained by ssvit's loop with AdamW on the same images,
+with recipe.backend=auto once in eager mode and once compiled.
 `share` is the useful work of a step relative to the machine's own matrix products, measured in the same rounds; for all
 contenders it is the matrix products of ssvit's step.
 """
 
+import copy
 import json
 import re
 import sys
@@ -27,7 +29,7 @@ from ssvit.training.benchmark import Rate, Steps, compare, cpu_seconds, few, gpu
 from ssvit.training.cost import flops
 from ssvit.training.session import Session
 
-OURS, PLAIN = "ssvit", ", plain attention"
+OURS, PLAIN, COMPILED = "ssvit", ", plain attention", ", compiled"
 
 
 class Step(benchmark.Benchmark):
@@ -54,25 +56,32 @@ def contenders(objective: str, wanted: Sequence[str] | None) -> list[str]:
 
 
 def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float]:
-    """Return the steps of contenders by name, and the GFLOP of the matrix products in ssvit's step of an image."""
+    """Build the training steps of contenders.
+
+    Args:
+        names: Names of contenders; those that end with COMPILED are compiled.
+        config: Configuration of ssvit's run.
+
+    Returns:
+        The steps by name, and the GFLOP of the matrix products in ssvit's step of an image.
+    """
     session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
     recipe, _, ours, loader = session.build(config)
     gflop = flops(ours.train(), [few(loader)]) / 2 / 1e9
     images = next(loader.batches(0, 1))
     scaled = images._replace(views={key: view / 255 for key, view in images.views.items()})
-    compiled = runtime.backend(recipe, session.fabric.device) == "compile"
-    recipe = recipe.changed(optimizer="adamw")
     steps = {}
     for name in names:
-        if name == OURS:
-            steps[name] = Steps(session.fabric, ours, recipe, images)
+        contender = name.removesuffix(COMPILED)
+        backend = "eager" if name == contender else "compile"
+        numbers = recipe.changed(optimizer="adamw", backend=backend)
+        if contender == OURS:
+            steps[name] = Steps(session.fabric, copy.deepcopy(ours), numbers, images)
             continue
-        peer = PEERS[config.choices["objective"]][name.removesuffix(PLAIN)](config.options)
-        if name.endswith(PLAIN):
+        peer = PEERS[config.choices["objective"]][contender.removesuffix(PLAIN)](config.options)
+        if contender.endswith(PLAIN):
             with_plain_attention(peer)
-        if compiled:
-            peer.compile()  # without ssvit's kernels, which are not the peer's
-        steps[name] = Steps(session.fabric, peer, recipe.changed(backend="eager"), scaled)
+        steps[name] = Steps(session.fabric, peer, numbers, scaled)
     return steps, gflop
 
 
@@ -101,14 +110,16 @@ def measure(config: Config) -> list[Rate]:
     """Return the rates of ssvit, its peers and the machine's products in images or GFLOP a second."""
     options: Step = config.options
     names = [OURS, *contenders(config.choices["objective"], options.peers)]
+    compiled = [f"{name}{COMPILED}" for name in names]
+    names = {"eager": names, "compile": compiled}.get(options.recipe.backend, [*names, *compiled])
     steps, gflop = build(names, config)
-    device = steps[OURS].state.fabric.device
+    device = steps[names[0]].state.fabric.device
     peak = products(runtime.precision(config.options.recipe, device), device.type)
     works: dict[str, Callable[[], float]] = {**steps, **peak}
     rates = compare(
         works,
         rounds=options.rounds,
-        reference=OURS,
+        reference=names[0],
         seconds=gpu_seconds if device.type == "cuda" else cpu_seconds,
     )
     rates = with_shares(rates, list(peak), gflop)

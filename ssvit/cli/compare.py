@@ -103,7 +103,7 @@ class Comparison(Trials):
             steps = max(1, round(seconds / cost["cpu_seconds"]))
             stage_name = run_name + (f"_stage{place + 1}" if len(parts) > 1 else "")
             print(f"\n{stage_name}: {steps} steps of {cost['images']} images", flush=True)
-            self.call("pretrain", [*schedule(steps, seed), *self._options(stage, before), f"name={stage_name}"])
+            self.call("pretrain", [*schedule(steps, seed, cost), *self._options(stage, before), f"name={stage_name}"])
             before = str(self.folder / stage_name)
             curve += methods.curve(self.history(stage_name), cost, trained)
             trained.append(cost | {"options": list(stage.options), "steps": steps})

@@ -158,7 +158,7 @@ class Grid(Trials):
         subset = f"subset.images={'null' if point['images'] is None else point['images']}"
         # Supervised runs evaluate on all test images each time, so they evaluate only at the start and at the end.
         rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
-        self.call("pretrain", [*schedule(point["steps"], seed), *options, *rarely, subset, f"name={name}"])
+        self.call("pretrain", [*schedule(point["steps"], seed, cost), *options, *rarely, subset, f"name={name}"])
         report = self.evaluated(str(self.folder / name), name, baselines=False)
         row = {"objective": objective, "seed": seed, **point, "cost": cost, "probes": methods.probes(report)}
         if objective == _SUPERVISED:

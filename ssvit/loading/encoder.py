@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.kernels.accelerate import accelerate
 from ssvit.loading.encoder_options import LoadEncoder, LoadLayers
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
@@ -45,7 +44,6 @@ def load_encoder(options: LoadEncoder) -> Encoder:
         if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
             notes.append(f"left behind: {', '.join(left)}")
         print_lines("; ".join([*notes, *checkpoint.facts.get("notes", ())]))
-    accelerate(encoder)
     encoder.origin = checkpoint.checksum
     return encoder.eval()
 
@@ -84,7 +82,6 @@ def load_classifier(options: LoadEncoder) -> Classify:
     except (KeyError, TypeError, UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: its classifier cannot be built: {reason}") from None
-    accelerate(classifier)
     return classifier.eval()
 
 

@@ -275,11 +275,20 @@ def _of_figures(options: Sequence[str]) -> list[str]:
     return [option for option in options if not option.startswith(_ELSEWHERE)]
 
 
-def schedule(steps: int, seed: int) -> list[str]:
-    """Return the options of a pre-training with a warm-up of a twentieth of the steps and ten evaluations."""
+def schedule(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
+    """Return the options of a pre-training with a warm-up of a twentieth of the steps and ten evaluations.
+
+    Args:
+        steps: Number of steps.
+        seed: Seed of the run.
+        cost: Cost of a step, whose backend the run uses too.
+
+    Returns:
+        The options.
+    """
     tenth = max(1, steps // 10)
     numbers = {
         "steps": steps, "warmup": steps // 20, "evaluate_every": tenth, "save_every": tenth,
-        "log_every": max(1, steps // 100), "seed": seed,
+        "log_every": max(1, steps // 100), "seed": seed, "backend": cost["backend"],
     }  # fmt: skip
     return [*(f"recipe.{key}={value}" for key, value in numbers.items()), f"probing.every={tenth}"]

@@ -18,9 +18,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.composed import Config
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.kernels import fused
 from ssvit.objectives.base import Objective
-from ssvit.private import HAS_ONEDNN
 from ssvit.training import runtime
 from ssvit.training.cost import flops
 from ssvit.training.loop import update
@@ -163,19 +161,13 @@ def few(loader: Loader, images: int = 2) -> Batch:
 
 
 def products(precision: str, device: str) -> dict[str, Callable[[], float]]:
-    """Return contenders that measure the machine's peak rate with products of matrices, in GFLOP.
-
-    The products are computed by torch and, for float32 on a CPU, also by oneDNN.
-    """
+    """Return a contender that measures the machine's peak rate with products of matrices, in GFLOP."""
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     side = _SIDE[device]
     matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     giga = 2 * side**3 / 1e9
     of = f"product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
-    contenders = {f"torch {of}": lambda: (matrix @ matrix, giga)[1]}
-    if device == "cpu" and dtype == torch.float32 and HAS_ONEDNN:
-        contenders[f"oneDNN {of}"] = lambda: (fused.product(matrix, matrix), giga)[1]
-    return contenders
+    return {f"torch {of}": lambda: (matrix @ matrix, giga)[1]}
 
 
 def with_shares(rates: Sequence[Rate], peak: Sequence[str], gflop: float) -> list[Rate]:

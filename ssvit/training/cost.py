@@ -11,10 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.schedule import Progress
-from ssvit.training import runtime
 from ssvit.training.loop import update
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -33,7 +31,7 @@ class Cost:
         seconds: Wall-clock seconds in the same round.
         preparation: CPU seconds before the first update.
         flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
-        backend: The implementation of the layers, as in `recipe.backend`.
+        backend: eager or compile.
     """
 
     images: int
@@ -70,7 +68,6 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         first += count
         rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
-    accelerate(objective, False)  # the counter supports only the operators of torch
     of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
     return Cost(
         images=recipe.batch_size,
@@ -78,7 +75,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         seconds=seconds,
         preparation=preparation,
         flops=recipe.passes * of_passes + _flops_of_update(state),
-        backend=runtime.backend(recipe, fabric.device),
+        backend=recipe.backend,
     )
 
 
@@ -92,7 +89,7 @@ def _flops_of_update(state: State) -> int:
 
 
 def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
-    """Count the floating-point operations of the forward and backward passes of batches, without kernels.
+    """Count the floating-point operations of the forward and backward passes of batches.
 
     Attention is computed by plain matrix products, which can be counted.
 

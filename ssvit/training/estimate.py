@@ -17,7 +17,7 @@ from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import COST, Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import local
-from ssvit.training import runtime, sharding
+from ssvit.training import sharding
 from ssvit.training.state import State
 
 _SECONDS = 1.0  # maximum duration of the timed step
@@ -109,7 +109,7 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
     held = _bytes([*objective.parameters(), *objective.buffers()])
     gradients = _bytes(trained)
     micro = recipe.batch_size // (recipe.accumulate * fabric.world_size)
-    timed = fabric.world_size == 1 and runtime.backend(recipe, fabric.device) != "compile"
+    timed = fabric.world_size == 1 and recipe.backend != "compile"
     count, seconds, update, activations = 0, 0.0, 0.0, 0.0
     resident = _resident() if fabric.device.type == "cpu" else 0
     if not sharding.is_sharded(fabric):

@@ -164,10 +164,8 @@ def train(
         partly = f" ({count:,} weights are trained)"
     say(
         f"{folder}: {f'goes on after step {first}' if first else 'starts'}; {weights / 1e6:.2f} million weights in the "
-        f"encoder{partly}, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}"
+        f"encoder{partly}, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}, {recipe.backend}"
     )
-    if runtime.lacks_kernels(recipe, fabric.device):
-        say("no C compiler builds the kernels (cc, or what CC names): torch's own take about a quarter longer")
     if recipe.optimizer == "muon" and not any(group["matrices"] for group in state.optimizer.param_groups):
         say("recipe.optimizer=muon: no weight of a Transformer block is trained, so AdamW updates all weights")
     log = MetricsLog(folder, recipe, first_step=first, is_main=fabric.is_global_zero, loggers=loggers)

@@ -29,13 +29,17 @@ from torch.distributed import (  # type: ignore[attr-defined]  # the two stores 
 from torch.nn.parallel import DistributedDataParallel
 
 from ssvit import devices, private
-from ssvit.kernels import operators
+from ssvit.models.encoder import Encoder
+from ssvit.models.vit import ViT
 from ssvit.options import UserError
 from ssvit.randomness import key
 from ssvit.training import sharding
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another process
+# Floating-point operations of a run that repay its compilation on a CPU: two minutes of eager steps on a core with
+# bfloat16 instructions, of which compiled steps save about the 20 seconds that compiling takes.
+_REPAID = 40e12
 
 _CONNECTION_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|time(d )?out|timing out|remote process|aborted", re.IGNORECASE
@@ -55,17 +59,42 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
     return "bf16-mixed" if native else "32-true"
 
 
-def backend(recipe: Recipe, device: torch.device) -> str:
-    """Return the implementation of the layers. auto: compile on CUDA, kernels on a CPU."""
-    if recipe.backend != "auto":
-        return recipe.backend
-    return "compile" if device.type == "cuda" else "kernels"
+def backend(recipe: Recipe, device: torch.device, encoder: Encoder) -> tuple[Literal["eager", "compile"], str]:
+    """Choose between eager and compiled steps for recipe.backend=auto.
+
+    The choice is a function of the options, so that a run that was stopped continues with the same bits.
+
+    Args:
+        recipe: The hyperparameters.
+        device: The device of this process.
+        encoder: The encoder.
+
+    Returns:
+        eager or compile, and the reason in words.
+    """
+    if device.type == "cuda":
+        return "compile", "the device is a GPU"
+    if device.type != "cpu" or precision(recipe, device) != "bf16-mixed":
+        return "eager", "compiling gains nothing with this device and precision"
+    if not isinstance(encoder, ViT):
+        return "eager", "the encoder is not a ViT"
+    # Forward and backward pass take 6 operations for each weight and token. Masking and views are not considered.
+    tokens = recipe.steps * recipe.batch_size * recipe.passes * encoder.patches
+    work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
+    if work < _REPAID:
+        return "eager", f"about {work / 1e12:.2g} TFLOP; a run repays its compilation from {_REPAID / 1e12:.0f} on"
+    if not _compiles():
+        return "eager", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
+    return "compile", f"about {work / 1e12:,.0f} TFLOP"
 
 
-def lacks_kernels(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether a run would be faster with `ssvit.kernels.operators`, which could not be built on this machine."""
-    kernels_on_cpu = device.type == "cpu" and backend(recipe, device) == "kernels"
-    return kernels_on_cpu and precision(recipe, device) == "bf16-mixed" and operators.library() is None
+def _compiles() -> bool:
+    """Return whether torch.compile works for the CPU: it needs a C++ compiler and the headers of Python."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(1))
+    except RuntimeError:
+        return False
+    return True
 
 
 def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric:
@@ -153,7 +182,7 @@ def spread(fabric: Fabric, model: torch.nn.Module, recipe: Recipe) -> Any:
     if isinstance(fabric.strategy, DDPStrategy):
         # Each step uses the same weights. DDP's static graph fails when gradients are accumulated
         # (torch issue 143580), and torch.compile changes the graph.
-        static = recipe.accumulate == 1 and backend(recipe, fabric.device) != "compile"
+        static = recipe.accumulate == 1 and recipe.backend != "compile"
         private.set_static_graph(fabric.strategy, static)
     return fabric.setup_module(model)
 

@@ -132,7 +132,7 @@ class Session:
                 continues on fewer processes accumulates more micro-batches.
 
         Returns:
-            The recipe, the data, the objective and the loader.
+            The recipe with the chosen backend, the data, the objective and the loader.
 
         Raises:
             UserError: The objective requires labels, and the data set has none.
@@ -153,6 +153,11 @@ class Session:
         reads = any(getattr(part, name, None) is not None for part in built for name in ("checkpoint", "path"))
         with nullcontext() if reads else sharding.building(self.fabric):
             objective = config.build("objective", **objects)
+        if recipe.backend == "auto":
+            backend, reason = runtime.backend(recipe, self.fabric.device, objective.encoder)
+            recipe = recipe.changed(backend=backend)
+            if is_main_process():
+                print_lines(f"recipe.backend=auto: {backend} ({reason})")
         before = None if folder is None else _micro_batch(folder)
         if before is not None and not objective.compares_images:
             recipe = recipe.shared(self.fabric.world_size, before)

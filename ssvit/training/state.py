@@ -30,7 +30,6 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
-from ssvit.kernels.accelerate import accelerate
 from ssvit.models.block import Block
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach, local
@@ -109,12 +108,10 @@ class State:
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
         self.fabric, self.recipe = fabric, recipe
         self.objective = objective.train()  # an encoder loaded from a checkpoint is in eval mode
-        backend = runtime.backend(recipe, fabric.device)
-        accelerate(objective, backend != "eager" and fabric.device.type == "cpu")
         self._twin = sharding.Twin(objective, fabric.device) if sharding.is_sharded(fabric) else None
         compiled: nn.Module = objective
         self.sample = objective.sample
-        if backend == "compile":
+        if recipe.backend == "compile":
             compiled = torch.compile(objective)  # type: ignore[assignment]  # torch.compile returns a module for a module
             self.sample = torch.compile(objective.sample)
             for part in (self._twin.objective if self._twin else objective).modules():

@@ -1,4 +1,4 @@
-"""LayerScale and registers, as DINOv2 has them: the equations, the sequence, the kernels, and what stays as it was."""
+"""LayerScale and registers, as DINOv2 has them: the equations, the sequence, and what stays as it was."""
 
 import peers
 import torch

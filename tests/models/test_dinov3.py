@@ -1,4 +1,4 @@
-"""Rotary positions and SwiGLU, as DINOv3 and DINOv2's giant have them: equations, kernels, files, a command."""
+"""Rotary positions and SwiGLU, as DINOv3 and DINOv2's giant have them: equations, files, a command."""
 
 import exported
 import peers

@@ -9,8 +9,6 @@ import torch
 
 from ssvit.exchange.export_options import Export
 from ssvit.exchange.program import Program, write_onnx, write_torch
-from ssvit.kernels import accelerate, operators
-from ssvit.kernels.fused import branches
 from ssvit.models import vit_options
 from ssvit.models.backbone import FeatureMaps
 from ssvit.models.vit import ViT
@@ -216,42 +214,6 @@ def test_outputs_of_some_patches_are_those_of_the_whole(kind, kept):
 
 
 @EVERY
-def test_the_kernels_in_float32_give_the_gradients_of_float64(kind):
-    results = []
-    for dtype, enabled in ((torch.float64, False), (torch.float32, True)):
-        vit = build(kind).to(dtype)
-        accelerate.accelerate(vit, enabled)
-        out = vit(images_of(vit).to(dtype), output_ids=some(3, vit.patches))
-        out.square().mean().backward()
-        results.append([out, *(weight.grad for weight in vit.parameters() if weight.grad is not None)])
-    scale = max(gradient.norm().item() for gradient in results[0])
-    for exact, fast in zip(*results, strict=True):
-        assert (fast - exact).norm().item() < 1e-5 * scale
-
-
-@SOME
-@pytest.mark.parametrize("training", [False, True])
-def test_the_kernels_are_as_exact_as_torch(kind, training, monkeypatch):
-    """Under autocast beside float32, with gradients; of some visible patches the last layer computes some."""
-    used = []
-    monkeypatch.setattr(accelerate, "branches", lambda *given, **how: used.append(branches(*given, **how)) or used[-1])
-    ids = some(4, 6)
-    for chosen in ({}, {"visible_ids": ids, "output_ids": ids[:, :3] // 2}):
-        results = []
-        for enabled, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)):
-            vit = build(kind, width=64, heads=2, mlp_width=256).train(training)
-            accelerate.accelerate(vit, enabled)
-            with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-                out = vit.encode(vit.embed(images_of(vit)), **chosen)
-            out.float().square().mean().backward()
-            results.append([out.float(), *(weight.grad for weight in vit.parameters() if weight.grad is not None)])
-        for exact, slow, fast in zip(*results, strict=True):
-            assert (fast - exact).norm() <= 2 * (slow - exact).norm() + 1e-3 * exact.norm() + 1e-6
-    if operators.supports_matmul(torch.zeros(1, 1, 64, dtype=torch.bfloat16), 64, 192, 256):
-        assert any(out is not None for out in used) == (kind != "dinov3_swiglu")
-
-
-@EVERY
 @pytest.mark.parametrize("uint8", [True, False])
 @torch.no_grad()
 def test_bfloat16_and_bytes_are_near_float32(kind, uint8):
@@ -272,16 +234,6 @@ def test_it_is_one_graph_for_each_size(kind):
         images = images_of(vit, size=size)
         torch.testing.assert_close(compiled(images), vit(images), atol=1e-5, rtol=1e-4)
     assert len(graphs) == 2
-
-
-@SOME
-def test_activation_checkpointing_changes_no_gradient(kind):
-    gradients = []
-    for checkpoints in (False, True):
-        vit = build(kind, activation_checkpointing=checkpoints).train()
-        vit(images_of(vit)).square().mean().backward()
-        gradients.append([weight.grad for weight in vit.parameters() if weight.grad is not None])
-    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("kind", ["learned_1d_registers", "dinov3_swiglu"])

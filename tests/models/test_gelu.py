@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from scipy.special import erf
 
 from ssvit.exchange import reading
-from ssvit.kernels import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.finding import open_checkpoint
@@ -97,19 +96,6 @@ def test_both_ways_are_torchs():
             torch.nn.init.zeros_(layer.bias)
         found = block.mlp(x[None, :, None])[0, :, 0].detach().numpy()
         numpy.testing.assert_allclose(found, reference(x.numpy()), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("gelu", ["exact", "tanh"])
-@pytest.mark.parametrize("training", [False, True])
-def test_the_kernels_of_the_exact_one_serve_it_alone(gelu, training, monkeypatch):
-    encoder = exported.encoder(gelu=gelu).train(training)
-    asked = []
-    monkeypatch.setattr(accelerate, "branches", lambda x, *parts, adds=True: asked.extend(part.heads for part in parts))
-    accelerate.accelerate(encoder)
-    encoder(exported.images())
-    assert (0 in asked) == (gelu == "exact")
-    assert 4 in asked  # attention's kernels do not depend on it
-    assert all((None in block.branches()) == (gelu == "tanh") for block in encoder.blocks)
 
 
 def test_weights_move_between_encoders_of_one_gelu_alone():

@@ -14,7 +14,6 @@ from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import storage
 from ssvit.data.batch import Batch
-from ssvit.kernels.accelerate import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
@@ -254,7 +253,6 @@ def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_pa
         masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8)
     )
     path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
-    accelerate(trained)
     assert torch.equal(
         loading.load_encoder(loading_options.LoadEncoder(path=path))(random_images()), trained.encoder(random_images())
     )

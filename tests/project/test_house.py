@@ -19,7 +19,7 @@ LEVELS = (
     ("config",),
     ("schedule",),
     ("models",),
-    ("kernels", "devices"),
+    ("devices",),
     ("objectives", "data", "exchange", "checkpoints", "progress"),
     ("loading", "figures"),
     ("evaluation",),
@@ -113,7 +113,7 @@ def test_the_subpackages_of_evaluation_import_downward():
         assert not {name for name in inside if level(name) > level(module)}, f"{module} imports from above it"
 
 
-@pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["kernels"]))
+@pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["devices"]))
 def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
     of_config = ("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()
     allowed = {"torch", "einops", "pydantic", "pydantic_core", "annotated_types", *of_config}

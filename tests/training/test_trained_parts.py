@@ -11,7 +11,6 @@ from torch import nn
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
-from ssvit.kernels.accelerate import Linear, accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.objectives import classify_options
@@ -113,46 +112,6 @@ def test_lora_is_its_formula():
     torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias))
 
 
-NATIVE = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    reason="this CPU has no products in bfloat16, which round otherwise",
-)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, pytest.param(torch.bfloat16, marks=NATIVE)])
-def test_lora_with_kernels_and_without_agree(precision):
-    models = [moved(tiny.classify(seed=3, **LORA)) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    accelerate(models[1])
-    layers = [block.attention.qkv for model in models for block in model.encoder.blocks]
-    assert [isinstance(layer, Linear) for layer in layers] == [False, False, True, True]
-    found = []
-    for model in models:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-            loss = model(Batch.of(images(), LABELS))["loss"]
-        loss.backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad})
-        found[-1]["loss"] = loss.detach()
-    tolerance = 1e-4 if precision == torch.float32 else 5e-2
-    for name, plain in found[0].items():
-        close = (found[1][name] - plain).norm() <= tolerance * (plain.norm() + 1e-3)
-        assert close, (name, ((found[1][name] - plain).norm() / plain.norm()).item(), plain.norm().item())
-    accelerate(models[1], False)
-    assert not any(isinstance(layer, Linear) for layer in layers)
-    assert torch.equal(*(model.logits(images()) for model in models))
-
-
-@pytest.mark.parametrize("faster", [False, True])
-def test_lora_can_be_put_on_an_encoder_with_kernels(faster):
-    torch.manual_seed(0)
-    vit = tiny.encoder(0.0)
-    accelerate(vit, faster)
-    model = moved(Classify(classify_options.Classify(classes=tiny.CLASSES, **LORA), encoder=vit))
-    logits = model.logits(images())
-    accelerate(model, not faster)
-    torch.testing.assert_close(model.logits(images()), logits, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
     model = tiny.classify(**LORA)
@@ -167,7 +126,6 @@ def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
         loading.load_encoder(loading_options.LoadEncoder(path=tmp_path)),
     )
     for loaded in (classifier.encoder, encoder):
-        accelerate(loaded, False)
         names = {name for name, _ in loaded.named_parameters()}
         assert names == {name for name, _ in tiny.encoder(0.0).named_parameters()}
         assert torch.equal(loaded.represent(images()), again.encoder.represent(images()))

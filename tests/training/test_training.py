@@ -23,9 +23,6 @@ from ssvit.data.augment.crop import CenterCrop, InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.evaluation.panels import prediction_options
 from ssvit.evaluation.panels.prediction import Prediction
-from ssvit.kernels.accelerate import accelerate
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.objectives.base import parameter_groups
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
@@ -215,43 +212,6 @@ def test_each_evaluation_stands_once_in_the_metrics_of_an_interrupted_run(tmp_pa
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
              if "held_out/loss" in line]  # fmt: skip
     assert steps == [0, 6, 12]
-
-
-@pytest.mark.parametrize(
-    ("backend", "device", "found"),
-    [
-        ("auto", "cpu", "kernels"),
-        ("auto", "cuda", "compile"),
-        ("eager", "cuda", "eager"),
-        ("compile", "cpu", "compile"),
-    ],
-)
-def test_what_computes_the_layers(backend, device, found):
-    assert runtime.backend(Recipe(backend=backend), torch.device(device)) == found
-
-
-def test_a_run_by_plain_torch_trains_alike(tmp_path):
-    objective = tiny.model()
-    accelerate(objective)  # as a checkpoint's encoder is
-    tiny.train(tmp_path / "eager", backend="eager", objective=objective)
-    _, fast = tiny.train(tmp_path / "kernels", backend="kernels")
-    kinds = [{type(module).__module__ for module in model.modules()} for model in (objective, fast)]
-    assert [accelerate.__module__ in found for found in kinds] == [False, True]
-    plain, kernels = (list(rows(tmp_path / name, "train/loss").values()) for name in ("eager", "kernels"))
-    assert kernels == pytest.approx(plain, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_compiled_a_run_trains_alike_and_goes_on_exactly(tmp_path):
-    tiny.train(tmp_path / "plain", ema=0.0)
-    tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
-    plain, compiled = (list(rows(tmp_path / name, "train/loss").values()) for name in ("plain", "compiled"))
-    assert compiled == pytest.approx(plain, rel=1e-3)
-    before = final(tmp_path / "compiled")
-    shutil.rmtree(tmp_path / "compiled" / "step_00000012")
-    tiny.train(tmp_path / "compiled", ema=0.0, backend="compile")
-    assert final(tmp_path / "compiled") == before
-    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "compiled" / "step_00000012")).width == 16
 
 
 def killed_at_random(tmp_path: Path, files: Path, kills: int, seed: int) -> None:

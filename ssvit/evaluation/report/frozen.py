@@ -24,7 +24,6 @@ from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Split
 from ssvit.figures.display import Display
-from ssvit.kernels.accelerate import accelerate
 from ssvit.loading.encoder import load_encoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
@@ -140,7 +139,6 @@ def encoders_of(
     """
 
     def frozen(encoder: Encoder, readings: Sequence[Reading], weights: str) -> Frozen:
-        accelerate(encoder)
         return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
 
     def built(options: Options) -> Encoder:

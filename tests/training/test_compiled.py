@@ -1,14 +1,19 @@
-"""recipe.backend=compile: one graph for each image shape, no breaks, nothing compiled again as a run goes on."""
+"""recipe.backend: the choice of auto; one graph for each image shape without breaks; exact resumption when compiled."""
+
+import shutil
 
 import pytest
 import tiny
 import torch
+from runs import final, rows, spread
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.evaluation.panels import prediction_options
 from ssvit.evaluation.panels.prediction import Prediction
 from ssvit.models.block import Block
 from ssvit.randomness import uniform
+from ssvit.training import runtime
+from ssvit.training.recipe import Recipe
 
 RANDOM = ("model", "mae", "ibot", "latent", "simclr")  # they have a `sample`
 METHODS = (*RANDOM, "dino", "contrastive_tuning", "classify")
@@ -65,3 +70,48 @@ def test_random_numbers_are_the_same_in_a_compiled_graph():
     torch._dynamo.reset()
     slots = torch.arange(5) + (1 << 40)
     assert torch.compile(uniform, fullgraph=True)(3, "test", slots, 7, 1).equal(uniform(3, "test", slots, 7, 1))
+
+
+LONG = {"steps": 200_000, "batch_size": 10_000, "precision": "bf16-mixed"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "device", "works", "expected"),
+    [
+        (LONG, "cpu", True, "compile"),
+        (LONG, "cpu", False, "eager"),
+        (LONG | {"steps": 2_000}, "cpu", True, "eager"),
+        (LONG | {"precision": "32-true"}, "cpu", True, "eager"),
+        ({"precision": "32-true"}, "cuda", False, "compile"),
+        (LONG, "mps", True, "eager"),
+    ],
+)
+def test_auto_compiles_on_gpus_and_long_bfloat16_runs_on_cpus(recipe, device, works, expected, monkeypatch):
+    monkeypatch.setattr(runtime, "_compiles", lambda: works)
+    choice, reason = runtime.backend(Recipe(**recipe), torch.device(device), tiny.encoder(0.0))
+    assert choice == expected
+    assert reason
+
+
+def test_auto_needs_a_cpp_compiler(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not runtime._compiles()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_compiled_run_trains_like_an_eager_one_and_resumes_exactly(tmp_path, world):
+    options = {"ema": 0.0, "precision": "bf16-mixed"}
+
+    def train(name: str, backend: str) -> None:
+        assert spread(tmp_path / name, world, backend=backend, **options) == [0] * world
+
+    train("eager", "eager")
+    train("compiled", "compile")
+    eager, compiled = (list(rows(tmp_path / name, "train/loss").values()) for name in ("eager", "compiled"))
+    assert compiled == pytest.approx(eager, rel=2e-2)
+    before = final(tmp_path / "compiled")
+    shutil.rmtree(tmp_path / "compiled" / "step_00000012")
+    train("compiled", "compile")
+    assert final(tmp_path / "compiled") == before

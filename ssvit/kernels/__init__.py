@@ -1,1 +1,0 @@
-"""Provide faster implementations of layers for CPUs."""
