@@ -1,1 +1,1 @@
-"""Speed compared with other libraries, outside the package: python -m benchmarks.step, .data, .probe"""
+"""Speed compared with other libraries, outside the package: python -m benchmarks.step, .data"""

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
@@ -146,24 +145,6 @@ class TransformersMAE(Peer):
         return self.model(images).loss
 
 
-class LightlySimMIM(Masked):
-    """SimMIM with lightly's masked encoder: masked patches, L1 on their pixels."""
-
-    def __init__(self, run: Pretrain) -> None:
-        from lightly.models.modules import MaskedVisionTransformerTIMM
-
-        super().__init__(run)
-        self.model = MaskedVisionTransformerTIMM(vit=_timm(self.size))
-        self.decoder = nn.Linear(self.size.width, 3 * self.size.patch_size**2)
-
-    def loss(self, images: Tensor, noise: Corruption) -> Tensor:
-        """L1 between the head's prediction of the masked patches and their pixels."""
-        token_ids, p = noise.ids + 1, self.size.patch_size  # it counts the class token
-        pixels = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=p)
-        prediction = self.decoder(gather(self.model.encode(images, idx_mask=token_ids), token_ids))
-        return F.l1_loss(prediction, gather(pixels, noise.ids))
-
-
 class LightlyMAE(Peer):
     """MAE with lightly's masked encoder and decoder, made of timm's layers."""
 
@@ -203,16 +184,12 @@ class LightlyDINO(Peer):
 
         super().__init__(run)
         sizes = self.size.width, self.options.hidden, self.options.bottleneck, self.options.prototypes
-        self.model = self.student()
+        self.model = _timm(self.size, global_pool="token", dynamic_img_size=True)
         self.teacher = copy.deepcopy(self.model)
         self.head, self.teacher_head = (DINOProjectionHead(*sizes) for _ in range(2))
         for teacher in (self.teacher, self.teacher_head):
             deactivate_requires_grad(teacher)
         self.criterion = DINOLoss(output_dim=self.options.prototypes)
-
-    def student(self) -> Any:
-        """Return the student's encoder."""
-        return _timm(self.size, global_pool="token", dynamic_img_size=True)
 
     def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
         """Return the loss alone."""
@@ -227,40 +204,6 @@ class LightlyDINO(Peer):
 
         update_momentum(self.model, self.teacher, m=0.996)
         update_momentum(self.head, self.teacher_head, m=0.996)
-
-
-class LightlyIBOT(LightlyDINO):
-    """iBOT with lightly's masked encoder, block masks, head and losses. One head serves images and patches."""
-
-    def __init__(self, run: Pretrain) -> None:
-        from lightly.loss import IBOTPatchLoss
-
-        super().__init__(run)
-        self.patch_criterion = IBOTPatchLoss(output_dim=self.options.prototypes)
-
-    def student(self) -> Any:
-        """Return the student's encoder, which takes masks."""
-        from lightly.models.modules import MaskedVisionTransformerTIMM
-
-        return MaskedVisionTransformerTIMM(vit=_timm(self.size, dynamic_img_size=True))
-
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
-        """Return the loss alone."""
-        from lightly.models.utils import random_block_mask
-
-        images = rearrange(batch.views["global"], "b v c h w -> (v b) c h w")
-        local = rearrange(batch.views["local"], "b v c h w -> (v b) c h w")
-        # As in its example, but for small grids, in which its smallest block of 4 patches may not fit.
-        blocks = random_block_mask((len(images), *self.grid), min_num_masks_per_block=1, device=images.device)
-        mask = F.pad(blocks.flatten(1), (1, 0))  # the class token is never masked
-        with torch.no_grad():
-            features = self.teacher.encode(images)
-            teacher, teacher_patches = self.teacher_head(features[:, 0]), self.teacher_head(features[mask])
-        features = self.model.encode(images, mask=mask)
-        student, patches = self.head(features[:, 0]), self.head(features[mask])
-        student = torch.cat([student, self.head(self.model.encode(local)[:, 0])])
-        views = self.criterion(teacher.chunk(2), student.chunk(2 + batch.views["local"].shape[1]))
-        return {"loss": views + self.patch_criterion(teacher_patches, patches, blocks)}
 
 
 class LightlySimCLR(Peer):
@@ -358,11 +301,8 @@ def with_plain_attention(peer: Objective) -> Objective:
 # By objective and name, which begins with the package that is needed.
 PEERS: dict[str, dict[str, Callable[[Pretrain], Objective]]] = {
     "masked_patch": {"vit-pytorch MPP": VitPytorch, "transformers MIM": Transformers, "timm + head": timm_with_head},
-    "simmim": {
-        "vit-pytorch SimMIM": VitPytorchOwn, "transformers MIM": Transformers, "timm + lightly SimMIM": LightlySimMIM,
-    },
+    "simmim": {"vit-pytorch SimMIM": VitPytorchOwn, "transformers MIM": Transformers},
     "mae": {"vit-pytorch MAE": VitPytorchOwn, "transformers MAE": TransformersMAE, "timm + lightly MAE": LightlyMAE},
     "dino": {"timm + lightly DINO": LightlyDINO},
-    "ibot": {"timm + lightly iBOT": LightlyIBOT},
     "simclr": {"timm + lightly SimCLR": LightlySimCLR},
 }  # fmt: skip

@@ -8,16 +8,11 @@ contenders it is the matrix products of ssvit's step.
 
 import copy
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
-
-import torch
 
 from benchmarks.peers import PEERS, with_plain_attention
 from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -25,8 +20,18 @@ from ssvit.cli import benchmark
 from ssvit.config.composed import Config
 from ssvit.options import OptionError
 from ssvit.training import runtime
-from ssvit.training.benchmark import Rate, Steps, compare, cpu_seconds, few, gpu_seconds, products, table, with_shares
-from ssvit.training.cost import flops
+from ssvit.training.benchmark import (
+    Rate,
+    Steps,
+    compare,
+    cpu_seconds,
+    few,
+    flops,
+    gpu_seconds,
+    products,
+    table,
+    with_shares,
+)
 from ssvit.training.session import Session
 
 OURS, PLAIN, COMPILED = "ssvit", ", plain attention", ", compiled"
@@ -37,8 +42,6 @@ class Step(benchmark.Benchmark):
 
     peers: Sequence[str] | None = None
     """Parts of the names of the contenders to measure, such as timm or plain; null: all that are installed."""
-    memory: bool = True
-    """Whether the highest memory of two steps is measured, in a separate process for each contender."""
 
 
 def contenders(objective: str, wanted: Sequence[str] | None) -> list[str]:
@@ -85,27 +88,6 @@ def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float
     return steps, gflop
 
 
-def megabytes(name: str, config: Config) -> float | None:
-    """Return the highest memory of two steps, weights and optimizer included.
-
-    It is that of the GPU, or of this process beyond what it held before; None if the system does not report it.
-    """
-    before = _resident("VmRSS")
-    steps = build([name], config)[0][name]
-    for _ in range(2):
-        steps()
-    if steps.state.fabric.device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e6
-    highest = _resident("VmHWM")
-    return None if before is None or highest is None else highest - before
-
-
-def _resident(kind: str) -> float | None:
-    status = Path("/proc/self/status")
-    match = re.search(rf"{kind}:\s*(\d+) kB", status.read_text()) if status.exists() else None
-    return None if match is None else int(match[1]) * 1024 / 1e6
-
-
 def measure(config: Config) -> list[Rate]:
     """Return the rates of ssvit, its peers and the machine's products in images or GFLOP a second."""
     options: Step = config.options
@@ -122,12 +104,7 @@ def measure(config: Config) -> list[Rate]:
         reference=names[0],
         seconds=gpu_seconds if device.type == "cuda" else cpu_seconds,
     )
-    rates = with_shares(rates, list(peak), gflop)
-    for place, rate in enumerate(rates):
-        if options.memory and rate.name in names:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                rates[place] = replace(rate, memory=pool.submit(megabytes, rate.name, config).result())
-    return rates
+    return with_shares(rates, list(peak), gflop)
 
 
 def run(config: Config) -> None:

@@ -15,12 +15,12 @@ from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
-    """Print the cost (`ssvit.training.cost.Cost`) as a line of JSON."""
+    """Print the cost (`ssvit.training.benchmark.Cost`) as a line of JSON."""
     options: Pretrain = config.options
     Run(options).check()
 
     from ssvit.training import runtime
-    from ssvit.training.cost import measure
+    from ssvit.training.benchmark import measure
     from ssvit.training.session import Session
 
     session = Session(config, Path(options.outputs), stage=PRETRAIN)

@@ -7,11 +7,9 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of a feature m
 """
 
 import math
-import traceback
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -42,7 +40,7 @@ class Timm(Encoder):
             self.register_normalisation(options.mean, options.std)
             self.width = self._of_one_image(self.pooling).shape[1]
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200] or _failed_statement(error)
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             given = "x".join(map(str, (options.channels, *self.image_size)))
             right = f"timm refuses it for images of {given} and arguments={dict(options.arguments)}: {reason}"
             raise OptionError("model", options.model, right) from None
@@ -162,10 +160,3 @@ class Timm(Encoder):
             if own[name] != their[name]:
                 raise OptionError(name, own[name], f"must be {typed(their[name])}, as in the other encoder")
         super().take(other, how=how)
-
-
-def _failed_statement(error: Exception) -> str:
-    """Return the last timm statement in the traceback of an error without a message, with its file and line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((one for one in reversed(frames) if "timm" in Path(one.filename).parts), frames[-1])
-    return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"

@@ -13,7 +13,6 @@ from ssvit.options import OptionError, pair
 Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
-POSITIONS = get_args(Positions)
 Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
 # Options that may differ between two encoders if weights are transferred from one to the other.
 CHANGEABLE = (

@@ -1,4 +1,4 @@
-"""Measure the throughput of training steps and of the data loader on this machine, in images per second.
+"""Measure the throughput of training steps and of the data loader on this machine, and the cost of a step.
 
 Contenders of `compare` run alternately, so that other processes slow all of them equally. Ratios are computed within a
 round and summarised by their median; absolute rates differ between machines.
@@ -13,14 +13,16 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.composed import Config
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.objectives.base import Objective
+from ssvit.schedule import Progress
 from ssvit.training import runtime
-from ssvit.training.cost import flops
 from ssvit.training.loop import update
 from ssvit.training.recipe import Recipe
 from ssvit.training.session import Session
@@ -28,6 +30,7 @@ from ssvit.training.state import State
 
 _SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices whose product measures the machine's peak rate
 _IN_MEMORY, _FILES = 4096, 512  # minimum images per round of the loader, which augments blocks of 4096
+_ROUNDS, _STEPS = 5, 24  # of `measure`; single steps differ because several batches are read at a time
 
 
 @dataclass(frozen=True)
@@ -240,3 +243,95 @@ def table(title: str, rates: Sequence[Rate]) -> str:
         strict=True,
     )
     return "\n".join([title, *(f"  {'  '.join(line)}".rstrip() for line in lines)])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one update.
+
+    Attributes:
+        images: Images of the update, each counted once however many views it has.
+        cpu_seconds: CPU seconds over all threads, in the fastest round, which other processes disturbed least.
+        seconds: Wall-clock seconds in the same round.
+        preparation: CPU seconds before the first update.
+        flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
+        backend: eager or compile.
+    """
+
+    images: int
+    cpu_seconds: float
+    seconds: float
+    preparation: float
+    flops: int
+    backend: str
+
+
+def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> Cost:
+    """Measure the cost of some training steps. Nothing is saved.
+
+    Args:
+        fabric: A Fabric with a single process.
+        objective: The objective, which is trained.
+        loader: The training batches.
+        recipe: The hyperparameters.
+
+    Returns:
+        The cost of one update.
+    """
+    state = State(fabric, objective, recipe)
+    began = time.process_time()
+    state.prepare(loader)
+    preparation = time.process_time() - began
+    batches = loader.batches(0, 2 + _ROUNDS * _STEPS)
+
+    first, rounds = 0, []
+    for count in (2, *[_STEPS] * _ROUNDS):
+        cpu, clock = time.process_time(), time.perf_counter()
+        for step in range(first, first + count):
+            update(state, batches, step)
+        first += count
+        rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
+    cpu_seconds, seconds = min(rounds[1:])
+    of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
+    return Cost(
+        images=recipe.batch_size,
+        cpu_seconds=cpu_seconds,
+        seconds=seconds,
+        preparation=preparation,
+        flops=recipe.passes * of_passes + _flops_of_update(state),
+        backend=recipe.backend,
+    )
+
+
+def _flops_of_update(state: State) -> int:
+    """Return the floating-point operations of the matrix products in an update of all trained weights."""
+    for weight in state.objective.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+    with FlopCounterMode(display=False) as counter:
+        state.optimize(torch.zeros((), dtype=torch.bool, device=state.fabric.device))
+    return counter.get_total_flops()
+
+
+def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
+    """Count the floating-point operations of the forward and backward passes of batches.
+
+    Attention is computed by plain matrix products, which can be counted.
+
+    Args:
+        objective: The objective.
+        batches: The batches, prepared by the caller, since the matrix products of crops would be counted too.
+        steps: The number of updates of the run, on which the objective's schedules depend.
+        seed: The seed of the random choices.
+
+    Returns:
+        The number of floating-point operations, with a multiplication and an addition counted separately.
+    """
+    start = Progress(0, steps)
+    scheduled = {
+        name: torch.tensor(schedule(start), dtype=torch.float64) for name, schedule in objective.schedules.items()
+    }
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        for batch in batches:
+            objective(batch, objective.sample(batch.slots, seed=seed), scheduled)["loss"].backward()
+    objective.zero_grad(set_to_none=True)
+    return counter.get_total_flops()

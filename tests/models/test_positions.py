@@ -1,21 +1,11 @@
 """Position embeddings against plain Python loops over rows, columns and tokens."""
 
-import math
-
 import pytest
 import torch
 
 from ssvit.models.positions import Learned1D, Learned2D, Relative, SineCosine2D
 
 GRIDS = [(1, 1), (4, 4), (3, 5), (5, 2)]
-
-
-@pytest.mark.parametrize("special", [0, 1, 2])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_learned_1d_has_one_row_a_token(grid, special):
-    module = Learned1D(grid, special, 12)
-    assert module().shape == (special + grid[0] * grid[1], 12)
-    assert module() is module.embedding
 
 
 @pytest.mark.parametrize("special", [0, 1, 2])
@@ -29,35 +19,6 @@ def test_learned_2d_joins_the_column_and_the_row(grid, special):
         for x in range(grid[1]):
             expected = module.columns[x].tolist() + module.rows[y].tolist()
             assert rows[special + y * grid[1] + x].tolist() == expected
-
-
-def test_learned_2d_gives_a_row_the_gradient_of_all_its_patches():
-    module = Learned2D((3, 5), 1, 8)
-    weight = torch.randn(16, 8)
-    (module() * weight).sum().backward()
-    by_place = weight[1:].view(3, 5, 8)
-    torch.testing.assert_close(module.columns.grad, by_place[..., :4].sum(0))
-    torch.testing.assert_close(module.rows.grad, by_place[..., 4:].sum(1))
-    torch.testing.assert_close(module.special.grad, weight[:1])
-
-
-@pytest.mark.parametrize("special", [0, 1, 2])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_sine_cosine_is_the_formula(grid, special):
-    width = 24
-    module = SineCosine2D(grid, special, width)
-    rows = module()
-    assert rows.shape == (special + grid[0] * grid[1], width)
-    assert not rows[:special].any()
-    quarter = width // 4
-    for y in range(grid[0]):
-        for x in range(grid[1]):
-            expected = []
-            for place in (x, y):
-                for wave in (math.sin, math.cos):
-                    expected += [wave(place / 10_000 ** (i / quarter)) for i in range(quarter)]
-            found = rows[special + y * grid[1] + x].double()
-            torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("grid", [*GRIDS, (14, 14), (7, 30)])

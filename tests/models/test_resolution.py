@@ -78,11 +78,6 @@ def test_a_grid_lying_down_is_resized_as_one_that_stands(kind, old, new, how):
     torch.testing.assert_close(results[1].transpose(0, 1), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_the_two_ways_differ():
-    table = {how: resized(Learned1D, (4, 4), (7, 7), how)[1]() for how in ("paper", "timm")}
-    assert (table["paper"] - table["timm"]).norm() > 0.1 * table["paper"].norm()
-
-
 @pytest.mark.parametrize("how", ["paper", "timm"])
 @pytest.mark.parametrize(("old", "new"), GRIDS)
 def test_resized_sine_cosine_is_the_waves_at_the_resized_coordinates(old, new, how):
@@ -98,14 +93,6 @@ def test_resized_sine_cosine_is_the_waves_at_the_resized_coordinates(old, new, h
             torch.testing.assert_close(after()[2 + y * new[1] + x].double(), torch.cat(waves), atol=2e-6, rtol=0)
 
 
-def test_resized_coordinates_travel_in_the_state():
-    _, after = resized(SineCosine2D, (4, 4), (7, 5), "paper")
-    loaded = SineCosine2D((7, 5), 1, 12)
-    assert not torch.equal(loaded(), after())
-    loaded.load_state_dict(after.state_dict())
-    assert torch.equal(loaded(), after())
-
-
 @pytest.mark.parametrize("how", ["paper", "timm"])
 @pytest.mark.parametrize(("old", "new"), [*GRIDS, ((2, 2), (1, 1)), ((1, 1), (2, 2)), ((14, 14), (24, 24))])
 @pytest.mark.parametrize("special", [0, 1, 2])
@@ -119,21 +106,6 @@ def test_relative_keys_are_stretched_linearly_around_the_zero_offset(old, new, h
         high = min(low + 1, 2 * longest)
         expected = before.keys[low] + (place - low) * (before.keys[high] - before.keys[low])
         torch.testing.assert_close(after.keys[last + offset], expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [Learned1D, Learned2D, SineCosine2D])
-def test_resizing_in_two_steps_is_resizing_in_one_for_what_is_linear_in_the_place(kind):
-    start, middle, twice, once = (kind((side, side), 1, 12) for side in (8, 12, 16, 16))
-    ramp = torch.arange(8.0)
-    with torch.no_grad():
-        if kind is Learned1D:
-            start.embedding[1:] = (3 * ramp[:, None] - 2 * ramp).flatten()[:, None] * torch.arange(1, 13)
-        elif kind is Learned2D:
-            start.rows[:], start.columns[:] = ramp[:, None] * torch.arange(6), -ramp[:, None]
-    middle.load_state_dict(start.state_dict() | start.resampled(middle.grid, "paper"))
-    twice.load_state_dict(middle.state_dict() | middle.resampled(twice.grid, "paper"))
-    once.load_state_dict(start.state_dict() | start.resampled(once.grid, "paper"))
-    torch.testing.assert_close(twice(), once(), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["paper", "timm"])
@@ -156,17 +128,6 @@ def test_all_but_the_positions_is_taken_as_it_is(positions, at, special, how):
     assert all(parameter.is_leaf and parameter.requires_grad for parameter in new.parameters())
     assert {name: new.arguments[name] for name in ("mean", "std")} == {"mean": 0.4, "std": 0.2}
     assert new(torch.rand(2, 3, 24, 12)).isfinite().all()
-
-
-@pytest.mark.parametrize("at", ["every_layer", "every_layer_shared"])
-def test_positions_of_every_layer_are_resized_each_for_itself(at):
-    options = {"positions": "learned_1d", "positions_at": at}
-    old, new = build(**options), build(1, image_size=24, **options)
-    new.take(old, how="paper")
-    assert len(new.positions) == (3 if at == "every_layer" else 1)
-    for before, after in zip(old.positions, new.positions, strict=True):
-        expected = reference(before().detach()[1:].view(4, 4, 24), (6, 6), "paper")
-        torch.testing.assert_close(after().detach()[1:].view(6, 6, 24), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["paper", "timm"])
