@@ -90,7 +90,7 @@ def files(folder: Path, rounds: int, count: int = _FILES) -> list[Rate]:
     sources = {"ssvit, folder": data.train}
     for name, size in (("ssvit, shards", None), (f"ssvit, shards of size={_SMALLER}", _SMALLER)):
         root = folder / name
-        pack = Pack(output=name, size=size, quality=90, shard_size=8, workers=2, verify=False, overwrite=False)
+        pack = Pack(output=name, size=size, quality=90, shard_size=8, workers=2, overwrite=False)
         packing.pack(data, root, pack, lambda done, total: None)
         sources[name] = datasets.shards(datasets_options.Shards(root=str(root))).train
     shards = sources["ssvit, shards"]

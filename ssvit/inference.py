@@ -47,7 +47,7 @@ def pictures(given: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
         Unreadable: A file cannot be decoded.
     """
     if isinstance(given, str | os.PathLike):
-        yield from (decode.load(path, None, pixels) for path in folder.pictures(os.fspath(given)))
+        yield from (decode.load(path, pixels) for path in folder.pictures(os.fspath(given)))
     elif isinstance(given, PILImage.Image):
         if pixels == RGB:
             yield torch.from_numpy(decode.rgb(given)).permute(2, 0, 1)
@@ -252,7 +252,7 @@ class Classifier(_Model):
             answers: dict[int, Tensor | Unreadable] = {}
             for place, path in enumerate(part):
                 try:
-                    read[place] = decode.load(path, None, self.pixels)
+                    read[place] = decode.load(path, self.pixels)
                 except Unreadable as failure:
                     answers[place] = failure
             if read:

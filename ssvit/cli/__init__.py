@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": "train objectives for equal CPU time and evaluate them by one protocol",
     "scaling": "train a grid of runs and draw accuracy against images, model size and compute",
     "cost": "measure the cost of a pre-training step: CPU time, operations",
-    "pack": "make shards (tar files) of a data set, or verify them",
+    "pack": "make shards (tar files) of a data set",
     "normalization": "measure mean, deviation and range of the channels",
     "benchmark": "measure the speed of a training step and of the loader",
 }

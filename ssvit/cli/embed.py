@@ -25,7 +25,7 @@ def run(config: Config) -> Path:
     loose = [*options.images]
     if by_name:
         for part, folders in zip(PARTS, by_name.splits, strict=True):
-            if folders == by_name.roots:
+            if folders == (by_name.root,):
                 loose += folders
             elif folders:
                 files[part] = listed(folders)

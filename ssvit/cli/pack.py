@@ -1,4 +1,4 @@
-"""Write shards of a data set, or verify them. The command can be resumed.
+"""Write shards of a data set. The command can be resumed.
 
 Usage: ssvit pack data=PATH output=FOLDER.
 """
@@ -16,11 +16,11 @@ from ssvit.progress import progress
 
 
 def run(config: Config) -> Path:
-    """Write the splits of a data set to a folder, or verify the checksums of an existing one; return the folder."""
+    """Write the splits of a data set to a folder; return the folder."""
     options: Pack = config.options
-    if not options.verify and options.data is None:
+    if options.data is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
-    source = options.data and options.data.source
+    source = options.data.source
     if options.size is not None and isinstance(source, ImageFiles) and source.pixels != RGB:
         raise OptionError("size", options.size, "must be null for images other than 8-bit RGB, which are not resized")
     config.line.announce()
@@ -28,9 +28,6 @@ def run(config: Config) -> Path:
     from ssvit.data.sources import packing
 
     output = Path(options.output)
-    if options.verify:
-        print_lines(packing.verify(output, progress("shards", " shards")))
-        return output
     data = config.build("data.source")
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
     print_lines(f"next: data=shards data.root={options.output}")

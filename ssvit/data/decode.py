@@ -27,19 +27,15 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from ssvit.data.decode_options import GREY, RGB, PixelFormat
 from ssvit.data.sources import rasters
-from ssvit.data.sources.base import Reduce, Unreadable
+from ssvit.data.sources.base import Unreadable
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
-# Encoders write about 12 scans at most. Each is a pass over all pixels, so the limit is lower for large images.
-SCAN_LIMIT, SCANNED_PIXEL_LIMIT = 100, 16 * PIXEL_LIMIT
-SEGMENT_LIMIT = 100_000  # of a JPEG
 _STRIP = 1 << 20  # pixels converted at a time
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SCAN, _END = 0xDA, 0xD9
 # Exclude stuffed zeros, fill bytes (FF), and markers without a length: 01 and the restarts, D0 to D7.
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 
@@ -47,25 +43,17 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
-def load(path: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
-    """Read and decode a file; see `read_file` and `decoded`.
-
-    Args:
-        path: Path of the file.
-        reduce: Downscaling factor of a JPEG, as for `decoded`.
-        pixels: Pixel format of the result.
-    """
-    return decoded(read_file(path), path, reduce, pixels)
+def load(path: str, pixels: PixelFormat = RGB) -> Tensor:
+    """Read and decode a file; see `read_file` and `decoded`."""
+    return decoded(read_file(path), path, pixels)
 
 
-def decoded(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelFormat = RGB) -> Tensor:
+def decoded(data: Bytes, name: str, pixels: PixelFormat = RGB) -> Tensor:
     """Decode the bytes of a file.
 
     Args:
         data: (bytes,) uint8.
         name: Name of the file for messages.
-        reduce: Returns the factor by which the JPEG decoder downscales, from height and width; sides are divided by it
-            and rounded up, since libjpeg works on 8 x 8 blocks.
         pixels: Pixel format of the result.
 
     Returns:
@@ -76,7 +64,7 @@ def decoded(data: Bytes, name: str, reduce: Reduce | None = None, pixels: PixelF
         UserError: Too many files are open.
     """
     with _named(name):
-        return _decoded(data, reduce, pixels)
+        return _decoded(data, pixels)
 
 
 def values(data: Bytes, name: str) -> np.ndarray:
@@ -114,7 +102,7 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
         return data
 
 
-def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
+def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
     start = data[:6].tobytes()
     if pixels not in (RGB, GREY) or start.startswith(rasters.NPY):
         return torch.from_numpy(rasters.taken(_values(data, pixels.channels), pixels))
@@ -127,10 +115,7 @@ def _decoded(data: Bytes, reduce: Reduce | None, pixels: PixelFormat) -> Tensor:
                 raise
             # Channels or value types that Pillow does not support; the error explains which options they need.
             return torch.from_numpy(rasters.taken(rasters.tiff(data), pixels))
-    height, width = _check_jpeg(data.data)
-    if reduce and (factor := reduce(height, width)) > 1:  # torchvision cannot downscale while decoding
-        draft = max(1, width // factor), max(1, height // factor)
-        return torch.from_numpy(_pillow(data.tobytes(), ("JPEG",), convert, draft)).permute(2, 0, 1)
+    _check_jpeg(data.data)
     return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
 
 
@@ -171,53 +156,31 @@ def _named(path: str) -> Iterator[None]:
         raise Unreadable(os.fspath(path), _reason(error)) from None
 
 
-def _check_jpeg(data: memoryview) -> tuple[int, int]:
-    """Check the header of a JPEG and return its height and width.
-
-    Raises:
-        ValueError: The header declares more pixels than the limit, or there are too many scans.
-    """
-    pixels, scans, at = None, 0, 2
-    height = width = 0
-    for _ in range(SEGMENT_LIMIT):
-        match = _MARKER.search(data, at)
-        if match is None or match[1][0] == _END:
-            break
-        marker, at = match[1][0], match.end()
-        if marker in _FRAMES and pixels is None:
+def _check_jpeg(data: memoryview) -> None:
+    """Raise ValueError for a JPEG without a frame header, or with more pixels than the limit."""
+    at = 2
+    while match := _MARKER.search(data, at):
+        at = match.end()
+        if match[1][0] in _FRAMES:
             height, width = (int.from_bytes(data[at + start : at + start + 2], "big") for start in (3, 5))
-            pixels = _check_pixels(height, width)
-        scans += marker == _SCAN
+            _check_pixels(height, width)
+            return
         at += int.from_bytes(data[at : at + 2], "big")
-    else:
-        raise ValueError(f"more than {SEGMENT_LIMIT} segments")
-    if pixels is None:
-        raise ValueError("a JPEG without a frame header")
-    if scans > min(SCAN_LIMIT, SCANNED_PIXEL_LIMIT // pixels):
-        raise ValueError(f"{scans} scans of {pixels} pixels, more than are taken (at most {SCAN_LIMIT}, fewer of many)")
-    return height, width
+    raise ValueError("a JPEG without a frame header")
 
 
-def _pillow(
-    data: bytes,
-    formats: tuple[str, ...],
-    convert: Callable[[Image.Image], np.ndarray],
-    draft: tuple[int, int] | None = None,
-) -> np.ndarray:
+def _pillow(data: bytes, formats: tuple[str, ...], convert: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
     """Decode an image with Pillow.
 
     Args:
         data: Bytes of the file.
         formats: Decoders that may be used.
         convert: Converts the image to an array.
-        draft: Width and height down to which a JPEG may be downscaled in the decoder, by powers of two.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of unusual metadata and of sizes, which are checked below
         image = Image.open(io.BytesIO(data), formats=formats)
         _check_pixels(image.height, image.width)
-        if draft:
-            image.draft("RGB", draft)
         image.load()
         return convert(image)
 
@@ -257,17 +220,12 @@ def _strip(image: Image.Image) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def _check_pixels(height: int, width: int) -> int:
-    """Return the number of pixels.
-
-    Raises:
-        ValueError: There are none, or more than the limit.
-    """
+def _check_pixels(height: int, width: int) -> None:
+    """Raise ValueError for an image without pixels, or with more than the limit."""
     if height * width > PIXEL_LIMIT:
         raise ValueError(f"{width}x{height} pixels, more than the limit of {PIXEL_LIMIT}")
     if height * width == 0:
         raise ValueError("holds no pixel")
-    return height * width
 
 
 def _reason(error: Exception) -> str:

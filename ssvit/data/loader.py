@@ -1,8 +1,7 @@
 """Training and evaluation batches from any step on, independent of the number of workers and processes.
 
-Data sets in memory are gathered and augmented on the device. Other images are read and augmented by worker processes,
-in parts of a micro-batch that the main process joins. In training, an unreadable image is counted and replaced by
-another one, chosen by a hash of the slot.
+Data sets in memory are gathered and augmented on the device. Other images are read and augmented by worker processes.
+In training, an unreadable image is counted and replaced by another one, chosen by a hash of the slot.
 
 Letters: b images, c channels, h, w pixels.
 """
@@ -13,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from typing import TypedDict
 
@@ -24,7 +22,7 @@ from torch.utils.data import Dataset
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.sources.base import Source, Unreadable
-from ssvit.data.sources.base_options import FULL, PERMUTATION, SCALED, check_shares
+from ssvit.data.sources.base_options import PERMUTATION, check_shares
 from ssvit.data.workers import PART, TIMEOUT, Read, read, share
 from ssvit.options import OptionError, UserError, printable
 from ssvit.randomness import permutation, uniform
@@ -48,8 +46,7 @@ class Loader:
     """Training batches of a source, a function of seed, step and options.
 
     Raises:
-        OptionError: The batch cannot be split evenly or exceeds the source, or the augmentation does not support
-            `decoding`.
+        OptionError: The batch cannot be split evenly, or exceeds the source.
     """
 
     source: Source
@@ -60,9 +57,8 @@ class Loader:
     rank: int = 0
     world: int = 1
     order: str = PERMUTATION  # algorithm of an epoch's order, see `sampler.indices`
-    decoding: str = FULL  # scaled: downscale JPEGs in the decoder where no crop is then upsampled
     workers: int = 0  # processes that read files; unused for a set in memory
-    timeout: float = TIMEOUT  # seconds to wait for a part of a batch, 0 for no limit
+    timeout: float = TIMEOUT  # seconds to wait for a batch, 0 for no limit
     device: torch.device | str = "cpu"
     waited: float = field(default=0.0, init=False)  # total seconds spent waiting for data
     unreadable: dict[str, str] = field(init=False)  # reason for each unreadable file, by path
@@ -73,9 +69,6 @@ class Loader:
         if self.batch_size > size:
             reason = f"must be no more than the {size} images to train on"
             raise OptionError("batch_size", self.batch_size, reason)
-        if self.decoding == SCALED and not hasattr(self.transform, "reduction"):
-            reason = "needs an augmentation with one random crop, such as augment@data.augment=inception_crop"
-            raise OptionError("decoding", self.decoding, reason)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
         self._tally = _Tally(size)
         self.unreadable = self._tally.reasons
@@ -126,10 +119,9 @@ class Loader:
                 yield together.map(itemgetter(rows))
 
     def _from_files(self, units: range) -> Generator[Batch]:
-        reduction = getattr(self.transform, "reduction", None) if self.decoding == SCALED else None
-        reader = _Reader(self.source, self.transform, self.seed, reduction)
-        loading = Loading(workers=self.workers, timeout=self.timeout, device=self.device)
-        return read(reader, map(self._slots, units), self._micro_batch, self._tally.add, **loading)
+        reader = _Reader(self.source, self.transform, self.seed)
+        work, add = map(self._slots, units), self._tally.add
+        return read(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
 
 
 def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[float], object]) -> Iterator[Batch]:
@@ -190,7 +182,7 @@ def evaluation_batches(
         rank: Rank of this process, which takes a contiguous part of the batches.
         world: Number of processes.
         workers: Number of processes that read files; 0 reads in this process.
-        timeout: Seconds to wait for a part of a batch, 0 for no limit.
+        timeout: Seconds to wait for a batch, 0 for no limit.
         device: Device of the batches.
         report: Called with the number of opened and the list of unreadable files of each part of a batch; None to raise
             an error if there are many unreadable files.
@@ -209,10 +201,9 @@ def evaluation_batches(
         images, labels = source.in_memory, source.labels
         batches = (Batch.of(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch.to(device).augmented(transform, 0) for batch in batches)
-    largest = min(batch_size, len(indices))
     work = ((part, part) for part in parts)
-    loading = Loading(workers=workers, timeout=timeout, device=device)
-    return read(_Reader(source, transform, None), work, largest, report or _Tally(count).add, **loading)
+    reader, add = _Reader(source, transform, None), report or _Tally(count).add
+    return read(reader, work, add, workers=workers, timeout=timeout, device=device)
 
 
 class _Reader(Dataset[Read]):
@@ -222,10 +213,8 @@ class _Reader(Dataset[Read]):
     unreadable images are skipped instead of replaced; a batch without any readable image has no views.
     """
 
-    def __init__(
-        self, source: Source, transform: Transform, seed: int | None, reduction: Callable[..., int] | None = None
-    ) -> None:
-        self.source, self.transform, self.seed, self.reduction = source, transform, seed, reduction
+    def __init__(self, source: Source, transform: Transform, seed: int | None) -> None:
+        self.source, self.transform, self.seed = source, transform, seed
 
     def __getitem__(self, work: tuple[list[int], list[int]]) -> Read:
         failures: list[Unreadable] = []
@@ -258,18 +247,13 @@ class _Reader(Dataset[Read]):
         before = len(failures)
         for candidate in self._candidates(slot, index):
             try:
-                return candidate, self._image(candidate, slot)
+                return candidate, self.source.read(candidate)
             except Unreadable as failure:
                 failures.append(failure)
         if self.seed is not None:
             tried = len(failures) - before
             raise UserError(f"{tried} images were tried and none can be read; the first: {failures[before]}")
         return None
-
-    def _image(self, index: int, slot: int) -> Tensor:
-        if self.reduction is None:
-            return self.source.read(index)
-        return self.source.read_smaller(index, partial(self.reduction, slot=slot, seed=self.seed))
 
     def _candidates(self, slot: int, index: int) -> Iterator[int]:
         yield index

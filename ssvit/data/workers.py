@@ -1,21 +1,18 @@
 """Worker processes that read images: data exchange, resource limits, and termination.
 
-A worker sends parts of a micro-batch, which the main process joins. The death of a worker for any reason is reported in
-one line, and no worker outlives the main process.
+The death of a worker for any reason is reported in one line, and no worker outlives the main process.
 """
 
 import atexit
 import contextlib
 import ctypes
 import errno
-import math
 import multiprocessing.connection
 import os
 import re
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from multiprocessing.process import BaseProcess
 
@@ -30,48 +27,7 @@ from ssvit.private import end_workers
 
 TIMEOUT = 300.0  # seconds; below the 600 of process groups, so that the cause is reported first
 PART = 32  # images decoded before they are augmented together
-SENT = 64  # images that a worker sends together, a multiple of PART
-_AHEAD = 2  # minimum of prefetched parts per worker, and of micro-batches of all workers together
-_FILES, _SPARE_FILES = 4, 16  # file descriptors: per worker (two pipes of two ends), and spare ones to receive tensors
-Read = tuple[Batch, list[Unreadable]] | UserError  # a part of a micro-batch and its unreadable files
-
-
-class _Joining:
-    """A micro-batch in assembly from parts.
-
-    Args:
-        images: Number of images of the micro-batch.
-        pinned: Whether to assemble it in pinned memory.
-
-    Attributes:
-        missing: Number of images that no part has covered yet.
-    """
-
-    def __init__(self, images: int, pinned: bool) -> None:
-        self.images = self.missing = images
-        self.pinned, self.filled = pinned, 0
-        self.whole: Batch | None = None
-
-    def add(self, part: Batch) -> None:
-        """Copy the next part; a part that covers the complete batch is used without a copy unless memory is pinned."""
-        tried = min(self.missing, SENT)
-        self.missing -= tried
-        if tried == self.images and not self.pinned:
-            self.whole, self.filled = part, len(part.slots)
-        elif len(part.slots):
-            self.whole = self.whole or part.map(self._empty)
-            after = self.filled + len(part.slots)
-            for joined, one in zip(self.whole.tensors, part.tensors, strict=True):
-                joined[self.filled : after] = one
-            self.filled = after
-
-    def _empty(self, like: Tensor) -> Tensor:
-        return torch.empty((self.images, *like.shape[1:]), dtype=like.dtype, pin_memory=self.pinned)
-
-    @property
-    def batch(self) -> Batch | None:
-        """Return the readable images of the micro-batch; None if there are none."""
-        return self.whole.map(lambda tensor: tensor[: self.filled]) if self.whole and self.filled else None
+Read = tuple[Batch, list[Unreadable]] | UserError  # a micro-batch and its unreadable files
 
 
 def share(batch: Batch) -> None:
@@ -105,7 +61,6 @@ def _check_open_files(error: Exception) -> None:
 def read(
     reader: Dataset[Read],
     work: Iterable[tuple[Tensor, Tensor]],
-    images: int,
     tally: Callable[[int, list[Unreadable]], None],
     *,
     workers: int,
@@ -115,36 +70,20 @@ def read(
     """Read micro-batches in order.
 
     Args:
-        reader: Reads a part of a micro-batch from lists of slots and of indices.
+        reader: Reads a micro-batch from lists of slots and of indices.
         work: Slots (b,) and indices (b,) of each micro-batch.
-        images: Maximum number of images of a micro-batch.
-        tally: Called for each part with the number of images tried and the list of unreadable files.
+        tally: Called for each micro-batch with the number of files that were opened and the list of unreadable ones.
         workers: Number of worker processes; 0 reads in this process.
-        timeout: Seconds to wait for a part, 0 for no limit.
-        device: Device of the batches. Batches for a GPU are assembled in pinned memory, which torch's allocator reuses.
+        timeout: Seconds to wait for a micro-batch, 0 for no limit.
+        device: Device of the batches. Batches for a GPU are copied from pinned memory, which torch's allocator reuses.
 
     Raises:
         UserError: A worker died or exceeded the timeout. Programming errors in a worker are raised unchanged.
     """
-    under_way: deque[int] = deque()  # size of each micro-batch whose parts are being read
-
-    def parts() -> Iterator[tuple[list[int], list[int]]]:
-        for slots, indices in work:
-            under_way.append(len(slots))
-            for part in zip(slots.split(SENT), indices.split(SENT), strict=True):
-                # Lists, since each tensor sent to a worker would take a file in shared memory.
-                yield part[0].tolist(), part[1].tolist()
-
-    loader = DataLoader(
-        reader,
-        sampler=parts(),
-        batch_size=None,
-        num_workers=workers,
-        prefetch_factor=max(_AHEAD, math.ceil(_AHEAD * images / (SENT * workers))) if workers else None,
-        worker_init_fn=_bind,
-    )
-    pinned = torch.device(device).type == "cuda"
-    joining: _Joining | None = None
+    # Lists, since each tensor sent to a worker would take a file in shared memory.
+    lists = ((slots.tolist(), indices.tolist()) for slots, indices in work)
+    loader = DataLoader(reader, sampler=lists, batch_size=None, num_workers=workers, worker_init_fn=_bind)
+    is_pinned = torch.device(device).type == "cuda"
     try:
         with _running(loader) as (results, processes):
             while True:
@@ -154,14 +93,10 @@ def read(
                     return
                 if isinstance(result, UserError):
                     raise result
-                part, failures = result
-                tally(len(part.slots) + len(failures), failures)
-                joining = joining or _Joining(under_way.popleft(), pinned)
-                joining.add(part)
-                if joining.missing == 0:
-                    batch, joining = joining.batch, None
-                    if batch is not None:
-                        yield batch.to(device)
+                batch, failures = result
+                tally(len(batch.slots) + len(failures), failures)
+                if len(batch.slots):
+                    yield (batch.map(Tensor.pin_memory) if is_pinned else batch).to(device)
     except (OSError, EOFError, RuntimeError) as error:
         if not workers or str(error).startswith("Caught "):  # torch's prefix for exceptions raised in a worker
             raise
@@ -209,9 +144,6 @@ def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collect
     """Start a data loader, yield its results and its workers, and guarantee that the workers end with the block."""
     handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     try:
-        with contextlib.ExitStack() as stack:  # raises OSError early if the limit of open files is too low
-            for _ in range(_FILES * loader.num_workers + _SPARE_FILES if loader.num_workers else 0):
-                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         results = iter(loader)
     except BaseException:
         for worker in set(multiprocessing.active_children()) - others:

@@ -127,4 +127,4 @@ def open_picture(name: str, pixels: PixelFormat, data: Data | None, data_name: s
         source = getattr(data, part, None)
         if source is not None and start == f"{data_name}/{part}" and int(index) < len(source):
             return source.read(int(index))
-    return load(name, None, pixels)
+    return load(name, pixels)

@@ -18,7 +18,7 @@ from ssvit.config.declaration import parts
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, subset
-from ssvit.data.sources.base_options import FULL, NO_LABELS, PERMUTATION
+from ssvit.data.sources.base_options import NO_LABELS, PERMUTATION
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
 from ssvit.objectives.base import Objective
@@ -99,7 +99,6 @@ class Session:
             "start": objective.encoder.origin,
             "data": data.train.fingerprint,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
-            **({} if loader.decoding == FULL else {"decoding": loader.decoding}),
             **({} if (pixels := getattr(images.source, "range", None)) is None else {"range": pixels}),
             "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
@@ -170,7 +169,6 @@ class Session:
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
             order=getattr(images, "order", PERMUTATION),
-            decoding=getattr(images, "decoding", FULL),
             workers=options.workers,
             timeout=options.loader_timeout,
             device=self.fabric.device,

@@ -47,13 +47,6 @@ def images(tmp_path):
         lines = [f"../{part}/n0{1 + label}/{number}.png {label}\n" for label in (0, 1) for number in range(4)]
         for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
             (tmp_path / "cifar" / name).write_text("".join(lines))
-        for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-            (tmp_path / "voc" / folder).mkdir(parents=True, exist_ok=True)
-        for number in range(8):
-            Image.new("RGB", (30, 20)).save(tmp_path / "voc" / "JPEGImages" / f"{part}{number}.jpg")
-            Image.new("P", (30, 20)).save(tmp_path / "voc" / "SegmentationClass" / f"{part}{number}.png")
-        listed = "".join(f"{part}{number}\n" for number in range(8))
-        (tmp_path / "voc" / "ImageSets" / "Segmentation" / f"{part}.txt").write_text(listed)
         with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
             shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
     return tmp_path
@@ -114,7 +107,7 @@ def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
 
 @pytest.mark.parametrize("name", names("data"))
 def test_every_data_set_composes_and_those_of_files_build(name, images):
-    root = [] if name in EMBEDDED else [f"data.root={images / 'voc' if name == 'voc' else images}"]
+    root = [] if name in EMBEDDED else [f"data.root={images}"]
     root += [f"data.table={images}/table.csv"] if name == "csv" else []
     root += ["data.task=cifar"] if name == "vtab" else []
     rectangle = composed(
@@ -126,7 +119,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     config.check()
     build(config)
-    if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards", "voc", "vtab"):
+    if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards", "vtab"):
         data = config.build("data.source")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))

@@ -50,7 +50,6 @@ CHOICES = {
     "folder": ["data=folder", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "csv": ["data=csv", "data.table=FOLDER/table.csv", "data.image_size=16", "recipe.batch_size=4"],
     "huggingface": ["data=huggingface", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
-    "imagenet": ["data=imagenet", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "shift_crop": ["data=cifar10", "data.root=FOLDER"],
     "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
     "stl10": ["data=stl10", "data.root=FOLDER"],

@@ -1,9 +1,8 @@
-"""A batch carries views, labels, slots and targets together: to a device, in parts, and put together of parts."""
+"""A batch carries views, labels, slots and targets together: to a device, in parts, and joined from parts."""
 
 import pytest
 import torch
 
-from ssvit.data import workers
 from ssvit.data.batch import Batch
 
 
@@ -35,20 +34,3 @@ def test_all_tensors_of_a_batch_go_together(labelled: bool, targets: bool) -> No
     moved = whole.to("meta")
     assert {tensor.device.type for tensor in moved.tensors} == {"meta"}
     assert (moved.targets is None) == (not targets)
-    joining = workers._Joining(150, pinned=False)
-    for part in parts:
-        joining.add(part)
-    assert joining.missing == 0
-    assert same(joining.batch, whole)
-    fewer = workers._Joining(150, pinned=False)  # of which some could not be read
-    for part in (batch(60, **kind), batch(0, **kind), batch(22, 60, **kind)):
-        fewer.add(part)
-    assert same(fewer.batch, batch(82, **kind))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
-def test_targets_are_pinned() -> None:
-    joining = workers._Joining(20, pinned=True)
-    joining.add(batch(20))
-    assert all(tensor.is_pinned() for tensor in joining.batch.tensors)
-    assert same(joining.batch.to("cuda").to("cpu"), batch(20))

@@ -254,28 +254,6 @@ def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
     assert not active_children()
 
 
-def test_batches_put_together_of_parts_are_those_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where images cannot be read: these are replaced in training and left out of an evaluation."""
-    source, transform = folder(tmp_path, 330, damaged=(5, 130, 300)), InceptionCrop(size=6)
-    views = MultiCrop(views_options.MultiCrop(size=[8, 16], local_size=[8, 8], local_views=2, sigma=[0.1, 1.0]))
-
-    def read(workers: int, sent: int) -> list[Batch]:
-        monkeypatch.setattr("ssvit.data.workers.SENT", sent)
-        loader = Loader(source=source, transform=transform, seed=0, batch_size=150, workers=workers)
-        both = Loader(source=source, transform=views, seed=0, batch_size=150, workers=workers)
-        evaluated = evaluation_batches(source, CenterCrop(size=4), batch_size=140, workers=workers)
-        return [*loader.batches(1, 4), *both.batches(0, 1), *evaluated]
-
-    at_once = read(0, 1 << 20)
-    assert [len(batch.slots) for batch in at_once] == [150, 150, 150, 150, 138, 140, 49]
-    for workers, sent in ((0, 64), (2, 64), (1, 32)):
-        for one, other in zip(at_once, read(workers, sent), strict=True):
-            assert list(one.views) == list(other.views)
-            for tensor, same in zip(one.tensors, other.tensors, strict=True):
-                assert tensor.dtype == same.dtype
-                assert tensor.equal(same)
-
-
 SMALL = """
 import os, sys
 import torch

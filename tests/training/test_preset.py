@@ -242,7 +242,7 @@ def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_p
     Image.new("RGB", (8, 8), (200, 90, 0)).save(tmp_path / "0.png")
     Image.new("RGB", (8, 8), (200, 90, 0)).save(tmp_path / "0.jpg", quality=100)
     for name in ("0.png", "0.jpg"):
-        image = load(str(tmp_path / name), None, GREY)
+        image = load(str(tmp_path / name), GREY)
         assert image.shape == (1, 8, 8)
         assert (image.float() - (0.299 * 200 + 0.587 * 90)).abs().max() <= 2
 

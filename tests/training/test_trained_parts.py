@@ -13,7 +13,6 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
 LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}

@@ -34,7 +34,6 @@ from ssvit.randomness import uniform
 
 _TRIES = 10
 _CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in its cache
-_LARGE = 3 << 18  # pixels of an image, 1024x768, from which downscaling in the decoder saves time
 _TABLE = 1 << 18  # maximum number of entries of a cached table of filters
 
 
@@ -142,25 +141,6 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
         """Return the maps (b, 2, 3) of crop and flip."""
         boxes, flips = self.sample(seed, slots, sides[:, 0], sides[:, 1], view)
         return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
-
-    def reduction(self, height: int, width: int, *, slot: int, seed: int) -> int:
-        """Return the factor by which a JPEG decoder may downscale an image: 1, 4 or 8.
-
-        The crop then still has at least `size` pixels, up to rounding. A factor of 2, or any factor for small images,
-        does not save time (docs/performance.md).
-
-        Args:
-            height: Height of the image in pixels.
-            width: Width of the image in pixels.
-            slot: Slot of the image.
-            seed: Seed of the run.
-        """
-        if height * width < _LARGE or height < 4 * self.size[0] or width < 4 * self.size[1]:
-            return 1  # avoids the time of sampling
-        sides = torch.tensor([height]), torch.tensor([width])
-        boxes, _ = self.sample(seed, torch.tensor([slot]), *sides)
-        _, _, h, w = boxes[0].tolist()
-        return next((n for n in (8, 4) if h // n >= self.size[0] and w // n >= self.size[1]), 1)
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop, resize and flip images."""

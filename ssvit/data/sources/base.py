@@ -4,12 +4,11 @@ Letters: n images, b images of a batch, k classes, c channels, h, w pixels.
 """
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -18,11 +17,10 @@ from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources import base_options as source_options
-from ssvit.options import OptionError, UserError, number, printable
+from ssvit.options import OptionError, UserError, printable
 from ssvit.randomness import uniform
 
 IGNORED = 255  # the class of ignored pixels of a mask
-Reduce = Callable[[int, int], int]  # (height, width) -> downscaling factor of the decoder: 1, 2, 4 or 8
 Labels = Tensor | np.ndarray | Sequence[int] | None  # labels as a caller passes them
 Label = str | tuple[str, ...] | None  # the class of an image, or its classes if the set is multi-label
 
@@ -62,10 +60,6 @@ class Source(Protocol):
         """
         ...
 
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        """Return one image, downscaled by the decoder where `reduce` allows it and the file format supports it."""
-        return self.read(index)
-
     def values(self, index: int) -> np.ndarray:
         """Return the stored values of an image, (c, h, w) of any dtype.
 
@@ -84,7 +78,7 @@ class Source(Protocol):
 
     def take(self, indices: Tensor) -> "Source":
         """Return the source of the images at `indices`, in that order."""
-        return Selection([self], indices)
+        return Selection(self, indices)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -113,75 +107,40 @@ def median_side(source: Source, images: int = 9) -> int:
 
 
 class Selection(Source):
-    """Images of one source, or of the concatenation of several sources.
-
-    Classes with the same name are merged. The selection has no labels if one of the sources has none.
+    """Some images of a source.
 
     Args:
-        sources: The sources.
-        indices: Positions in the concatenation, (n,) int64, in the order of the selection; None for all images.
+        source: The source.
+        indices: Their indices in the source, (n,) int64, in the order of the selection.
     """
 
-    def __init__(self, sources: Sequence[Source], indices: Tensor | None = None) -> None:
-        self.sources, self.ends = sources, list(accumulate(map(len, sources)))
-        self.indices = torch.arange(self.ends[-1]) if indices is None else indices
-        labels = [source.labels for source in sources if source.labels is not None]
-        if len(labels) == len(sources):
-            classes = [source.classes for source in sources]
-            # If all sources have the same classes, their order is kept.
-            self.classes = classes[0] if len(set(classes)) == 1 else tuple(sorted(set(chain(*classes))))
-            numbers = [[self.classes.index(name) for name in names] for names in classes]
-            parts = [renumbered(*part, len(self.classes)) for part in zip(labels, numbers, strict=True)]
-            self.labels = torch.cat(parts)[self.indices]
+    def __init__(self, source: Source, indices: Tensor) -> None:
+        self.source, self.indices, self.classes = source, indices, source.classes
+        self.labels = None if source.labels is None else source.labels[indices]
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def _place(self, index: int) -> tuple[Source, int]:
-        """Return the source of an image and its index there."""
-        position = int(self.indices[index])
-        number = bisect_right(self.ends, position)
-        return self.sources[number], position - (self.ends[number - 1] if number else 0)
-
     def read(self, index: int) -> Tensor:
-        """Return one image of its source."""
-        source, place = self._place(index)
-        return source.read(place)
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        """Return one image of its source, downscaled by the decoder where possible."""
-        source, place = self._place(index)
-        return source.read_smaller(place, reduce)
+        """Return one image of the source."""
+        return self.source.read(int(self.indices[index]))
 
     def values(self, index: int) -> np.ndarray:
-        """Return the stored values of an image of its source."""
-        source, place = self._place(index)
-        return source.values(place)
+        """Return the stored values of an image of the source."""
+        return self.source.values(int(self.indices[index]))
 
     def name(self, index: int) -> str:
-        """Return the name of an image in its source."""
-        source, place = self._place(index)
-        return source.name(place)
+        """Return the name of an image in the source."""
+        return self.source.name(int(self.indices[index]))
 
     def mask(self, index: int) -> Tensor | None:
-        """Return the mask of an image of its source, or None."""
-        source, place = self._place(index)
-        return source.mask(place)
-
-    def take(self, indices: Tensor) -> "Selection":
-        """Return the source of the images at `indices`, in that order."""
-        return Selection(self.sources, self.indices[indices])
+        """Return the mask of an image of the source, or None."""
+        return self.source.mask(int(self.indices[index]))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the fingerprints of the sources and of the indices."""
-        fingerprints = [source.fingerprint for source in self.sources]
-        return hashlib.sha256(f"{fingerprints} {self.indices.tolist()}".encode()).hexdigest()
-
-
-def joined(sources: Sequence[Source]) -> Source:
-    """Concatenate sources; a single one is returned unchanged."""
-    return sources[0] if len(sources) == 1 else Selection(sources)
+        """Return the sha256 of the fingerprint of the source and of the indices."""
+        return hashlib.sha256(f"{self.source.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -248,12 +207,8 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
         The training images and the held-out images.
 
     Raises:
-        OptionError: The fraction is not in (0, 1).
         UserError: The source has fewer than two images.
     """
-    number("held_out", fraction, 0, above=True)
-    if fraction >= 1:
-        raise OptionError("held_out", fraction, "must be a fraction of the images, below 1")
     if len(source) < 2:
         raise UserError("one image cannot be parted into images to train on and images to hold out")
     order = uniform(seed, "held out", torch.arange(len(source)), 1)[:, 0].argsort()
@@ -352,24 +307,6 @@ def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def class_numbers(names: Iterable[str], classes: Sequence[str], *, called: str) -> dict[str, int]:
-    """Return the index of each class by name.
-
-    Args:
-        names: Class names that must be among the classes.
-        classes: All class names in order.
-        called: Name of the data set for the message.
-
-    Raises:
-        UserError: One of `names` is not among the classes.
-    """
-    number = {name: place for place, name in enumerate(classes)}
-    if unknown := set(names) - number.keys():
-        wrong = f"the class {printable(min(unknown))} is not among the {len(classes)} that are trained on"
-        raise UserError(f"{called}: {wrong}")
-    return number
-
-
 def number_labels(
     labels: Sequence[Label], classes: Sequence[str] = (), *, source: str, numeric: bool = False
 ) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -394,7 +331,10 @@ def number_labels(
         return None, ()
     are_numbers = numeric and all(name.isdecimal() for name in names)
     classes = tuple(classes) or tuple(sorted(names, key=int if are_numbers else str))
-    number = class_numbers(names, classes, called=source)
+    number = {name: place for place, name in enumerate(classes)}
+    if unknown := names - number.keys():
+        reason = f"is not among the {len(classes)} classes of the training images"
+        raise UserError(f"{source}: the class {printable(min(unknown))} {reason}")
     if not any(isinstance(label, tuple) for label in labels):
         return torch.tensor([number[name] for (name,) in by_image]), classes
     table = torch.zeros(len(labels), len(classes), dtype=torch.bool)
@@ -420,21 +360,6 @@ def class_text(label: Tensor, classes: Sequence[str]) -> str:
     """Return the class name of a label, () int64, or the class names of a multi-label one, (k,) bool, joined by |."""
     numbers = label.nonzero()[:, 0] if label.ndim else label[None]
     return "|".join(classes[number] for number in numbers)
-
-
-def renumbered(labels: Tensor, numbers: Sequence[int], classes: int) -> Tensor:
-    """Map labels to another numbering of the classes.
-
-    Args:
-        labels: (n,) int64 or (n, k) bool.
-        numbers: New index of each class.
-        classes: Number of classes in the new numbering.
-    """
-    if not is_multi_label(labels):
-        return torch.tensor(numbers)[labels]
-    found = labels.new_zeros(len(labels), classes)
-    found[:, list(numbers)] = labels
-    return found
 
 
 def checked_labels(labels: Labels, count: int, classes: Sequence[str]) -> Tensor | None:

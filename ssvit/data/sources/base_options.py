@@ -10,7 +10,6 @@ from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Optio
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, RootOptionError
 
-FULL, SCALED = DECODINGS = "full", "scaled"  # how much of a JPEG is decoded
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an epoch's order
 # Short forms of options, as of `Command.expansions`: data=PATH and data.normalization=FILE.
 SHORT_FORMS = dict.fromkeys(("data", "data.normalization"), "ssvit.data.arguments.expand")
@@ -62,9 +61,6 @@ class FileImages(Images):
 
     order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
     """Algorithm of an epoch's order. permutation: a table of all images; bijection: another order, without a table."""
-    decoding: Annotated[str, OneOf(DECODINGS)] = FULL
-    """scaled: decode JPEGs of 1024x768 pixels or more at 1/4 or 1/8 of their sides, as long as the random crop is no
-    smaller than image_size; full: decode all at full size."""
 
 
 class Sample(NamedTuple):
@@ -118,13 +114,10 @@ class DataSet(Options):
     def check(self, run: Run) -> None:
         """Check the number of channels against the encoder, and that validation images exist if they are required."""
         if isinstance(run.encoder, Normalized) and self.image_channels not in (None, run.encoder.channels):
-            self.refuse_channels(run.encoder.channels)
+            expected = f"must be {self.image_channels}, the channels of the images"
+            raise RootOptionError("encoder.channels", run.encoder.channels, expected)
         if self.validated is False and run.development == VALIDATION:
             raise RootOptionError("development", VALIDATION, NO_VALIDATION)
-
-    def refuse_channels(self, channels: int) -> None:
-        """Raise the error for an encoder with another number of channels."""
-        raise RootOptionError("encoder.channels", channels, f"must be {self.image_channels}, as of the images")
 
 
 class HeldOut(DataSet):

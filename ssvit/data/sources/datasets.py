@@ -5,15 +5,13 @@ The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so o
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from ssvit.data.sources import datasets_options
-from ssvit.data.sources.base import Data, Label, Source, joined, number_labels, parted
+from ssvit.data.sources.base import Data, Label, Source, number_labels, parted
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import list_images
@@ -21,7 +19,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import find
 from ssvit.data.sources.splits import AUTO, Items, Splits
 from ssvit.data.sources.vtab import read as vtab_list
-from ssvit.options import OptionError, UserError, printable
+from ssvit.options import UserError, printable
 
 
 def of_splits(
@@ -56,13 +54,19 @@ def of_splits(
 
 
 def folder(options: datasets_options.Folder) -> Data:
-    """Build a data set of the image files in one folder or several."""
+    """Build a data set of the image files in a folder."""
 
     def read(paths: Items, classes: Sequence[str]) -> Source:
-        return joined([_files(path, classes, options) for path in paths])
+        (root,) = paths
+        files, labels = zip(*list_images(root), strict=True)
+        masks = None
+        if options.masks is not None:
+            names = (os.path.splitext(os.path.relpath(path, options.root))[0] for path in files)
+            masks = [os.path.join(options.masks, f"{name}.png") for name in names]
+        return Files(files, *number_labels(labels, classes, source=root), masks=masks, pixels=options.pixels)
 
-    names = (dict.fromkeys(os.path.basename(os.path.abspath(path)) for path in paths) for paths in options.splits)
-    return of_splits(options, options.splits, [", ".join(f"{name}/" for name in each) for each in names], read)
+    names = ["".join(f"{os.path.basename(os.path.abspath(path))}/" for path in paths) for paths in options.splits]
+    return of_splits(options, options.splits, names, read)
 
 
 def shards(options: datasets_options.Shards) -> Data:
@@ -86,20 +90,8 @@ def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[st
             raise UserError(f"{options.table}, line {row.line}: there is no file {printable(path)}")
         paths.append(path)
         labels.append(row.label)
-    columns = label if isinstance(label := options.columns.label, tuple) else ()
-    numbers = number_labels(labels, classes or columns, source=options.table, numeric=True)
+    numbers = number_labels(labels, classes, source=options.table, numeric=True)
     return Files(paths, *numbers, named=False, pixels=options.pixels)
-
-
-def imagenet(options: datasets_options.Imagenet) -> Data:
-    """Build ImageNet in its usual layout."""
-    root = options.root
-    data = folder(datasets_options.Folder(root=root, train="train", validation="val", test=None))
-    if not data.classes:
-        raise OptionError("root", root, "images lie in train/ itself, not in a folder for each class")
-    if data.watched.labels is None:
-        raise OptionError("root", root, "images lie in val/ itself: sort them into a folder for each class (wnid)")
-    return replace(data, told="")
 
 
 def vtab(options: datasets_options.Vtab) -> Data:
@@ -112,27 +104,6 @@ def vtab(options: datasets_options.Vtab) -> Data:
     return parted(called, train, validation, test, held_out=0.1, seed=0)
 
 
-def voc(options: datasets_options.Voc) -> Data:
-    """Build Pascal VOC with segmentation masks, 255 at borders; UserError if a file does not exist."""
-
-    def read(part: str) -> Files:
-        file = os.path.join(options.root, part)
-        names = Path(file).read_text(encoding="utf-8", errors="replace").split()
-        if not names:
-            raise UserError(f"{file}: names no image")
-        images, masks = (
-            [os.path.join(options.root, folder, name + ending) for name in names]
-            for folder, ending in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
-        )
-        for path in [*images, *masks]:
-            if not os.path.isfile(path):
-                raise UserError(f"{file}: there is no file {printable(path)}")
-        return Files(images, masks=masks)
-
-    train, validation = map(read, options.required)
-    return parted(("train.txt:", "val.txt:", ""), train, validation, held_out=0.1, seed=0)
-
-
 def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     """Build a public data set with its test images; UserError for missing or damaged files."""
     name, root, download = options.name, options.root, options.download
@@ -142,22 +113,10 @@ def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     except ModuleNotFoundError as error:
         raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
     except (RuntimeError, OSError, EOFError) as error:
-        if download:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"data.root={root}: {name} could not be fetched: {reason}") from None
-        right = "give the folder that holds it, or set data.download=true to fetch it"
-        raise UserError(f"data.root={root}: holds no whole {name}: {right}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "" if download else "; data.download=true downloads it"
+        raise UserError(f"data.root={root}: {name} cannot be read: {reason}{remedy}") from None
     return Data(train, None, test, train.classes)
-
-
-def _files(root: str, classes: Sequence[str], options: datasets_options.Folder) -> Files:
-    """Return the images of a folder, with labels into `classes` or, by default, into the names of its subfolders."""
-    paths, labels = zip(*list_images(root), strict=True)
-    masks = None
-    if options.masks:
-        names = (os.path.splitext(os.path.relpath(path, options.roots[0]))[0] for path in paths)
-        masks = [os.path.join(options.masks, f"{name}.png") for name in names]
-    return Files(paths, *number_labels(labels, classes, source=root), masks=masks, pixels=options.pixels)
 
 
 # The class in torchvision.datasets, and the splits that form the training set.

@@ -5,7 +5,7 @@ import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, combinations, islice
+from itertools import islice
 from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -23,45 +23,31 @@ from ssvit.options import OptionError, UserError
 class Folder(ImageFiles):
     """A folder of images, flat or with a subfolder for each class, or a folder with one such subfolder per split."""
 
-    root: Name | Sequence[Name]
-    """The folder, or several folders, whose classes with the same name are merged."""
+    root: Name
+    """The folder."""
     masks: Name | None = None
     """For segmentation, a folder with the mask masks/a/b.png of each image root/a/b.jpg; pixels of 255 are ignored."""
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
-        if not self.roots:
-            raise OptionError("root", self.root, "must name a folder of images")
-        for root in self.roots:
-            folder.check(root)
-        for one, other in combinations(map(os.path.realpath, self.roots), 2):
-            if os.path.commonpath([one, other]) in (one, other):
-                raise OptionError("root", self.root, f"{one} and {other} share images")
+        folder.check(self.root)
         _ = self.splits
         if self.masks is not None and not os.path.isdir(self.masks):
             raise OptionError("masks", self.masks, "no such folder; null for none")
-        if self.masks is not None and len(self.roots) > 1:
-            raise OptionError("masks", self.masks, "must be null with several folders in data.root")
         return self
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """Return the folders, as a tuple."""
-        return tuple(self.root) if isinstance(self.root, list | tuple) else (self.root,)  # type: ignore[return-value]
 
     @cached_property
     def splits(self) -> Splits:
-        """Return the subfolders of all folders, by split."""
-        of_roots = zip(*(folder.splits(root, self.names) for root in self.roots), strict=True)
-        return Splits(*(tuple(chain(*folders)) for folders in of_roots))
+        """Return the subfolders by split."""
+        return folder.splits(self.root, self.names)
 
     def count(self, at_most: int) -> int:
         """Return the number of training images, counting up to `at_most`."""
-        return min(at_most, sum(folder.count(path, at_most=at_most) for path in self.splits.train))
+        return folder.count(self.splits.train[0], at_most)
 
     def sample(self, most: int) -> Sample:
         """Return up to about `most` training images, evenly spaced."""
-        return _sample([path for root in self.splits.train for path in folder.pictures(root)], most)
+        return _sample(folder.pictures(self.splits.train[0]), most)
 
 
 class Csv(ImageFiles):
@@ -73,9 +59,8 @@ class Csv(ImageFiles):
     """The folder of relative paths; None: the folder of the table."""
     path: Name = "path"
     """The name of the column of paths."""
-    label: Name | Sequence[Name] | None = AUTO
-    """The name of the column of labels; auto: label, if it exists; None: none. A list: columns of 0 and 1, one per
-    class, for several classes or none per image."""
+    label: Name | None = AUTO
+    """The name of the column of labels; auto: label, if it exists; None: none."""
     separator: Name | None = None
     """The separator of the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
     split: Name | None = AUTO
@@ -103,9 +88,7 @@ class Csv(ImageFiles):
     @cached_property
     def columns(self) -> tables.Columns:
         """Return the resolved names of the columns."""
-        label = tuple(self.label) if isinstance(self.label, list | tuple) else self.label
-        given = tables.Columns(self.path, label, self.split, self.separator)  # type: ignore[arg-type]  # no other sequence
-        return tables.columns(self.table, given)
+        return tables.columns(self.table, tables.Columns(self.path, self.label, self.split, self.separator))
 
     @cached_property
     def splits(self) -> Splits:
@@ -124,7 +107,7 @@ class Csv(ImageFiles):
     @property
     def multi_label(self) -> bool:
         """Return whether an image may have several classes."""
-        return self.columns.is_multi_label and self.labelled
+        return self.columns.separator is not None
 
     def count(self, at_most: int) -> int:
         """Return the number of training images, counting up to `at_most`."""
@@ -191,45 +174,26 @@ def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:
         return io.BytesIO(file.read(member.size))
 
 
-class Photographs(DataSet):
-    """A public data set in its usual layout."""
+class Vtab(DataSet):
+    """A task of VTAB-1k (Zhai et al. 2019) as lists of image files; see `ssvit.data.sources.vtab`."""
 
     around: ClassVar[type[Options] | None] = FileImages
     image_channels: ClassVar[int] = 3
+    labelled: ClassVar[bool] = True
 
     root: Name
-    """The folder of the data set."""
-
-    @property
-    def required(self) -> Sequence[str]:
-        """Return the files and folders below the root that identify the layout."""
-        raise NotImplementedError
-
-    @model_validator(mode="after")
-    def _check_layout(self) -> Self:
-        for path in self.required:
-            if not os.path.exists(os.path.join(self.root, path)):
-                raise OptionError("root", self.root, f"holds no {path}")
-        return self
-
-
-class Imagenet(Photographs):
-    """ImageNet in its usual layout: train/ and val/, each with a folder per class, named by wnid."""
-
-    labelled: ClassVar[bool] = True
-    validated: ClassVar[bool] = True
-    required: ClassVar[Sequence[str]] = ("train", "val")
-
-
-class Vtab(Photographs):
-    """A task of VTAB-1k (Zhai et al. 2019) as lists of image files; see `ssvit.data.sources.vtab`."""
-
-    labelled: ClassVar[bool] = True
-
+    """The folder of all tasks."""
     task: Annotated[str, OneOf(vtab.NAMES)]
     """The folder of the task, such as cifar or dsprites_loc."""
     all_images: bool = False
     """Whether to train on all 1,000 images, as for the reported figure, without validation images."""
+
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
+        for path in filter(None, self.lists):
+            if not os.path.exists(os.path.join(self.root, self.task, path)):
+                raise OptionError("root", self.root, f"holds no {self.task}/{path}")
+        return self
 
     @property
     def lists(self) -> tuple[str, str | None, str]:
@@ -237,22 +201,9 @@ class Vtab(Photographs):
         return (vtab.ALL, None, vtab.TEST) if self.all_images else (vtab.TRAIN, vtab.VALIDATION, vtab.TEST)
 
     @property
-    def required(self) -> Sequence[str]:
-        """Return the lists that the folder must contain."""
-        return [os.path.join(self.task, name) for name in self.lists if name]
-
-    @property
     def validated(self) -> bool:
         """Return whether there are validation images."""
         return not self.all_images
-
-
-class Voc(Photographs):
-    """Pascal VOC's images with segmentation masks: a folder such as VOCdevkit/VOC2012."""
-
-    labelled: ClassVar[bool] = False
-    validated: ClassVar[bool] = True
-    required: ClassVar[Sequence[str]] = tuple(f"ImageSets/Segmentation/{part}.txt" for part in ("train", "val"))
 
 
 class TorchvisionSet(DataSet):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssvit.data import decode
 from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources.base import Labels, Reduce, Source, checked_labels
+from ssvit.data.sources.base import Labels, Source, checked_labels
 
 
 def digest_of(names: Iterable[str], sizes: Iterable[int]) -> str:
@@ -46,11 +46,7 @@ class Encoded(Source):
 
     def read(self, index: int) -> Tensor:
         """Read and decode one image, in the pixel format of the source."""
-        return decode.decoded(self.file(index), self.name(index), None, self.pixels)
-
-    def read_smaller(self, index: int, reduce: Reduce) -> Tensor:
-        """Read and decode one image, downscaled by the JPEG decoder where `reduce` allows it."""
-        return decode.decoded(self.file(index), self.name(index), reduce, self.pixels)
+        return decode.decoded(self.file(index), self.name(index), self.pixels)
 
     def values(self, index: int) -> np.ndarray:
         """Read the stored values of one image, (c, h, w) of any dtype."""

@@ -7,7 +7,6 @@ from ssvit.config.declaration import Name, Options, Run, Whole
 from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.data.sources.base_options import FileImages, HeldOut
 from ssvit.data.sources.splits import AUTO, Splits
-from ssvit.options import OptionError
 
 
 class ChannelImages(FileImages):
@@ -55,10 +54,6 @@ class ImageFiles(HeldOut, PixelFormat):
     def image_channels(self) -> int:
         """Return the number of channels of the images."""
         return self.channels
-
-    def refuse_channels(self, channels: int) -> None:
-        """Raise the error for an encoder with another number of channels."""
-        raise OptionError("channels", self.channels, f"must be {channels}, as of the encoder")
 
     @property
     def pixels(self) -> PixelFormat:

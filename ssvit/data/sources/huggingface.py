@@ -6,7 +6,7 @@ Its tables are memory-mapped files with random access to rows, so a batch is a f
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -19,9 +19,11 @@ from ssvit.data.sources import huggingface_options
 from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, number_labels
 from ssvit.data.sources.datasets import of_splits
 from ssvit.data.sources.files import Encoded, size_of
-from ssvit.data.sources.huggingface_options import element
-from ssvit.data.sources.splits import Items
-from ssvit.options import UserError, printable
+from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
+from ssvit.options import OptionError, UserError, printable
+
+_CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+_LISTS = ("List", "LargeList", "Sequence")
 
 
 class HubImages(Encoded):
@@ -97,25 +99,88 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
     """Build a data set of the library `datasets`.
 
     Raises:
-        UserError: The data set cannot be read.
+        UserError: The data set cannot be read, or lacks a column or a split.
     """
-    found = _loaded(options)
-    splits = options.splits_of(found)
-    image, label = options.columns_of(found[splits.train[0]].features.to_dict())
+    datasets = _loaded(options)
+    splits = _splits(options, datasets)
+    features = datasets[splits.train[0]].features.to_dict()
+    image, label = _columns(options, features)
 
     def read(names: Items, classes: Sequence[str]) -> HubImages:
         (name,) = names
-        called = f"{options.root}/{name}".rstrip("/")
-        if missing := {image, label} - {None, *found[name].column_names}:
+        dataset, called = datasets[name], f"{options.root}/{name}".rstrip("/")
+        if missing := {image, label} - {None, *dataset.column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {splits.train[0]} has")
-        labels, own = _labels(found[name], label, classes, called)
-        return HubImages(found[name], image, labels, own, called=called, pixels=options.pixels)
+        labels = _labels(dataset, label, classes, called)
+        return HubImages(dataset, image, *labels, called=called, pixels=options.pixels)
 
     names = [", ".join(names) or os.path.basename(os.path.normpath(options.root)) for names in splits]
     return of_splits(options, splits, [f"{name}:" for name in names], read)
 
 
-def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
+def _splits(options: huggingface_options.HuggingFace, datasets: Mapping[str, Any]) -> Splits:
+    """Resolve the splits among those of the data set."""
+
+    def find(name: str) -> Items:
+        return (name,) if name in datasets else ()
+
+    def rest(held_out: Items) -> Items:
+        others = tuple(name for name in datasets if name not in held_out)
+        return others if len(others) == 1 else ()
+
+    existing = ", ".join(map(printable, filter(None, datasets))) or "none"
+    return resolve(options.names, find, rest, expected=f"a split of {options.root}, which has {existing}")
+
+
+def _columns(options: huggingface_options.HuggingFace, features: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the names of the columns of images and of labels.
+
+    auto selects the only column of images; for labels, the column `label` or the only column of classes. A column of
+    lists of classes has to be named.
+
+    Args:
+        options: Options of the data set.
+        features: Features of the columns, by name, in the form of `Features.to_dict`.
+
+    Raises:
+        OptionError: A column does not exist, or the column of labels does not contain classes.
+    """
+    image, label = options.image, options.label
+    columns = f"{options.root}, which has {printable(', '.join(features))}"
+    if image == AUTO:
+        images = [name for name, feature in features.items() if _kind(feature) == "Image"]
+        if len(images) != 1:
+            raise OptionError("image", image, f"must name the column of images of {columns}")
+        image = images[0]
+    if label == AUTO:
+        classes = [name for name, feature in features.items() if _kind(feature) == "ClassLabel"]
+        is_named = "label" in features and _is_class(features["label"])
+        label = "label" if is_named else classes[0] if len(classes) == 1 else None
+    for option, name in (("image", image), ("label", label)):
+        if name is not None and name not in features:
+            raise OptionError(option, name, f"must be a column of {columns}")
+    if label is not None and not _is_class(_element(features[label]) or features[label]):
+        raise OptionError("label", label, "must be a column of classes, names or whole numbers, or of lists of them")
+    return image, label
+
+
+def _element(feature: object) -> Any:
+    """Return the feature of the elements of a list column; None for a column without lists."""
+    if isinstance(feature, list):  # the form of some lists in version 3 of the library
+        return feature[0]
+    return feature["feature"] if isinstance(feature, Mapping) and _kind(feature) in _LISTS else None
+
+
+def _kind(feature: object) -> str:
+    return str(feature.get("_type")) if isinstance(feature, Mapping) else ""
+
+
+def _is_class(feature: object) -> bool:
+    is_plain = isinstance(feature, Mapping) and feature.get("dtype") in _CLASSES
+    return _kind(feature) == "ClassLabel" or (_kind(feature) == "Value" and is_plain)
+
+
+def _loaded(options: huggingface_options.HuggingFace) -> dict[str, Any]:
     """Return the splits of a data set by name, "" for a single one.
 
     Raises:
@@ -124,18 +189,19 @@ def _loaded(chosen: huggingface_options.HuggingFace) -> dict[str, Any]:
     import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = offline or not chosen.download
+    datasets.config.HF_HUB_OFFLINE = offline or not options.download
     try:
-        if chosen.described is None:
-            found = datasets.load_dataset(chosen.root, chosen.config)
+        if options.is_saved:
+            dataset = datasets.load_from_disk(options.root)
         else:
-            found = datasets.load_from_disk(chosen.root)
+            dataset = datasets.load_dataset(options.root, options.config)
     except Exception as error:  # pyarrow, the hub and the library raise different exceptions
         reason = printable((str(error).splitlines() or [type(error).__name__])[0])
-        raise UserError(f"data.root={chosen.root}: the data set cannot be read: {reason}") from None
+        remedy = "" if options.download else " (data.download=true fetches one from the Hub)"
+        raise UserError(f"data.root={options.root}: the data set cannot be read: {reason}{remedy}") from None
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
-    return dict(found) if isinstance(found, datasets.DatasetDict) else {"": found}
+    return dict(dataset) if isinstance(dataset, datasets.DatasetDict) else {"": dataset}
 
 
 def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str) -> tuple[Labels, tuple[str, ...]]:
@@ -155,7 +221,7 @@ def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str
     if label is None:
         return None, ()
     feature, values = dataset.features.to_dict()[label], dataset.data.column(label).to_pylist()
-    of_list = element(feature)
+    of_list = _element(feature)
     names = (of_list or feature).get("names")
     rows = values if of_list else [(value,) for value in values]
     if any(row is None or any(one is None or (names and one < 0) for one in row) for row in rows):

@@ -1,12 +1,11 @@
-"""Write the splits of a data set as shards, resume an interrupted command, and verify checksums of shards.
+"""Write the splits of a data set as shards, also after an interruption.
 
 A split becomes a folder of tar files in the layout of WebDataset. An image is stored under its name, and its class, if
 any, as a number (a/1.jpg, a/1.cls), or its multi-label classes as numbers (a/1.json). Next to each shard is its index,
-with a checksum, which `ssvit.data.sources.shards` reads. Images keep their order. The number of images in a shard is
+which `ssvit.data.sources.shards` reads. Images keep their order. The number of images in a shard is
 determined by their sizes, so repeated runs write identical shards.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -54,7 +53,7 @@ def pack(data: Data, output: Path, options: packing_options.Pack, progress: Prog
     packers = [_Packer(source, output / name, options) for name, source in splits.items() if source is not None]
     for packer in packers:
         packer.check()
-    total, before, lines = sum(len(packer.source) for packer in packers), 0, []
+    lines, before, total = list[str](), 0, sum(len(packer.source) for packer in packers)
     for packer in packers:
 
         def show(done: int, before: int = before) -> None:
@@ -62,7 +61,6 @@ def pack(data: Data, output: Path, options: packing_options.Pack, progress: Prog
 
         lines.append(packer.run(show))
         before += len(packer.source)
-        progress(before, total)
     return lines
 
 
@@ -78,8 +76,8 @@ class _Packer:
         """Check the source and the output folder before existing shards are deleted."""
         shards = self.source.shards if isinstance(self.source, Shards) else ()
         if os.path.realpath(self.folder) in {os.path.realpath(os.path.dirname(shard)) for shard in shards}:
-            right = "is the folder that the images are read from; give another one"
-            raise OptionError("output", self.options.output, right)
+            reason = "must be another folder than the one that the images are read from"
+            raise OptionError("output", self.options.output, reason)
         if all(self._image(place) is None for place in range(len(self.source))):
             raise UserError(f"{self.folder}: none of the {len(self.source):,} images that it is to hold can be read")
 
@@ -143,7 +141,7 @@ class _Packer:
             os.fsync(file.fileno())
             size = file.tell()
         classes = () if self.source.labels is None else self.source.classes
-        index = Index(rows, classes=classes, size=size, sha256=_digest(part), plan=self.plan, next=done)
+        index = Index(rows, classes=classes, size=size, plan=self.plan, next=done)
         index.write(path)
         part.replace(path)
         return index
@@ -218,34 +216,3 @@ def _encoded(image: Tensor, kind: str, **options: int) -> bytes:
     pixels = image.permute(1, 2, 0).numpy()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, kind, **options)
     return file.getvalue()
-
-
-def verify(output: Path, progress: Progress) -> str:
-    """Compare all shards below a folder with their checksums.
-
-    Args:
-        output: Folder of the shards.
-        progress: Called with the number of shards done and of all.
-
-    Raises:
-        OptionError: The folder contains no shard with an index.
-        UserError: A shard differs from its checksum.
-    """
-    indices = sorted(path for depth in ("*", "*/*") for path in output.glob(f"{depth}{INDEX}"))
-    if not indices:
-        raise OptionError("output", str(output), "holds no shards with an index, which has their checksums")
-    damaged = []
-    for done, path in enumerate(indices, start=1):
-        shard = path.with_name(path.name.removesuffix(INDEX) + SUFFIX)
-        index = read_index(shard)
-        if index is None or not shard.exists() or _digest(shard) != index.sha256:
-            damaged.append(shard)
-        progress(done, len(indices))
-    if damaged:
-        raise UserError(f"{len(damaged)} of {len(indices)} shards differ from their checksums; the first: {damaged[0]}")
-    return f"{output}: all {len(indices)} shards match their checksums"
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,18 +25,12 @@ class Pack(Options):
     """Size of a shard in megabytes."""
     workers: Count = 4
     """Number of threads that read and resize images."""
-    verify: bool = False
-    """Whether to verify the checksums of all shards in output instead of writing."""
     overwrite: bool = False
     """Whether existing shards may be deleted."""
 
     @model_validator(mode="after")
     def _check_output(self) -> Self:
         output = self.output
-        if self.verify:
-            if not os.path.isdir(output):
-                raise OptionError("output", self.output, "no such folder")
-            return self
         if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
             raise OptionError("output", self.output, "there is no such folder to write it into")
         folder_to_write("output", output)

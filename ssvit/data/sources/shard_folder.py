@@ -31,11 +31,7 @@ def opened(root: str) -> tuple[Any, str]:
 
     try:
         return fsspec.url_to_fs(root)
-    except ImportError as error:
-        package = re.search(r"[Ii]nstall (\w+)|named '(\w+)'", str(error))
-        name = next(filter(None, package.groups())) if package else str(error)
-        raise OptionError("root", root, f"needs the package {name}: pip install {name}") from None
-    except (ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError) as error:  # fsspec names the package that an address needs
         raise OptionError("root", root, " ".join(str(error).split())) from None
 
 

@@ -57,7 +57,6 @@ class Index:
         images: The images in their order.
         classes: Class names in the order of the labels.
         size: Size of the shard in bytes.
-        sha256: Checksum of the shard.
         plan: Data set and options of the command.
         next: Position in the data set of the first image after the shard.
     """
@@ -65,7 +64,6 @@ class Index:
     images: Sequence[Row]
     classes: Sequence[str] = ()
     size: int = 0
-    sha256: str = ""
     plan: str = ""
     next: int = 0
 
@@ -74,39 +72,14 @@ class Index:
         atomic_io.replace(index_path(shard), json.dumps({"schema": SCHEMA, **vars(self)}).encode())
 
 
-class Places(NamedTuple):
-    """Where images lie, in arrays, which worker processes share instead of copying.
-
-    Attributes:
-        names: Name of each image in its shard, (n,) bytes.
-        shards: Number of its shard, (n,) int64.
-        offsets: Offset of its file in bytes, (n,) int64.
-        sizes: Size of its file in bytes, (n,) int64.
-    """
-
-    names: np.ndarray
-    shards: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
-
-    @classmethod
-    def of(cls, images: Sequence[Row], shard: int) -> Self:
-        """Return the places of images in one shard."""
-        names = np.array([os.fsencode(image.name) for image in images], np.bytes_)
-        offsets, sizes = (np.array([image[column] for image in images], np.int64) for column in (1, 2))
-        return cls(names, np.full(len(images), shard), offsets, sizes)
-
-    def name(self, index: int) -> str:
-        """Return the name of an image."""
-        return os.fsdecode(self.names[index])
-
-
 class Shards(Encoded):
     """The images of some shards.
 
     Args:
         shards: Paths of the shards, in the order of their numbers.
-        places: Shard and offset of each image.
+        names: Name of each image in its shard, (n,) bytes.
+        places: Number of its shard, and offset and size of its file in bytes, (n, 3) int64. The arrays are shared by
+            worker processes, which would copy lists.
         labels: (n,) class indices, (n, k) bool, or None.
         classes: Class names.
         pixels: Pixel format of the images.
@@ -118,19 +91,20 @@ class Shards(Encoded):
     def __init__(
         self,
         shards: Sequence[str],
-        places: Places,
+        names: np.ndarray,
+        places: np.ndarray,
         labels: Labels = None,
         classes: Sequence[str] = (),
         *,
         pixels: PixelFormat = RGB,
     ) -> None:
         super().__init__(pixels)
-        self.shards, self.places = tuple(shards), places
+        self.shards, self.names, self.places = tuple(shards), names, places
         self.labels = checked_labels(labels, len(self), classes)
         self.classes = tuple(classes)
 
     def __len__(self) -> int:
-        return len(self.places.names)
+        return len(self.names)
 
     def file(self, index: int) -> decode.Bytes:
         """Return the bytes of an image's file, (bytes,) uint8.
@@ -138,27 +112,27 @@ class Shards(Encoded):
         Raises:
             Unreadable: The shard does not exist or is truncated before the image.
         """
-        _, shards, offsets, sizes = self.places
-        return decode.read_part(self.shards[shards[index]], int(offsets[index]), int(sizes[index]), self.name(index))
+        shard, offset, size = self.places[index].tolist()
+        return decode.read_part(self.shards[shard], offset, size, self.name(index))
 
     def inner_name(self, index: int) -> str:
         """Return the name of an image in its shard."""
-        return self.places.name(index)
+        return os.fsdecode(self.names[index])
 
     def name(self, index: int) -> str:
         """Return the path of the shard and the name of an image in it."""
-        return f"{self.shards[self.places.shards[index]]}/{self.inner_name(index)}"
+        return f"{self.shards[self.places[index, 0]]}/{self.inner_name(index)}"
 
     @cached_property
     def fingerprint(self) -> str:
         """Return the sha256 of the names and sizes of the images, independent of their shards and offsets."""
-        return digest_of(map(self.places.name, range(len(self))), self.places.sizes.tolist())
+        return digest_of(map(self.inner_name, range(len(self))), self.places[:, 2].tolist())
 
     def take(self, indices: Tensor) -> Self:
         """Return the source of the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
-        places = Places(*(column[indices.numpy()] for column in self.places))
-        return type(self)(self.shards, places, labels, self.classes, pixels=self.pixels)
+        rows = indices.numpy()
+        return type(self)(self.shards, self.names[rows], self.places[rows], labels, self.classes, pixels=self.pixels)
 
 
 def find(
@@ -183,19 +157,19 @@ def find(
     """
     folder = _copied(root, names, cache) if is_remote(root) else root
     shards = [os.path.join(folder, name) for name in names]
-    parts: list[Places] = []
-    labels: list[Label] = []
-    orders = set()
+    image_names, places = list[np.ndarray](), list[np.ndarray]()
+    labels, orders = list[Label](), set[tuple[str, ...]]()
     for number, shard in enumerate(tqdm(shards, f"list {root}", unit=" shards", delay=2, leave=False)):
         index = read_index(shard) or Index(list(scan(shard)))
-        parts.append(Places.of(index.images, number))
+        image_names.append(np.array([os.fsencode(row.name) for row in index.images], np.bytes_))
+        places.append(np.array([(number, row.offset, row.size) for row in index.images], np.int64).reshape(-1, 3))
         labels += [row.label for row in index.images]
         orders.add(tuple(index.classes))
-    places = Places(*map(np.concatenate, zip(*parts, strict=True)))
     if not labels:
         raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
     order = orders.pop() if len(orders) == 1 else ()
-    return Shards(shards, places, *number_labels(labels, classes or order, source=root, numeric=True), pixels=pixels)
+    numbers = number_labels(labels, classes or order, source=root, numeric=True)
+    return Shards(shards, np.concatenate(image_names), np.concatenate(places), *numbers, pixels=pixels)
 
 
 def index_path(shard: str | Path) -> Path:

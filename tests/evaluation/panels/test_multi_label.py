@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, f1_score
+from ssvit.evaluation.panels.multi_label import MultiLabelPredictions
 from torch import Tensor
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options
-from ssvit.data.sources.base import Selection, class_text, subset
+from ssvit.data.sources.base import class_text, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing import pack
 from ssvit.data.sources.packing_options import Pack
@@ -25,7 +26,6 @@ from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.classification import Classification
-from ssvit.evaluation.panels.multi_label import MultiLabelPredictions
 from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
 from ssvit.evaluation.probes import knn as knn_module
 from ssvit.evaluation.probes import logistic, ridge, sgd
@@ -53,15 +53,13 @@ def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
 
 
 def table(folder: Path) -> Path:
-    """A CSV file of ten images of their own greys, with tags in one column, and the same in columns of 0 and 1."""
+    """A CSV file of ten images of their own greys, with tags in one column."""
     with open(folder / "t.csv", "w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["path", "tags", "split", *CLASSES[::-1]])
+        rows.writerow(["path", "tags", "split"])
         for i, tags in enumerate(TAGS):
             Image.new("RGB", (20, 16 + i), (i, 0, 0)).save(folder / f"{i}.png")
-            own = [name.strip() for name in tags.split("|")]
-            split = "test" if i in (4, 7) else "train"
-            rows.writerow([f"{i}.png", tags, split, *(f"{int(name in own)}" for name in CLASSES[::-1])])
+            rows.writerow([f"{i}.png", tags, "test" if i in (4, 7) else "train"])
     return folder / "t.csv"
 
 
@@ -69,31 +67,22 @@ def expected(*places: int) -> Tensor:
     return torch.tensor([[name in TAGS[i] for name in CLASSES] for i in places])
 
 
-def test_tables_have_several_classes_in_a_cell_or_in_columns(tmp_path: Path) -> None:
+def test_tables_have_several_classes_in_a_cell(tmp_path: Path) -> None:
     path = str(table(tmp_path))
     data = datasets.csv(datasets_options.Csv(table=path, label="tags", separator="|"))
     assert data.classes == CLASSES
     assert data.train.labels.equal(expected(0, 1, 2, 3, 5, 6, 8, 9))
     assert data.test.labels.equal(expected(4, 7))
     assert class_text(data.train.labels[3], CLASSES) == "cat|dog|owl"
-    columns = datasets.csv(datasets_options.Csv(table=path, label=list(CLASSES[::-1])))
-    assert columns.classes == CLASSES[::-1]
-    assert columns.train.labels.flip(1).equal(data.train.labels)
-    assert columns.train.fingerprint != data.train.fingerprint  # of other numbers of the classes
 
 
 def test_wrong_tables_are_refused_in_one_line(tmp_path: Path) -> None:
     path = str(table(tmp_path))
     for options, words in (
-        ({"label": ["cat"]}, "data.label|label=.*must be one column, or a list of two or more"),
-        ({"label": ["cat", "cat"]}, "must be one column, or a list of two or more"),
-        ({"label": ["cat", "cow"]}, "label=cow: must be a column of"),
-        ({"label": ["cat", "path"]}, "line 2: path=0.png: must be 0 or 1"),
-        ({"label": ["cat", "dog"], "separator": "|"}, "separator=|: stands between the classes in the one column"),
-        ({"label": "tags", "separator": ";"}, "separator=;: stands in no cell of the column tags"),
-        ({"label": None, "separator": "|"}, "in the one column that data.label names"),
+        ({"label": "tags", "separator": ";"}, "separator=;: "),
+        ({"label": None, "separator": "|"}, "separator=|: "),
     ):
-        with pytest.raises(UserError, match=words.replace("|", r"\|") if "data.label" not in words else words):
+        with pytest.raises(UserError, match=words.replace("|", r"\|")):
             datasets.csv(datasets_options.Csv(table=path, **options))
     Path(path).write_text("path,label,split\n0.png,a|b,train\n1.png,a,train\n2.png,c,test\n")
     with pytest.raises(UserError, match="the class c is not among the 2"):
@@ -106,11 +95,6 @@ def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
     ).train
     order = torch.tensor([3, 0, 2])
     assert source.take(order).labels.equal(source.labels[order])
-    joined = Selection([Memory(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), marks(2)[:, :2], ("b", "a")), source])
-    assert joined.classes == tuple(sorted({"a", "b", *CLASSES}))
-    assert joined.labels[:2, :2].equal(marks(2)[:, [1, 0]])
-    assert not joined.labels[:2, 2:].any()
-    assert joined.labels[2:, [joined.classes.index(name) for name in CLASSES]].equal(source.labels)
     memory = Memory(torch.stack([CenterCrop(size=8)([source.read(i)])[0] for i in range(9)]), source.labels, CLASSES)
     for one in (source, memory):
         loader = Loader(source=one, transform=CenterCrop(size=8), seed=0, batch_size=4)
@@ -136,7 +120,7 @@ def test_a_balanced_subset_takes_the_classes_by_turns() -> None:
 def test_shards_keep_several_classes(tmp_path: Path) -> None:
     data = datasets.csv(datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|"))
     output = str(tmp_path / "shards")
-    own = Pack(output=output, size=None, quality=90, shard_size=1, workers=1, verify=False, overwrite=False)
+    own = Pack(output=output, size=None, quality=90, shard_size=1, workers=1, overwrite=False)
     pack(data, tmp_path / "shards", own, lambda done, total: None)
     read = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     assert read.classes == CLASSES

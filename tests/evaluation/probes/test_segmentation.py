@@ -293,39 +293,6 @@ def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
             assert torch.equal(source.mask(index), expected[f"{part}{index}"])
 
 
-def test_the_layout_of_pascal_voc_has_lists_and_palettes(tmp_path):
-    """Images without a mask are in no list; the border of an object is 255."""
-    expected = {}
-    names = {"train": ["2007_000032", "2007_000039", "2007_000063"], "val": ["2007_000033", "2007_000042"]}
-    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-        (tmp_path / folder).mkdir(parents=True)
-    for part, listed in names.items():
-        (tmp_path / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("".join(f"{one}\n" for one in listed))
-        for name in listed:
-            expected[name] = random_masks(1, int(name[-2:]))[0]
-            image = Image.fromarray(torch.full((*SIZE, 3), int(name[-2:]), dtype=torch.uint8).numpy())
-            image.save(tmp_path / "JPEGImages" / f"{name}.jpg", quality=100)
-            mask = Image.fromarray(expected[name].numpy())
-            mask.putpalette([number * 7 % 256 for number in range(768)])
-            assert mask.mode == "P"
-            mask.save(tmp_path / "SegmentationClass" / f"{name}.png")
-    Image.new("RGB", SIZE).save(tmp_path / "JPEGImages" / "2008_000001.jpg")
-    data = datasets.voc(datasets_options.Voc(root=str(tmp_path)))
-    assert any((mask == 255).any() for mask in expected.values())
-    for listed, source in ((names["train"], data.train), (names["val"], data.watched)):
-        assert len(source) == len(listed)
-        for index, name in enumerate(listed):
-            assert source.name(index).endswith(f"{name}.jpg")
-            assert torch.equal(source.mask(index), expected[name])
-            assert source.read(index).float().mean().round() == int(name[-2:])
-    (tmp_path / "SegmentationClass" / "2007_000042.png").unlink()
-    with pytest.raises(UserError, match=r"val.txt: there is no file .*2007_000042.png"):
-        datasets.voc(datasets_options.Voc(root=str(tmp_path)))
-    (tmp_path / "ImageSets" / "Segmentation" / "val.txt").unlink()
-    with pytest.raises(UserError, match=r"holds no ImageSets/Segmentation/val.txt"):
-        datasets.voc(datasets_options.Voc(root=str(tmp_path)))
-
-
 def test_patches_that_do_not_divide_a_mask_share_its_pixels():
     masks = random_masks(3, 0)
     grid = (5, 3)  # of masks of 12 x 8: rows of patches begin at 0, 2, 4, 7, 9 and end before 3, 5, 8, 10, 12
