@@ -13,11 +13,10 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data import decode
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources import folder, rasters
+from ssvit.data.sources import decode, folder, rasters
 from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.loading.encoder import load_classifier, load_encoder

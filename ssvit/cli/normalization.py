@@ -11,9 +11,9 @@ from typing import Any
 from ssvit.atomic_io import replace
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.data.decode_options import RGB
 from ssvit.data.normalization_options import MEASURED, Normalization
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.options import print_lines
 from ssvit.progress import progress

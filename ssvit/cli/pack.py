@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.data.decode_options import RGB
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.packing_options import Pack
 from ssvit.options import OptionError, print_lines

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ssvit.data.decode_options import GREY, PixelFormat
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.decode_options import GREY, PixelFormat
 from ssvit.data.sources.rasters import Moments
 from ssvit.options import UserError
 

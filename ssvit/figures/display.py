@@ -12,7 +12,7 @@ from torch import Tensor
 from ssvit.data.sources.base_options import Images
 
 if TYPE_CHECKING:
-    from ssvit.data.decode_options import PixelFormat
+    from ssvit.data.sources.decode_options import PixelFormat
 
 _Numbers = float | Sequence[float]  # one for all channels, or one for each
 

@@ -11,7 +11,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Options, Run
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.data.decode_options import PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
 from ssvit.models.encoder_options import Normalized

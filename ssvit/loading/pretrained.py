@@ -19,7 +19,7 @@ from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
-from ssvit.data.decode_options import RGB
+from ssvit.data.sources.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.loading.finding import NEWEST, find, open_checkpoint

@@ -9,7 +9,7 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
-from ssvit.data.decode_options import PixelFormat, bands
+from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, reading_of
 from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.loading.finding import find

@@ -14,10 +14,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit.data.batch import EvalTransform
-from ssvit.data.decode import load
-from ssvit.data.decode_options import RGB, PixelFormat
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Data, Source, Unreadable, class_text
+from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Files
 from ssvit.evaluation.features import Extractor
 from ssvit.options import one_of

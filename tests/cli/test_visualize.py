@@ -15,7 +15,7 @@ from ssvit.analysis import attention, inside, similarity
 from ssvit.analysis.options import plotted
 from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.decode import load
+from ssvit.data.sources.decode import load
 from ssvit.figures.display import PLAIN
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options

@@ -27,11 +27,11 @@ from ssvit.cli.normalization import command as measure
 from ssvit.cli.pack import command as pack
 from ssvit.cli.pretrain import command as pretrain
 from ssvit.cli.retrieve import command as retrieve
-from ssvit.data import decode, normalization
-from ssvit.data.decode import load
-from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources import datasets, datasets_options, folder, rasters
+from ssvit.data import normalization
+from ssvit.data.sources import datasets, datasets_options, decode, folder, rasters
 from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Gallery
 from ssvit.loading import encoder_options as loading_options

@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ssvit.data import decode
-from ssvit.data.decode import load, load_mask
+from ssvit.data.sources import decode
 from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.decode import load, load_mask
 from ssvit.options import UserError
 
 RNG = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def test_pixels_do_not_depend_on_the_parts_that_are_converted(
 
 MEMORY = """
 import resource, sys
-from ssvit.data.decode import load
+from ssvit.data.sources.decode import load
 from ssvit.data.sources.base import Unreadable
 
 def used():  # the most so far, in bytes
@@ -236,7 +236,7 @@ def test_want_of_open_files_is_not_the_images_fault(tmp_path: Path) -> None:
 MUTANTS = """
 import random, sys
 import torch
-from ssvit.data.decode import load
+from ssvit.data.sources.decode import load
 from ssvit.data.sources.base import Unreadable
 
 torch.set_num_threads(1)

@@ -101,16 +101,20 @@ def test_no_two_packages_need_each_other():
     tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
-def test_the_subpackages_of_evaluation_import_downward():
-    order = ("probes", "panels", "report")  # above the modules of evaluation/
-
+@pytest.mark.parametrize(
+    ("package", "order"),  # "": the modules of the package itself
+    [("evaluation", ("", "probes", "panels", "report")), ("data", ("sources", "augment", ""))],
+)
+def test_subpackages_import_downward(package, order):
     def level(module: str) -> int:
         part = module.split(".")[2]
-        return order.index(part) if part in order else -1
+        return order.index(part if part in order else "")
 
-    for module in sorted(name for name in KNOWN if name.startswith("ssvit.evaluation.")):
-        inside = {name for name in IMPORTS[module] if name.startswith("ssvit.evaluation.")}
-        assert not {name for name in inside if level(name) > level(module)}, f"{module} imports from above it"
+    modules = {name for name in KNOWN if name.startswith(f"ssvit.{package}.")}
+    assert {level(module) for module in modules} == set(range(len(order)))
+    for module in sorted(modules):
+        upward = {name for name in IMPORTS[module] & modules if level(name) > level(module)}
+        assert not upward, f"{module} imports from above it"
 
 
 @pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["devices"]))

@@ -17,9 +17,9 @@ from ssvit.checkpoints import manifest, storage
 from ssvit.cli import retrieve as retrieve_tool
 from ssvit.config.command_line import CommandLine
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.decode import load
-from ssvit.data.decode_options import RGB
 from ssvit.data.sources.base import Data
+from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import neighbours
 from ssvit.figures.display import PLAIN

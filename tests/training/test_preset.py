@@ -20,9 +20,9 @@ from ssvit.cli.pretrain import command as pretrain
 from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.command_line import CommandLine
 from ssvit.data.arguments import data_set
-from ssvit.data.decode import load
-from ssvit.data.decode_options import GREY
 from ssvit.data.sources import datasets, datasets_options
+from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import GREY
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 from ssvit.training.preset import OBJECTIVE, choose, options

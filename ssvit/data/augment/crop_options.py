@@ -9,8 +9,8 @@ from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
-from ssvit.data.decode_options import PixelFormat
 from ssvit.data.sources.base_options import Augmentation
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.models.encoder_options import Normalized, grid
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError

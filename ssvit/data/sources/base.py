@@ -4,7 +4,7 @@ Letters: n images, b images of a batch, k classes, c channels, h, w pixels.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssvit.data.batch import EvalTransform
 from ssvit.data.sources import base_options as source_options
 from ssvit.options import OptionError, UserError, printable
 from ssvit.randomness import uniform
@@ -283,12 +282,12 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
     return source.take(chosen[:images].sort().values)
 
 
-def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
+def masks(source: Source, transform: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
     """Return the masks of some images, transformed like the images in evaluation.
 
     Args:
         source: Source of the masks.
-        transform: Transform of the images, whose method `mask` is used.
+        transform: Transforms one mask, (h, w) uint8: the method `mask` of the transform of the images.
         indices: (b,) int64.
 
     Returns:
@@ -297,14 +296,14 @@ def masks(source: Source, transform: EvalTransform, indices: Tensor) -> Tensor:
     Raises:
         UserError: An image has no mask, or its mask is unreadable.
     """
-    found = []
+    transformed = []
     for index in indices.tolist():
         mask = source.mask(index)
         if mask is None:
-            right = "give data.masks=PATH, a folder of PNGs, or data=synthetic"
-            raise UserError(f"{source.name(index)} has no mask, which segmentation needs: {right}")
-        found.append(transform.mask(mask))
-    return torch.stack(found)
+            sources = "data.masks=PATH names a folder of PNG files, and data=synthetic has masks"
+            raise UserError(f"{source.name(index)} has no mask, which segmentation needs: {sources}")
+        transformed.append(transform(mask))
+    return torch.stack(transformed)
 
 
 def number_labels(

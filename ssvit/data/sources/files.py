@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from ssvit.data import decode
-from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.sources import decode
 from ssvit.data.sources.base import Labels, Source, checked_labels
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 
 
 def digest_of(names: Iterable[str], sizes: Iterable[int]) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ssvit.config.declaration import Name, Options, Run, Whole
-from ssvit.data.decode_options import PixelFormat, bands
 from ssvit.data.sources.base_options import FileImages, HeldOut
+from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.data.sources.splits import AUTO, Splits
 
 

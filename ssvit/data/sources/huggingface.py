@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ssvit.data import decode
-from ssvit.data.decode_options import RGB, PixelFormat
-from ssvit.data.sources import huggingface_options
+from ssvit.data.sources import decode, huggingface_options
 from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, number_labels
 from ssvit.data.sources.datasets import of_splits
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
 from ssvit.options import OptionError, UserError, printable

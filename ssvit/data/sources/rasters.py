@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.options import UserError
 
 NPY = b"\x93NUMPY"

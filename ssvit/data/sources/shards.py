@@ -27,9 +27,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ssvit import atomic_io
-from ssvit.data import decode
-from ssvit.data.decode_options import RGB, PixelFormat
+from ssvit.data.sources import decode
 from ssvit.data.sources.base import Label, Labels, checked_labels, number_labels
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.shard_folder import INDEX, ending, is_remote, opened

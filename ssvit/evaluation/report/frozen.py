@@ -79,7 +79,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
                 check_labels(probe, data.train.labels, test.labels, data.classes)
         if probe.truth == "masks":
             for source in (data.train, test):
-                masks(source, eval_transform, torch.tensor([0]))
+                masks(source, eval_transform.mask, torch.tensor([0]))
     return data
 
 
@@ -264,7 +264,7 @@ def _split(
         if paired:
             thumbnails.append(found.values.pop("thumbnails"))
         if masked:
-            found = replace(found, masks=masks(source, own.eval_transform, found.places))
+            found = replace(found, masks=masks(source, own.eval_transform.mask, found.places))
         parts.append(found)
     train, test = parts
     pairs = duplicates(*thumbnails) if paired and fabric.is_global_zero else None

@@ -28,8 +28,8 @@ from ssvit.data.augment.changes import (
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop, resample
 from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
-from ssvit.data.decode_options import PixelFormat
 from ssvit.data.sources.base_options import Images
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, UserError
 from ssvit.training.options import Training

@@ -260,17 +260,17 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     for part in (data.train.take(torch.tensor([1, 0])), Selection(data.train, torch.tensor([1, 0]))):
         assert [part.mask(i)[0, 0].item() for i in (0, 1)] == [255, 1]
     assert (data.validation.mask(0) == 3).all()
-    assert masks(data.train, CenterCrop(size=5), torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [
+    assert masks(data.train, CenterCrop(size=5).mask, torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [
         [255], [1], [255],
     ]  # fmt: skip
     plain = datasets.folder(datasets_options.Folder(root=root))
     assert plain.train.mask(0) is None
     assert plain.train.fingerprint == data.train.fingerprint
     with pytest.raises(UserError, match=r"1\.jpg has no mask, which segmentation needs"):
-        masks(plain.train, CenterCrop(size=5), torch.tensor([0]))
+        masks(plain.train, CenterCrop(size=5).mask, torch.tensor([0]))
     of.unlink()
     with pytest.raises(UserError, match=r"3\.png: No such file"):
-        masks(data.validation, CenterCrop(size=5), torch.tensor([0]))
+        masks(data.validation, CenterCrop(size=5).mask, torch.tensor([0]))
     assert Own().mask(0) is None
     with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
         datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))

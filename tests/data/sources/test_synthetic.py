@@ -220,5 +220,5 @@ def test_the_data_set_has_disjoint_images_and_their_masks():
     assert (train.shape, test.shape) == ((20, 3, 16, 24), (12, 3, 16, 24))
     assert len(torch.cat((train, test)).flatten(1).unique(dim=0)) == 32
     for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
-        found = masks(source, CenterCrop(size=(16, 24)), torch.arange(len(source)))
+        found = masks(source, CenterCrop(size=(16, 24)).mask, torch.arange(len(source)))
         assert (found.flatten(1).amax(1) == source.labels + 1).all()

@@ -25,9 +25,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from ssvit.data.decode_options import GREY, RGB, PixelFormat
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
 from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
