@@ -108,13 +108,13 @@ def measure(config: Config) -> list[Rate]:
 
 
 def run(config: Config) -> None:
-    """Measure each batch size in each precision, print a table for each, and write the rates if asked to."""
+    """Measure each batch size in each precision, print a table for each, and write the rates if `output` is set."""
     results = {}
-    for one in benchmark.cases(config):
-        recipe, choices = one.options.recipe, one.choices
-        title = f"{choices['objective']}, encoder={choices['encoder']}, {one.options.data.image_size} px"
+    for case in benchmark.cases(config):
+        recipe, choices = case.options.recipe, case.choices
+        title = f"{choices['objective']}, encoder={choices['encoder']}, {case.options.data.image_size} px"
         title += f", {recipe.batch_size} images, {recipe.precision}, {recipe.backend}"
-        results[title] = measure(one)
+        results[title] = measure(case)
         print(table(title, results[title]))
     if config.options.output is not None:
         text = json.dumps({title: list(map(asdict, rates)) for title, rates in results.items()}, indent=2)

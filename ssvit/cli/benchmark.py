@@ -40,8 +40,8 @@ def cases(config: Config) -> list[Config]:
         for precision in options.precisions or [options.recipe.precision]
         for batch_size in options.batch_sizes or [options.recipe.batch_size]
     ]
-    for one in changed:
-        Run(one.options).check()
+    for case in changed:
+        Run(case.options).check()
     return changed
 
 
@@ -52,9 +52,9 @@ def run(config: Config) -> None:
     from ssvit.training.benchmark import step_and_loader, table
 
     options: Benchmark = config.options
-    rates = {rate.name: rate for one in checked for rate in step_and_loader(one, rounds=options.rounds)}
-    what = ", ".join(f"{name}={config.choices[name]}" for name in ("objective", "encoder", "data"))
-    print(table(what, list(rates.values())))
+    rates = {rate.name: rate for case in checked for rate in step_and_loader(case, rounds=options.rounds)}
+    title = ", ".join(f"{name}={config.choices[name]}" for name in ("objective", "encoder", "data"))
+    print(table(title, list(rates.values())))
     if options.output is not None:
         Path(options.output).write_text(json.dumps([asdict(rate) for rate in rates.values()], indent=2) + "\n")
 

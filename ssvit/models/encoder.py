@@ -122,18 +122,20 @@ class Encoder(nn.Module):
         Raises:
             OptionError: The image size changes the shape of a weight, and the class does not resize weights.
         """
-        theirs = other.state_dict()
-        if any(tensor.shape != theirs[name].shape for name, tensor in self.state_dict().items()):
-            right = f"must be {typed(other.arguments['image_size'])}: weights of {self.options.label} are not resized"
-            raise OptionError("image_size", self.arguments["image_size"], right)
-        self.load_state_dict(theirs)
+        weights = other.state_dict()
+        if any(tensor.shape != weights[name].shape for name, tensor in self.state_dict().items()):
+            expected = (
+                f"must be {typed(other.arguments['image_size'])}: weights of {self.options.label} are not resized"
+            )
+            raise OptionError("image_size", self.arguments["image_size"], expected)
+        self.load_state_dict(weights)
         self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
 
     def register_normalisation(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         """Register the buffers `mean` and `std`, (c,), from one number or one number per channel."""
-        for name, given in (("mean", mean), ("std", std)):
-            value = torch.tensor(given, dtype=torch.float32)
-            self.register_buffer(name, value.flatten().expand(self.channels).clone())
+        for name, value in (("mean", mean), ("std", std)):
+            by_channel = torch.tensor(value, dtype=torch.float32).flatten().expand(self.channels)
+            self.register_buffer(name, by_channel.clone())
 
     def check_values(self, images: Tensor) -> None:
         """Check that images are uint8, or float in [0, 1].
@@ -153,8 +155,8 @@ class Encoder(nn.Module):
             return
         low, high = (value.item() for value in images.detach().aminmax())
         if not (low >= -_BEYOND and high <= 1 + _BEYOND):
-            found = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
-            raise OptionError("images", found, expected)
+            values = "not a number" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
+            raise OptionError("images", values, expected)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Subtract each channel's mean and divide by its std: (..., c, h, w), uint8 or [0, 1], -> (..., c, h, w)."""

@@ -63,8 +63,8 @@ class Normalized(Options):
 
     def check_consistency(self) -> None:
         """Check that mean and std have one value, or one per channel, in their ranges."""
-        for name, given in (("mean", self.mean), ("std", self.std)):
-            values = list(given) if isinstance(given, Sequence) else [given]
+        for name, option in (("mean", self.mean), ("std", self.std)):
+            values = list(option) if isinstance(option, Sequence) else [option]
             if len(values) not in (1, self.channels):
                 raise OptionError(name, values, f"must be one number, or one for each of the {self.channels} channels")
             for value in values:

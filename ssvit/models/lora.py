@@ -67,10 +67,10 @@ def merged(weights: Mapping[str, Tensor], *, rank: int, alpha: float) -> dict[st
     Returns:
         State dict of an encoder without LoRA that computes the same outputs.
     """
-    found = {name: value for name, value in weights.items() if _PART not in name}
+    result = {name: value for name, value in weights.items() if _PART not in name}
     for name in weights:
         layer, _, part = name.partition(_PART)
         if part == "original":
-            original, a, b = (weights[f"{layer}{_PART}{one}"] for one in ("original", "0.a", "0.b"))
-            found[f"{layer}.weight"] = original + alpha / rank * (b @ a)
-    return found
+            original, a, b = (weights[f"{layer}{_PART}{part_name}"] for part_name in ("original", "0.a", "0.b"))
+            result[f"{layer}.weight"] = original + alpha / rank * (b @ a)
+    return result

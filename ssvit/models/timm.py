@@ -41,9 +41,9 @@ class Timm(Encoder):
             self.width = self._of_one_image(self.pooling).shape[1]
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            given = "x".join(map(str, (options.channels, *self.image_size)))
-            right = f"timm refuses it for images of {given} and arguments={dict(options.arguments)}: {reason}"
-            raise OptionError("model", options.model, right) from None
+            shape = "x".join(map(str, (options.channels, *self.image_size)))
+            cause = f"timm cannot create it for images of {shape} and arguments={dict(options.arguments)}: {reason}"
+            raise OptionError("model", options.model, cause) from None
         patterns = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else ()
         names = [name for name, _ in self.model.named_parameters()]
         self.undecayed = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
@@ -52,14 +52,14 @@ class Timm(Encoder):
         """Create the timm model."""
         from timm import create_model
 
-        given = {"num_classes": 0, "in_chans": self.channels, **self.options.arguments}
+        arguments = {"num_classes": 0, "in_chans": self.channels, **self.options.arguments}
         try:
-            return create_model(self.options.model, pretrained=False, img_size=self.image_size, **given)
+            return create_model(self.options.model, pretrained=False, img_size=self.image_size, **arguments)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
             # Such a model takes images of any size.
-            return create_model(self.options.model, pretrained=False, **given)
+            return create_model(self.options.model, pretrained=False, **arguments)
 
     @torch.no_grad()
     def _of_one_image(self, pooling: str) -> Tensor:
@@ -139,9 +139,8 @@ class Timm(Encoder):
         from timm.models._manipulate import group_with_matcher  # a private function, tested with timm 1.0.31
 
         if not hasattr(self.model, "group_matcher"):
-            model = self.options.model
-            right = f"must be 1: timm does not tell the layers of {model}"
-            raise OptionError("recipe.layer_decay", "below 1", right)
+            expected = f"must be 1: timm does not define the layers of {self.options.model}"
+            raise OptionError("recipe.layer_decay", "below 1", expected)
         named = iter([*self.model.named_parameters(), (_HEAD, None)])
         return group_with_matcher(named, self.model.group_matcher(coarse=False), reverse=True)
 
@@ -155,8 +154,8 @@ class Timm(Encoder):
         Raises:
             OptionError: The models or image sizes differ.
         """
-        own, their = self.arguments, other.arguments
         for name in ("model", "arguments", "channels"):
-            if own[name] != their[name]:
-                raise OptionError(name, own[name], f"must be {typed(their[name])}, as in the other encoder")
+            value, expected = self.arguments[name], other.arguments[name]
+            if value != expected:
+                raise OptionError(name, value, f"must be {typed(expected)}, as in the encoder of the weights")
         super().take(other, how=how)

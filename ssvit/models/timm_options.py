@@ -43,13 +43,13 @@ class Timm(Normalized):
     def check_consistency(self) -> None:
         """Check the model name and that the arguments do not repeat other options."""
         super().check_consistency()
-        known = timm_models()
-        if (name := self.model.partition(".")[0]) not in known:
-            close = ", ".join(difflib.get_close_matches(name, known, n=3)) or "none: see timm.list_models()"
-            raise OptionError("model", self.model, f"is no model of timm; names near it: {close}")
-        for taken in ("num_classes", "in_chans", "img_size", "pretrained"):
-            if taken in self.arguments:
-                raise OptionError(f"arguments.{taken}", self.arguments[taken], "is set by other options")
+        names = timm_models()
+        if (name := self.model.partition(".")[0]) not in names:
+            similar = ", ".join(difflib.get_close_matches(name, names, n=3)) or "none: see timm.list_models()"
+            raise OptionError("model", self.model, f"must be a model of timm; similar names: {similar}")
+        for argument in ("num_classes", "in_chans", "img_size", "pretrained"):
+            if argument in self.arguments:
+                raise OptionError(f"arguments.{argument}", self.arguments[argument], "is set by other options")
 
 
 def check_objective(line: CommandLine) -> None:
@@ -79,10 +79,10 @@ def timm_models() -> frozenset[str]:
     Raises:
         UserError: timm is not installed.
     """
-    found = find_spec("timm")
-    if found is None or found.origin is None:
+    package = find_spec("timm")
+    if package is None or package.origin is None:
         raise UserError("encoder=timm needs timm: pip install 'ssvit[timm]'")
-    texts = (file.read_text() for file in Path(found.origin).parent.glob("models/*.py"))
+    texts = (file.read_text() for file in Path(package.origin).parent.glob("models/*.py"))
     return frozenset(name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M))
 
 

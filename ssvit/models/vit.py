@@ -118,9 +118,9 @@ class ViT(Encoder):
         """
         c, *sides = images.shape[1:]
         if len(sides) != 2 or c != self.channels or sides[0] % self.patch_size[0] or sides[1] % self.patch_size[1]:
-            found, patch = ("x".join(map(str, shape)) for shape in (images.shape[1:], self.patch_size))
-            sizes = f"a height and width that patches of {patch} divide"
-            raise OptionError("images", found, f"this encoder takes {self.channels} channels, and {sizes}")
+            shape, patch = ("x".join(map(str, sizes)) for sizes in (images.shape[1:], self.patch_size))
+            expected = f"must have {self.channels} channels, and a height and width that patches of {patch} divide"
+            raise OptionError("images", shape, expected)
         self.check_values(images)
 
     def grid_of(self, images: Tensor) -> Grid:
@@ -134,8 +134,8 @@ class ViT(Encoder):
             OptionError: The grid differs.
         """
         if self.grid_of(images) != self.grid:
-            found, expected = ("x".join(map(str, size)) for size in (images.shape[2:], self.image_size))
-            raise OptionError("images", found, f"must be {expected} pixels, the size that is masked")
+            size, expected = ("x".join(map(str, sides)) for sides in (images.shape[2:], self.image_size))
+            raise OptionError("images", size, f"must be {expected} pixels, the size for which masks are sampled")
 
     def patchify(self, x: Tensor, ids: Ids = None) -> Tensor:
         """Cut images, or a stem's feature map, into patches in raster order.
@@ -210,14 +210,13 @@ class ViT(Encoder):
         position_ids, relative = None, self.blocks[0].attention.relative
         if patch_ids is not None:
             if relative is not None and grid is not None and not relative.covers(grid):
-                right = "cannot tell offsets between some of the patches on a grid that is not the encoder's own"
-                raise OptionError("positions", "relative", right)
+                expected = "needs all patches, or images of the encoder's size: keys depend on offsets in its sequence"
+                raise OptionError("positions", "relative", expected)
             prefix_ids = torch.arange(self.num_prefix_tokens, device=patch_ids.device).expand(len(patch_ids), -1)
             position_ids = torch.cat([prefix_ids, patch_ids + self.num_prefix_tokens], dim=1)
-        every = self.class_token, self.distillation_token, self.register_tokens
-        first = [token for token in every if token is not None]
-        if first:
-            prefix = [token.expand(tokens.shape[0], -1, -1).to(tokens.dtype) for token in first]
+        learned = self.class_token, self.distillation_token, self.register_tokens
+        prefix = [token.expand(tokens.shape[0], -1, -1).to(tokens.dtype) for token in learned if token is not None]
+        if prefix:
             tokens = torch.cat([*prefix, tokens], 1)
         count = self.layers_with_positions
         own = (self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count))
@@ -348,7 +347,9 @@ class ViT(Encoder):
         one_of("resize", how, vit_options.RESIZE)
         for name, expected in other.architecture.items():
             if self.architecture[name] != expected:
-                raise OptionError(name, self.architecture[name], f"must be {typed(expected)}, as in the other encoder")
+                raise OptionError(
+                    name, self.architecture[name], f"must be {typed(expected)}, as in the encoder of the weights"
+                )
         state = other.state_dict()
         if self.grid != other.grid:
             for name, module in other.named_modules():

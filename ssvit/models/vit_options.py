@@ -84,8 +84,7 @@ class ViT(Normalized):
     stem: Stem | None = None
     """ResNet stem of a hybrid; None: the patches are cut from pixels."""
     gelu: Literal["exact", "tanh"] = "exact"
-    """GELU of the MLP: exact, x * Phi(x); or tanh, the approximation in the authors' code (Hendrycks and Gimpel 2016),
-    for which there is no fused kernel on CPUs."""
+    """GELU of the MLP: exact, x * Phi(x); or tanh, the approximation in the authors' code (Hendrycks and Gimpel 2016)."""
     layer_scale: Positive | None = None
     """Initial value of the per-channel learned scale of each residual branch (LayerScale, Touvron et al. 2021: CaiT);
     None: no LayerScale; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
@@ -102,14 +101,14 @@ class ViT(Normalized):
         if self.stem is not None:
             step = stride(self.stem.layers)
             if any(side % step for side in pair("patch_size", self.patch_size)):
-                right = f"must be a multiple of {step}, the stride of stem.layers={self.stem.layers}"
-                raise OptionError("patch_size", self.patch_size, right)
+                expected = f"must be a multiple of {step}, the stride of stem.layers={self.stem.layers}"
+                raise OptionError("patch_size", self.patch_size, expected)
         if self.width % self.heads:
             raise OptionError("heads", self.heads, f"must divide width={self.width}")
         if self.mlp == "swiglu" and self.gelu != "exact":
             raise OptionError("gelu", self.gelu, "must be exact for mlp=swiglu, which has no GELU")
         if self.distillation_token and not self.class_token:
-            raise OptionError("distillation_token", True, "needs class_token=true, after which it stands")
+            raise OptionError("distillation_token", True, "needs class_token=true")
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
         if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
