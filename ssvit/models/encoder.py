@@ -124,10 +124,9 @@ class Encoder(nn.Module):
         """
         weights = other.state_dict()
         if any(tensor.shape != weights[name].shape for name, tensor in self.state_dict().items()):
-            expected = (
-                f"must be {typed(other.arguments['image_size'])}: weights of {self.options.label} are not resized"
-            )
-            raise OptionError("image_size", self.arguments["image_size"], expected)
+            expected = typed(other.arguments["image_size"])
+            reason = f"must be {expected}, because weights of {self.options.label} are not resized"
+            raise OptionError("image_size", self.arguments["image_size"], reason)
         self.load_state_dict(weights)
         self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
 

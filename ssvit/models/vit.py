@@ -347,9 +347,8 @@ class ViT(Encoder):
         one_of("resize", how, vit_options.RESIZE)
         for name, expected in other.architecture.items():
             if self.architecture[name] != expected:
-                raise OptionError(
-                    name, self.architecture[name], f"must be {typed(expected)}, as in the encoder of the weights"
-                )
+                reason = f"must be {typed(expected)}, as in the encoder of the weights"
+                raise OptionError(name, self.architecture[name], reason)
         state = other.state_dict()
         if self.grid != other.grid:
             for name, module in other.named_modules():

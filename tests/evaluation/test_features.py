@@ -86,7 +86,7 @@ def test_features_are_read_in_eval_mode_and_the_mode_is_put_back(mode):
     found = function(images().in_memory)
     torch.testing.assert_close(found, right, rtol=0, atol=0)
     assert all(module.training == mode for module in encoder.modules())
-    with pytest.raises(OptionError, match="^images="):
+    with pytest.raises(OptionError, match=r"^images="):
         function(torch.zeros(1, 3, 5, 4))
     assert all(module.training == mode for module in encoder.modules())
 

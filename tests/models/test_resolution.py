@@ -227,7 +227,7 @@ def test_some_patches_of_another_grid_stand_where_they_do_in_it(positions, at):
     right = other.encode(other.embed(images), visible_ids=visible_ids, output_ids=output_ids)
     found["visible_ids"] = visible_ids
     if positions == "relative":
-        with pytest.raises(OptionError, match="^positions=relative"):
+        with pytest.raises(OptionError, match=r"^positions=relative"):
             vit.encode(vit.embed(images), **found)
     else:
         torch.testing.assert_close(vit.encode(vit.embed(images), **found), right, atol=1e-5, rtol=1e-4)

@@ -142,7 +142,7 @@ def misread(kind):
 def test_images_that_are_neither_bytes_nor_in_0_to_1_are_refused(kind, training, stem):
     vit = build(stem=stem).train(training)
     for ask in (vit, vit.embed, vit.represent, lambda images: next(vit.layers(images))):
-        with pytest.raises(OptionError, match="^images="):
+        with pytest.raises(OptionError, match=r"^images="):
             ask(misread(kind))
     vit(random_images() * 1.4 - 0.2)  # as far as cubic filters go
     vit(random_images()[:0])
