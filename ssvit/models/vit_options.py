@@ -84,7 +84,8 @@ class ViT(Normalized):
     stem: Stem | None = None
     """ResNet stem of a hybrid; None: the patches are cut from pixels."""
     gelu: Literal["exact", "tanh"] = "exact"
-    """GELU of the MLP: exact, x * Phi(x); or tanh, its approximation, as in the authors' code (Hendrycks, Gimpel 2016)."""
+    """GELU of the MLP: exact, x * Phi(x); or tanh, an approximation, as in the authors' code (Hendrycks and Gimpel
+    2016)."""
     layer_scale: Positive | None = None
     """Initial value of the per-channel learned scale of each residual branch (LayerScale, Touvron et al. 2021: CaiT);
     None: no LayerScale; 1e-5 in DINOv2 (facebookresearch/dinov2: ssl_default_config.yaml)."""
