@@ -15,8 +15,7 @@ from ssvit.data.batch import Batch
 from ssvit.evaluation.panels import collapse, collapse_options
 from ssvit.evaluation.panels.collapse import Collapse
 from ssvit.objectives import dino_options
-from ssvit.objectives.dino import Head, cross_entropy
-from ssvit.options import UserError
+from ssvit.objectives.dino import Head, cross_entropy, logits, sharpened
 from ssvit.schedule import Progress, Schedule
 
 
@@ -28,7 +27,7 @@ def random_logits(views: int, seed: int, dtype=torch.float64) -> torch.Tensor:
 def values(step: int = 6, steps: int = 12) -> dict[str, torch.Tensor]:
     """The schedules of tiny.dino at a step."""
     schedules = tiny.dino().schedules.items()
-    return {name: torch.tensor(one(Progress(step, steps)), dtype=torch.float64) for name, one in schedules}
+    return {name: torch.tensor(at(Progress(step, steps)), dtype=torch.float64) for name, at in schedules}
 
 
 def batch(count: int = 4, seed: int = 0) -> Batch:
@@ -38,77 +37,70 @@ def batch(count: int = 4, seed: int = 0) -> Batch:
 
 @pytest.mark.parametrize(("teacher_views", "student_views"), [(2, 2), (2, 6), (1, 3)])
 def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop(teacher_views, student_views):
-    objective = tiny.dino().double()
-    told, said = random_logits(teacher_views, 0), random_logits(student_views, 1).requires_grad_()
-    objective.center = random_logits(1, 2)[0, 0]
-    targets = objective.targets(told, torch.tensor(0.05, dtype=torch.float64)).exp()
-    loss = cross_entropy(targets, (said / 0.1).log_softmax(-1))
-    (gradient,) = torch.autograd.grad(loss, said)
+    teacher, student = random_logits(teacher_views, 0), random_logits(student_views, 1).requires_grad_()
+    center = random_logits(1, 2)[0, 0]
+    targets = sharpened(teacher, center, torch.tensor(0.05, dtype=torch.float64)).exp()
+    loss = cross_entropy(targets, (student / 0.1).log_softmax(-1))
+    (gradient,) = torch.autograd.grad(loss, student)
 
     peer = DINOLoss(output_dim=11, student_temp=0.1).double()
-    peer.center = objective.center.view(1, 1, -1).clone()
-    theirs = peer(list(told), list(said), teacher_temp=0.05)
-    torch.testing.assert_close(loss, theirs, rtol=1e-6, atol=0)  # lightly's temperature is in float32
-    torch.testing.assert_close(gradient, torch.autograd.grad(theirs, said)[0], rtol=1e-5, atol=1e-9)
+    peer.center = center.view(1, 1, -1).clone()
+    expected = peer(list(teacher), list(student), teacher_temp=0.05)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)  # lightly's temperature is in float32
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, student)[0], rtol=1e-5, atol=1e-9)
 
     total, count = 0.0, 0
     for t in range(teacher_views):
         for v in range(student_views):
             for image in range(3) if t != v else ():
-                sharp = [math.exp((told[t, image, k] - objective.center[k]) / 0.05) for k in range(11)]
-                plain = [math.exp(said.detach()[v, image, k] / 0.1) for k in range(11)]
+                sharp = [math.exp((teacher[t, image, k] - center[k]) / 0.05) for k in range(11)]
+                plain = [math.exp(student.detach()[v, image, k] / 0.1) for k in range(11)]
                 total -= sum(a / sum(sharp) * math.log(b / sum(plain)) for a, b in zip(sharp, plain, strict=True))
                 count += 1
     assert loss.item() == pytest.approx(total / count, rel=1e-12)
-
-
-def test_one_view_alone_is_refused():
     with pytest.raises(ValueError, match="one view alone"):
-        cross_entropy(random_logits(1, 0), random_logits(1, 1))
+        cross_entropy(targets[:1], student[:1])
+
+
+def lightlys_head(*widths: int) -> DINOProjectionHead:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return DINOProjectionHead(*widths)
 
 
 def test_the_head_is_lightlys_with_normalised_prototypes():
     torch.manual_seed(0)
-    own = Head(6, dino_options.Dino(hidden=10, bottleneck=5, prototypes=7)).double()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        peer = DINOProjectionHead(6, 10, 5, 7).double()
-    peer.layers.load_state_dict(own.layers.state_dict())
-    peer.last_layer.weight_v.data.copy_(own.prototypes)
+    head, peer = Head(6, dino_options.Dino(hidden=10, bottleneck=5, prototypes=7)).double(), lightlys_head(6, 10, 5, 7)
+    for weight, other in zip(peer.double().layers.parameters(), head.layers.parameters(), strict=True):
+        weight.data.copy_(other)
+    peer.last_layer.weight_v.data.copy_(head.prototypes)
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(4, 7, dtype=torch.float64)
-    torch.testing.assert_close(own(x), peer(x), rtol=1e-12, atol=1e-12)
-    ours, theirs = (
-        torch.autograd.grad((head(x) * weight).sum(), [x, last])
-        for head, last in ((own, own.prototypes), (peer, peer.last_layer.weight_v))
+    torch.testing.assert_close(head(x), peer(x), rtol=1e-12, atol=1e-12)
+    gradients = (
+        torch.autograd.grad((module(x) * weight).sum(), [x, last])
+        for module, last in ((head, head.prototypes), (peer, peer.last_layer.weight_v))
     )
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
 
 
-def test_weights_are_those_of_the_seed_and_of_lightlys_distributions():
-    one, same, other = tiny.dino(seed=1).state_dict(), tiny.dino(seed=1).state_dict(), tiny.dino(seed=2).state_dict()
-    assert all(value.equal(same[name]) for name, value in one.items())
-    assert not one["head.prototypes"].equal(other["head.prototypes"])
+def test_initial_weights_have_lightlys_distributions():
     torch.manual_seed(0)
-    head = Head(64, dino_options.Dino(hidden=128, bottleneck=64, prototypes=512))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        peer = DINOProjectionHead(64, 128, 64, 512)
-    for name, value in head.layers.state_dict().items():
-        assert value.std().item() == pytest.approx(peer.layers.state_dict()[name].std().item(), rel=0.1)
-    assert head.prototypes.std().item() == pytest.approx(peer.last_layer.weight_v.std().item(), rel=0.1)
+    head, peer = Head(64, dino_options.Dino(hidden=128, bottleneck=64, prototypes=512)), lightlys_head(64, 128, 64, 512)
+    weights = [*head.layers.parameters(), head.prototypes]
+    for weight, other in zip(weights, [*peer.layers.parameters(), peer.last_layer.weight_v], strict=True):
+        assert weight.std().item() == pytest.approx(other.std().item(), rel=0.1)
 
 
-def test_the_schedule_freezes_the_prototypes_alone():
+def test_the_factor_of_the_gradient_is_that_of_the_prototypes_alone():
     head, x = Head(6, dino_options.Dino(hidden=10, bottleneck=5, prototypes=7)), torch.randn(4, 6)
-    free = torch.autograd.grad(head(x).square().sum(), list(head.parameters()))
+    whole = torch.autograd.grad(head(x).square().sum(), list(head.parameters()))
     for factor in (0.0, 1.0, 0.25):
         scale = torch.tensor(factor, dtype=torch.float64)
         assert head(x, scale).equal(head(x)) or factor == 0.25
-        found = torch.autograd.grad(head(x, scale).square().sum(), list(head.parameters()))
-        for (name, _), one, whole in zip(head.named_parameters(), found, free, strict=True):
-            torch.testing.assert_close(one, whole * (factor if name == "prototypes" else 1), rtol=1e-4, atol=1e-7)
+        scaled = torch.autograd.grad(head(x, scale).square().sum(), list(head.parameters()))
+        for (name, _), gradient, free in zip(head.named_parameters(), scaled, whole, strict=True):
+            torch.testing.assert_close(gradient, free * (factor if name == "prototypes" else 1), rtol=1e-4, atol=1e-7)
 
 
 def test_a_step_of_a_schedule_is_sudden():
@@ -117,54 +109,44 @@ def test_a_step_of_a_schedule_is_sudden():
     assert Schedule(start=0.3, end=1.0, shape="step", over=0.01)(Progress(0, 3)) == 0.3
 
 
-def test_views_of_one_size_go_through_at_once_and_each_as_alone():
-    objective = tiny.dino().eval()
-    calls = []
+@torch.no_grad()
+def test_views_of_one_size_are_encoded_together_with_the_same_result():
+    objective, calls = tiny.dino().eval(), []
     objective.encoder.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].shape))
     views = [batch().views[name] for name in ("global", "local")]
-    with torch.no_grad():
-        found = objective.student_logits(views)
-        assert calls == [(8, 3, 16, 16), (8, 3, 8, 8)]
-        alone = [objective.head(objective.encoder.represent(group[:, view])) for group in views for view in range(2)]
-    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-6)
+    together = logits(objective, views)
+    assert calls == [(8, 3, 16, 16), (8, 3, 8, 8)]
+    alone = [objective.head(objective.encoder.represent(group[:, view])) for group in views for view in range(2)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-6)
 
 
 def test_logits_and_loss_are_in_float32_under_autocast():
-    objective, told = tiny.dino(), []
-    objective.head.register_forward_hook(lambda module, inputs, output: told.append((inputs[0].dtype, output)))
+    objective, calls = tiny.dino(), []
+    objective.head.register_forward_hook(lambda module, inputs, output: calls.append((inputs[0].dtype, output)))
     with torch.autocast("cpu", torch.bfloat16):
         result = objective(batch(), (), values())
-    (_, teacher), (given, student) = [(None, objective.teacher_logits([batch().views["global"]])), told[0]]
-    assert given == torch.bfloat16
+        teacher = logits(objective.teacher.module, [batch().views["global"]])
+    ((features, student),) = calls
+    assert features == torch.bfloat16
     assert {teacher.dtype, student.dtype, *(value.dtype for value in result.values())} == {torch.float32}
     assert not student.detach().equal(student.detach().bfloat16().float())
 
 
-def test_forward_changes_nothing_and_after_step_the_centre_and_the_teacher_once():
+def test_after_step_updates_the_centre_as_lightly_and_the_teacher():
     objective = tiny.dino().double()
-    before = {name: value.clone() for name, value in objective.state_dict().items()}
-    found = objective(batch(), (), values())
-    assert all(value.equal(before[name]) for name, value in objective.state_dict().items())
+    result = objective(batch(), (), values())
+    teacher = logits(objective.teacher.module, [batch().views["global"]])
     peer = DINOLoss(output_dim=24, center_momentum=0.9).double()
-    told = objective.teacher_logits([batch().views["global"]])
-    peer.update_center(told)
-    torch.testing.assert_close(found["teacher_mean"], told.flatten(0, 1).mean(0))
+    peer.update_center(teacher)
+    torch.testing.assert_close(result["teacher_mean"], teacher.flatten(0, 1).mean(0))
+    before = objective.teacher.module.head.prototypes.clone()
     with torch.no_grad():
         objective.head.prototypes += 1
-        objective.after_step({"teacher_mean": found["teacher_mean"] * math.nan}, values(), torch.tensor(False))
-        assert objective.center.equal(before["center"])
-        name = "teacher.module.head.prototypes"
-        assert objective.state_dict()[name].equal(before[name])
-        objective.after_step({"teacher_mean": found["teacher_mean"]}, values(), torch.tensor(True))
+        objective.after_step({"teacher_mean": result["teacher_mean"]}, values(), torch.tensor(True))
     torch.testing.assert_close(objective.center, peer.center.flatten(), rtol=1e-7, atol=1e-12)
     momentum = values()["teacher_momentum"]
-    expected = momentum * before[name] + (1 - momentum) * objective.head.prototypes
-    torch.testing.assert_close(objective.state_dict()[name], expected)
-
-
-def test_single_views_are_refused_in_one_line():
-    with pytest.raises(UserError, match=r"^data\.augment: DINO needs several views .*augment@data\.augment=multi_crop"):
-        tiny.dino()(Batch.of(tiny.pictures(2)), (), values())
+    expected = momentum * before + (1 - momentum) * objective.head.prototypes
+    torch.testing.assert_close(objective.teacher.module.head.prototypes, expected)
 
 
 def panel(**given) -> Collapse:
@@ -181,8 +163,8 @@ def test_the_panel_is_what_plain_loops_give():
     objective.center += torch.randn(24, generator=torch.Generator().manual_seed(3)) * 0.02
     metrics = panel()(objective).metrics
     images = torch.cat([images for images, _ in panel().batches])
-    logits = objective.teacher.module.head(objective.backbone().represent(images))
-    told = ((logits - objective.center) / 0.07).softmax(-1).tolist()
+    cosines = objective.teacher.module.head(objective.backbone().represent(images))
+    told = ((cosines - objective.center) / 0.07).softmax(-1).tolist()
     said = (objective.head(objective.encoder.represent(images)) / 0.1).softmax(-1).tolist()
 
     def bits(p: list[float]) -> float:
@@ -192,7 +174,7 @@ def test_the_panel_is_what_plain_loops_give():
     chosen = [max(range(24), key=row.__getitem__) for row in told]
     own = [max(range(24), key=row.__getitem__) for row in said]
     features = torch.nn.functional.normalize(objective.backbone().represent(images).float(), dim=-1).double()
-    cosines = [float(features[i] @ features[j]) for i in range(20) for j in range(20) if i != j]
+    pairs = [float(features[i] @ features[j]) for i in range(20) for j in range(20) if i != j]
     expected = {
         "entropy_of_mean": bits(means[0]),
         "entropy": sum(map(bits, told)) / 20,
@@ -201,7 +183,7 @@ def test_the_panel_is_what_plain_loops_give():
         "told_at_most": math.log(20),
         "prototypes_chosen": len(set(chosen)),
         "feature_std": math.sqrt(sum(features[:, i].var(correction=0).item() for i in range(16))),
-        "feature_cosine": sum(cosines) / len(cosines),
+        "feature_cosine": sum(pairs) / len(pairs),
         "agreement": sum(a == b for a, b in zip(chosen, own, strict=True)) / 20,
         "agreement_by_chance": sum(a * b for a, b in zip(*means, strict=True)),
     }
@@ -250,8 +232,8 @@ def test_the_panel_draws_what_it_measured():
 
 
 def test_a_schedule_may_be_any_function_of_the_progress():
-    own = dino_options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
-    assert own.schedules["teacher_momentum"](Progress(1, 4)) == 0.25
+    options = dino_options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
+    assert options.schedules["teacher_momentum"](Progress(1, 4)) == 0.25
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU waits for the host")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
-from wide import images_that_a_patch_changes, pictures
+from wide import pictures
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -179,26 +179,14 @@ def test_predictions_and_loss_are_those_of_transformers(norm_pixels):
     assert model(Batch.of(images), noise)["loss"].item() == pytest.approx(found.loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("masked", [0.75, 0.5, 0.01, 0.99])
-def test_masked_and_visible_patches_are_all_patches_and_hashed_from_the_slot(masked):
-    model, slots = build(masked=masked), torch.arange(400)
-    noise = model.sample(slots, seed=7)
-    count = {0.75: 9, 0.5: 6, 0.01: 1, 0.99: 11}[masked]
+@pytest.mark.parametrize(("masked", "count"), [(0.75, 9), (0.5, 6), (0.01, 1), (0.99, 11)])
+def test_masked_and_visible_patches_are_all_patches_and_each_is_masked_as_often(masked, count):
+    noise = build(masked=masked).sample(torch.arange(400), seed=7)
     assert noise.masked_ids.shape == (400, count)
     assert torch.equal(torch.cat(noise, 1).sort(1).values, torch.arange(12).expand(400, -1))
-    some = model.sample(slots[100:150], seed=7)
-    assert all(torch.equal(whole[100:150], part) for whole, part in zip(noise, some, strict=True))
-    assert not torch.equal(model.sample(slots, seed=8).masked_ids, noise.masked_ids)
     share = torch.bincount(noise.masked_ids.flatten(), minlength=12) / 400
     # Five standard errors of a share.
     assert (share - count / 12).abs().max() < 5 * math.sqrt(count / 12 * (1 - count / 12) / 400)
-
-
-def test_what_is_masked_changes_no_prediction_and_what_is_visible_does():
-    model, images = build().eval(), pictures(4)
-    noise = model.sample(torch.arange(4), seed=0)
-    for place, differs in enumerate(images_that_a_patch_changes(model, images, noise)):
-        assert torch.equal(differs, (noise.visible_ids == place).any(1))
 
 
 def test_predictions_follow_their_patches():
@@ -216,15 +204,11 @@ def test_labels_painted_are_the_image(norm_pixels):
     model, images = build(norm_pixels=norm_pixels), pictures()
     labels = model.labels(images)
     torch.testing.assert_close(model.paint(labels, images), images / 255, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model.labels(images / 255), labels, rtol=1e-4, atol=1e-4)
     if norm_pixels:
         torch.testing.assert_close(labels.mean(-1), torch.zeros(5, 12), rtol=0, atol=1e-4)
         torch.testing.assert_close(labels.var(-1), torch.ones(5, 12), rtol=1e-3, atol=0)
-
-
-def test_a_patch_of_one_colour_has_labels():
-    model = build(mean=0.5, std=0.5)
-    assert not model.labels(torch.full((1, 3, 12, 16), 90, dtype=torch.uint8)).abs().max() > 1e-3
+        of_one_colour = build(mean=0.5, std=0.5).labels(torch.full_like(images, 90))
+        assert not of_one_colour.abs().max() > 1e-3
 
 
 def panel(images: torch.Tensor, **options) -> Autoencoding:

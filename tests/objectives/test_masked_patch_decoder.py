@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from wide import images_that_a_patch_changes, pictures
+from wide import pictures
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
@@ -20,19 +20,18 @@ DECODER = {"depth": 2, "width": 16, "heads": 2}
 TARGETS = [MeanColor(patch_size=4, bits=2), ColorGrid(patch_size=4, grid=2, bits=1), Pixels(patch_size=4)]
 
 
-def masking(corrupted: float = 0.75, **options) -> Masking:
-    return Masking(**{"corrupted": corrupted, "mask": 1, "replace": 0, "keep": 0} | options)
+def masking(corrupted: float = 0.75) -> Masking:
+    return Masking(corrupted=corrupted, mask=1, replace=0, keep=0)
 
 
-def build(target=None, *, hidden=None, decoder=DECODER, dropout: float = 0.0, **options) -> MaskedPatch:
+def build(target=None) -> MaskedPatch:
     """A small objective with every weight random."""
     torch.manual_seed(0)
-    options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
-    target = target or MeanColor(patch_size=4)
+    shape = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3}
     model = MaskedPatch(
-        masked_patch_options.MaskedPatch(masking=hidden or masking(), decoder=decoder),
-        encoder=ViT(vit_options.ViT(**options)),
-        target=target,
+        masked_patch_options.MaskedPatch(masking=masking(), decoder=DECODER),
+        encoder=ViT(vit_options.ViT(**shape, positions="sine_cosine_2d", pooling="patch_mean")),
+        target=target or MeanColor(patch_size=4),
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -50,7 +49,7 @@ def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
 
 def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float64():
     """With pixels in [-1, 1] and the same masks; `MAE` is compared with loops and with transformers in test_mae."""
-    model, images = build(Pixels(patch_size=4), positions="sine_cosine_2d").double(), pictures()
+    model, images = build(Pixels(patch_size=4)).double(), pictures()
     peer = MAE(
         mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))
     ).double()
@@ -66,26 +65,14 @@ def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: type(target).__name__)
-def test_any_target_is_predicted_and_every_parameter_learns(target):
-    model, images = build(target, pooling="patch_mean"), pictures()
+def test_any_target_is_predicted(target):
+    model, images = build(target), pictures()
     noise = model.sample(torch.arange(5), seed=0)
     prediction = model.predict(images, noise)
     assert prediction.shape == (5, 9, target.width)
     truth = torch.stack([target.labels(images)[image, noise.ids[image]] for image in range(5)])
-    result = model(Batch.of(images), noise)
-    assert result["loss"].item() == pytest.approx(target.losses(prediction, truth).mean().item(), rel=1e-6)
-    result["loss"].backward()
-    named = dict(model.named_parameters())
-    assert not {name for name, p in named.items() if not (p.grad.isfinite().all() and p.grad.abs().max() > 1e-9)}
-    assert "decoder.mask_token" in named
-    assert not {"mask_token", "head.weight", "head.bias"} & named.keys()
-
-
-def test_what_is_corrupted_changes_no_prediction_and_what_is_not_does():
-    model, images = build().eval(), pictures(4)
-    noise = model.sample(torch.arange(4), seed=0)
-    for place, differs in enumerate(images_that_a_patch_changes(model, images, noise)):
-        assert torch.equal(differs, (noise.ids != place).all(1))
+    expected = target.losses(prediction, truth).mean().item()
+    assert model(Batch.of(images), noise)["loss"].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_encoders_layers_run_over_visible_patches_alone():

@@ -16,7 +16,6 @@ from ssvit.data.batch import Batch
 from ssvit.evaluation.panels import contrast, contrast_options
 from ssvit.evaluation.panels.contrast import Contrast
 from ssvit.objectives.contrastive import similarities, unit
-from ssvit.options import UserError
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -45,56 +44,29 @@ def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop():
     assert objective.chance(5) == math.log(9)
 
 
-def test_gradients_equal_differences_and_those_of_float64():
-    objective, double = tiny.simclr(), tiny.simclr().double()
-    assert torch.autograd.gradcheck(objective.losses, random(6, 3).requires_grad_())
-    noise = objective.sample(torch.arange(4), seed=0)
-    for one in (objective, double):
-        one(batch(), noise)["loss"].backward()
-    for (name, own), exact in zip(objective.named_parameters(), double.named_parameters(), strict=True):
-        if own.grad is not None:
-            torch.testing.assert_close(own.grad.double(), exact[1].grad, rtol=2e-3, atol=2e-4, msg=name)
-            assert own.grad.abs().sum() > 0, f"{name} learns nothing"
+def test_gradients_equal_differences():
+    assert torch.autograd.gradcheck(tiny.simclr().losses, random(6, 3).requires_grad_())
 
 
-def test_a_view_has_its_own_kept_patches_hashed_from_the_slot():
-    objective, slots = tiny.simclr(), torch.arange(60)
-    ids = objective.sample(slots, seed=3).visible_ids
-    assert ids.shape == (60, 2, 8)
+def test_only_kept_patches_are_encoded():
+    objective, images, lengths = tiny.simclr().eval(), batch().views["global"], []
+    hook = objective.encoder.blocks[0].register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    ids = objective.sample(torch.arange(4), seed=3)[0]
     assert all(len(set(row)) == 8 for view in ids.tolist() for row in view)
-    assert not ids[:, 0].equal(ids[:, 1])
-    assert objective.sample(slots[20:30], seed=3).visible_ids.equal(ids[20:30])
-    assert tiny.simclr(keep=1.0).sample(slots, seed=3) == ()
-    assert tiny.simclr(keep=0.01).sample(slots, seed=3).visible_ids.shape[-1] == 1
-
-
-@pytest.mark.parametrize("pooling", ["patch_mean", "class_token"])
-def test_nothing_that_is_left_out_counts_and_no_layer_computes_it(pooling):
-    objective, images, seen = tiny.simclr().eval(), batch().views["global"], []
-    objective.encoder.pooling = pooling
-    noise = objective.sample(torch.arange(4), seed=0)
-    objective.encoder.blocks[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
-    projections = objective.project(images, noise)
-    assert seen == [1 + 8]
-    for place in range(16):
-        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
-        changed[..., y : y + 4, x : x + 4] = 255 - changed[..., y : y + 4, x : x + 4]
-        differs = (objective.project(changed, noise) != projections).any(1)
-        assert differs.equal((noise.visible_ids.transpose(0, 1).flatten(0, 1) == place).any(1))
-    every = noise._replace(visible_ids=torch.arange(16).expand(4, 2, -1))
+    objective.project(images, (ids,))
+    assert lengths == [1 + 8]
+    hook.remove()
+    every = (torch.arange(16).expand(4, 2, -1),)
     torch.testing.assert_close(objective.project(images, every), objective.project(images), rtol=1e-4, atol=1e-5)
+    assert tiny.simclr(keep=1.0).sample(torch.arange(4), seed=3) == ()
+    assert tiny.simclr(keep=0.01).sample(torch.arange(4), seed=3)[0].shape[-1] == 1
 
 
-def test_under_autocast_cosines_and_loss_are_in_float32():
-    objective = tiny.simclr()
-    noise = objective.sample(torch.arange(4), seed=0)
-    exact = objective(batch(), noise)["loss"]
+def test_cosines_are_in_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        found = objective(batch(), noise)
         logits, _ = similarities(unit(random(8, 4).float()), unit(random(8, 4).float()), 0, 0.2)
-    assert {value.dtype for value in found.values()} == {torch.float32} == {logits.dtype}
+    assert logits.dtype == torch.float32
     assert not logits.equal(logits.bfloat16().float())
-    assert found["loss"].item() == pytest.approx(exact.item(), rel=0.02)
 
 
 def compiled_in_a_process(rank: int, file: str, world: int) -> None:
@@ -121,13 +93,6 @@ def test_two_processes_have_ones_gradient_when_compiled(tmp_path):
     for name, gradient in parts[0][1].items():
         own = objective.get_parameter(name).grad
         torch.testing.assert_close((gradient + parts[1][1][name]) / 2, own, rtol=1e-9, atol=1e-12, msg=name)
-
-
-@pytest.mark.parametrize("views", [{"image": (2, 3, 16, 16)}, {"global": (2, 3, 3, 16, 16)}])
-def test_other_views_are_refused_in_one_line(views):
-    given = {name: torch.zeros(shape, dtype=torch.uint8) for name, shape in views.items()}
-    with pytest.raises(UserError, match=r"^data\.augment: contrastive learning needs two global views"):
-        tiny.simclr()(Batch(given, None, torch.arange(2)), ())
 
 
 def panel(objective, **given) -> Contrast:
