@@ -12,6 +12,7 @@ from command import LIMIT
 from PIL import Image
 
 LONG = "a" * 5000
+CLASSIFIER = Path(__file__).parents[1] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
 # A command and its options. The line starts with the last of them, or with what stands after " -> ". The commands run
 # in a folder with the finished run `outputs/masked_patch_synthetic`, which is the newest.
 MISTAKES = (
@@ -73,6 +74,50 @@ MISTAKES = (
     "pretrain 'name=a(b)'",
     "pretrain 'probe=[a=b]'",
     "pretrain ~recipe",
+    # Options that contradict each other.
+    "pretrain recipe.batch_size=9000",
+    "pretrain subset.images=9000",
+    "pretrain subset.images=32 -> recipe.batch_size=64",
+    "pretrain recipe.accumulate=5",
+    "pretrain recipe.steps=10 -> recipe.warmup=30",
+    "pretrain recipe.lr_end=1e-4 -> recipe.lr_end=0.0001",
+    "pretrain development=validation",
+    "pretrain ++objective.masking.depth=3 -> objective.masking.depth=3",
+    "pretrain encoder.class_token=false encoder.pooling=class_token",
+    "pretrain encoder.heads=5",
+    "pretrain encoder.patch_size=5",
+    "pretrain encoder=r50_vit_b16 data.image_size=224 encoder.patch_size=8",
+    "pretrain encoder.channels=1",
+    "pretrain target=color_grid target.grid=3",
+    "pretrain target.patch_size=8 -> target.patch_size=[8,8]",
+    "pretrain target=codebook target.window=98",
+    "pretrain target=codebook target.window=3",
+    "pretrain target=codebook target.clusters=8192 -> target.images=2048",
+    "pretrain target=codebook target.layer=4",
+    "pretrain target=codebook target.checkpoint={classifier} -> target.layer=null",
+    "pretrain target=codebook target.checkpoint={classifier} target.layer=9",
+    "pretrain target=codebook target.checkpoint={classifier} target.layer=1 encoder.patch_size=8 -> target.encoder",
+    "pretrain objective.masking.mask=0.5 -> objective.masking.mask + replace + keep=0.7",
+    "pretrain objective.masking.unit=3",
+    "pretrain encoder.patch_size=32 -> objective.masking.replace=0.1",
+    "pretrain data.augment.size=30 -> data.augment.size=[30,30]",
+    "pretrain data.augment.size=48 -> data.augment.size=[48,48]",
+    "pretrain objective=simclr objective.keep=0.5 data.augment.size=48 -> data.augment.size=[48,48]",
+    "pretrain objective=dino recipe.ema=0.99",
+    "pretrain objective=simclr data.augment.size=30 -> data.augment.size=[30,30]",
+    "pretrain objective=simclr data.augment.flip=2",
+    "pretrain objective=simclr augment@data.augment=multi_crop_small -> data.augment.local_views=4",
+    "pretrain objective=dino augment@data.augment=multi_crop_small data.augment.local_size=18 -> data.augment.local",
+    "pretrain data.view.fit=squash data.view.resize=40",
+    "pretrain objective=supervised objective.loss=sigmoid objective.label_smoothing=0.1",
+    "pretrain objective=supervised objective.trained=9",
+    "pretrain objective=supervised 'objective.lora={rank: 4, alpha: 8}' -> objective.trained=all",
+    "pretrain objective=supervised objective.trained=head 'objective.lora={rank: 1000, alpha: 8}' -> objective.lora",
+    "pretrain objective=supervised objective.loss=sigmoid objective.class_weights=balanced",
+    "pretrain objective=supervised data=stl10 data.root=few -> the images have no labels",
+    "pretrain objective=supervised distillation=deit teacher={classifier} -> objective.distillation.teacher.path",
+    "pretrain objective=supervised distillation=deit teacher={classifier} data.image_size=16"
+    " objective.distillation.reduction=elements",
     "finetune checkpoint=/no/where",
     f"finetune checkpoint={LONG} -> checkpoint={LONG[:200]}…",
     "finetune encoder=ti",
@@ -83,6 +128,16 @@ MISTAKES = (
     "finetune data.view.fit=squash data.view.resize=20",
     "finetune experiment=table4_vtab -> You must specify 'data'",
     "finetune compare=scratch sweep=table4",
+    "finetune compare=nothing",
+    "finetune sweep=table5",
+    "finetune compare=scratch seeds=0",
+    "finetune encoder=small data=synthetic compare=scratch checkpoint=scratch",
+    "finetune sweep=table4 development=0.1",
+    "finetune sweep=table4 table4.learning_rates=[]",
+    "finetune sweep=table4 table4.development=0",
+    "finetune compare=scratch scratch=[steps=3]",
+    "finetune compare=scratch 'scratch={step: 3}' -> scratch.step=3",
+    "finetune compare=scratch 'scratch={steps: 2}' -> scratch.warmup=",
     "finetune subset.part=[0.5,0.2]",
     "finetune recipe.batch_size=8 objective.trained=3",
     "finetune recipe=lion",
@@ -169,7 +224,8 @@ def results(pretrained, tmp_path_factory):
     (folder / "file.txt").touch()
     (folder / "trap" / "torch").mkdir(parents=True)
     (folder / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
-    commands = [shlex.split(mistake.partition(" -> ")[0]) for mistake in MISTAKES]
+    typed = (mistake.partition(" -> ")[0].replace("{classifier}", str(CLASSIFIER)) for mistake in MISTAKES)
+    commands = [shlex.split(command) for command in typed]
     done = subprocess.run(
         [sys.executable, "-c", RUN], input="\n".join(map(json.dumps, commands)), capture_output=True, text=True,
         cwd=folder, timeout=LIMIT, env={**os.environ, "PYTHONPATH": f"{folder / 'trap'}:{os.environ['PYTHONPATH']}"},

@@ -1,14 +1,12 @@
 """Every configuration file composes, passes the checks, and builds; each experiment has its command on top."""
 
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from composing import composed, untrained
-from PIL import Image
 
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import completed
@@ -30,26 +28,6 @@ def pretrained_run(tmp_path, monkeypatch):
     """A finished run of a small model, the newest in the folder outputs/."""
     monkeypatch.chdir(tmp_path)
     return untrained(tmp_path / "outputs" / "run")
-
-
-@pytest.fixture
-def images(tmp_path):
-    """A small set in ImageNet's layout, in shards and in a table, one of which every data set of files accepts."""
-    (tmp_path / "table.csv").write_text("path,label,split\n")
-    for part in ("train", "val"):
-        for wnid in ("n01", "n02"):
-            (tmp_path / part / wnid).mkdir(parents=True)
-            for number in range(4):
-                Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / part / wnid / f"{number}.png")
-                with open(tmp_path / "table.csv", "a") as table:
-                    table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
-        (tmp_path / "cifar").mkdir(exist_ok=True)
-        lines = [f"../{part}/n0{1 + label}/{number}.png {label}\n" for label in (0, 1) for number in range(4)]
-        for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
-            (tmp_path / "cifar" / name).write_text("".join(lines))
-        with tarfile.open(tmp_path / part / "0.tar", "w") as shard:
-            shard.add(tmp_path / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
-    return tmp_path
 
 
 def build(config) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 import composing
 import pytest
 from command import LIMIT
-from PIL import Image
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import find, select
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.loading.encoder_options import eval_transform
-from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
+from ssvit.options import OptionError, file_to_write, folder_to_write
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -54,82 +53,10 @@ CHOICES = {
     "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
     "stl10": ["data=stl10", "data.root=FOLDER"],
 }
-# What is wrong only together with another option, and how it is told.
-TOGETHER = {
-    "batch_size": (["recipe.batch_size=9000"], "recipe.batch_size=9000: must be no more than the 8192 images"),
-    "folder": ([*CHOICES["folder"][:-1], "recipe.batch_size=5"], "recipe.batch_size=5: must be no more than the 4"),
-    "subset": (["subset.images=9000"], "subset.images=9000: there are 8192 images to choose from"),
-    "batch_of_subset": (["subset.images=32"], "recipe.batch_size=64: must be no more than the 32 images"),
-    "accumulate": (["recipe.accumulate=5"], "recipe.accumulate=5: must divide batch_size=64"),
-    "warmup": (["recipe.steps=10"], "recipe.warmup=30: must be less than steps=10"),
-    "pooling": (["encoder.pooling=class_token", "encoder.class_token=false"], "encoder.pooling=class_token: needs"),
-    "heads": (["encoder.heads=5"], "encoder.heads=5: must divide width=192"),
-    "patch_size": (["encoder.patch_size=5"], "encoder.patch_size=5: must divide the image's height of 32"),
-    "stem": ([*CHOICES["hybrid"], "encoder.patch_size=8"], "encoder.patch_size=8: must be a multiple of 16"),
-    "channels": (["encoder.channels=1"], "encoder.channels=1: must be 3, as of the images"),
-    "grid": (["target=color_grid", "target.grid=3"], "target.grid=3: must divide the patch of 4x4 pixels"),
-    "target": (["target.patch_size=8"], "target.patch_size=[8,8]: must be [4,4], as of the encoder"),
-    "window": (["target=codebook", "target.window=98"], "target.window=98: reaches too far beyond the borders"),
-    "small window": (["target=codebook", "target.window=3"], "target.window=3: must be at least the patch"),
-    "clusters": (["target=codebook", "target.clusters=8192"], "target.images=2048: must be at least 4992, which have"),
-    "layer": (["target=codebook", "target.layer=4"], "target.layer=4: needs the checkpoint of an earlier run"),
-    "no layer": (["target=codebook", f"target.checkpoint={CLASSIFIER}"], "target.layer=null: must be given with"),
-    "deep layer": (["target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=9"],
-                   "target.layer=9: must be at most 2, the layers of the checkpoint's encoder"),
-    "patches": (["target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=1", "encoder.patch_size=8"],
-                "target.encoder.path="),
-    "fractions": (["objective.masking.mask=0.5"], "objective.masking.mask + replace + keep=0.7: the three fractions"),
-    "unit": (["objective.masking.unit=3"], "objective.masking.unit=3: must divide the grid of 8x8 patches"),
-    "one patch": (["encoder.patch_size=32"], "objective.masking.replace=0.1: needs images of at least two patches"),
-    "crop": (["data.augment.size=30"], "data.augment.size=[30,30]: must be divided by encoder.patch_size=4"),
-    "size": (["data.augment.size=48"], "data.augment.size=[48,48]: must be encoder.image_size=[32,32]"),
-    "SimCLR size": (["objective=simclr", "objective.keep=0.5", "data.augment.size=48"],
-                    "data.augment.size=[48,48]: must be encoder.image_size=[32,32]"),
-    "average": (["objective=dino", "recipe.ema=0.99"], "recipe.ema=0.99: must be 0: the teacher, which is probed"),
-    "crop of an evaluator": (["objective=simclr", "data.augment.size=30"], "data.augment.size=[30,30]: must be div"),
-    "flip of an evaluator": (["objective=simclr", "data.augment.flip=2"], "data.augment.flip=2: must be a number"),
-    "unseen views": (["objective=simclr", "augment@data.augment=multi_crop_small"],
-                     "data.augment.local_views=4: must be 0: the objective takes global views alone"),
-    "local crop": ([*CHOICES["multi_crop"], "data.augment.local_size=18"], "data.augment.local_size=[18,18]: must be"),
-    "squash": (["data.view.fit=squash", "data.view.resize=40"], "data.view.resize=40: must be null with fit=squash"),
-    "smoothing": (["objective=supervised", "objective.loss=multi_label", "objective.label_smoothing=0.1"],
-                  "objective.label_smoothing=0.1: must be 0"),
-    "trained": (["objective=supervised", "objective.trained=9"],
-                "objective.trained=9: must be at most 3, the layers of the encoder"),
-    "lora": (["objective=supervised", "objective.lora={rank: 4, alpha: 8}"],
-             "objective.trained=all: must be head with lora"),
-    "rank": (["objective=supervised", "objective.trained=head", "objective.lora={rank: 1000, alpha: 8}"],
-             "objective.lora.rank=1000: must be at most 192, the width of the encoder"),
-    "labels": (["objective=supervised", *CHOICES["stl10"]], "the images have no labels to learn"),
-    "validation": (["development=validation"], "development=validation: there are no validation images"),
-    "teacher": ([*CHOICES["taught"][:-1], "data.image_size=32"], "objective.distillation.teacher.path="),
-    "no teacher": (["objective=supervised", "distillation=deit", "teacher=/no/where"],
-                   "teacher=/no/where: no such"),
-    "lr_end": (["recipe.lr_end=1e-4"], "recipe.lr_end=0.0001: must be 0 with decay=cosine"),
-    "unknown": (["++objective.masking.depth=3"], "objective.masking.depth=3: there is no such option; there are corr"),
-}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Images in ImageNet's layout, in a table, and described as a saved set: every data set of files accepts one."""
-    root = tmp_path_factory.mktemp("images")
-    (root / "dataset_dict.json").write_text('{"splits": ["train", "val"]}')
-    (root / "table.csv").write_text("path,label,split\n")
-    for part in ("train", "val"):
-        for wnid in ("n01", "n02"):
-            (root / part / wnid).mkdir(parents=True)
-            for number in range(2):
-                Image.new("RGB", (30, 20), (number, 0, 0)).save(root / part / wnid / f"{number}.png")
-                with open(root / "table.csv", "a") as table:
-                    table.write(f"{part}/{wnid}/{number}.png,{wnid},{part}\n")
-        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["n01", "n02"]}}
-        (root / part / "dataset_info.json").write_text(json.dumps({"features": features}))
-    return root
-
-
-def composed(overrides, folder, tool="pretrain"):
-    return composing.composed(*(option.replace("FOLDER", str(folder)) for option in overrides), tool=tool)
+def composed(overrides, images):
+    return composing.composed(*(option.replace("FOLDER", str(images)) for option in overrides))
 
 
 def nodes(config, name=""):
@@ -186,11 +113,11 @@ def changed(config, option, value) -> dict:
 
 
 @pytest.fixture(scope="module")
-def told(folder):
+def told(images):
     """What is said of a wrong value of every option, as {choice: {option: refusal}}; of none, by the option ""."""
     configs = {}
     for choice, overrides in CHOICES.items():
-        plain = composed(overrides, folder)
+        plain = composed(overrides, images)
         options = [
             f"{name}.{key}"
             for name, node in nodes(plain)
@@ -205,19 +132,6 @@ def told(folder):
     for (choice, option), refusal in zip(configs, refusals(configs.values()), strict=True):
         found[choice][option] = refusal
     return found
-
-
-@pytest.fixture(scope="module")
-def told_together(folder):
-    """The line by which each case of TOGETHER is refused; None if it is not."""
-    lines, plain = {}, {}
-    for case, (overrides, _) in TOGETHER.items():
-        try:
-            plain[case] = composed(overrides, folder)
-        except Failure as failure:
-            lines[case] = str(failure)
-    found = refusals(plain.values())
-    return lines | {case: refusal and refusal[1] for case, refusal in zip(plain, found, strict=True)}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -251,8 +165,8 @@ def test_options_lie_next_to_the_part_that_uses_them():
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, folder):
-    for name, node in nodes(composed(CHOICES[choice], folder)):
+def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, images):
+    for name, node in nodes(composed(CHOICES[choice], images)):
         known = find(node["_target_"])
         if known is None:
             assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
@@ -260,22 +174,14 @@ def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, folder)
             assert known.model_fields.keys() == own(known, node).keys(), name
 
 
-@pytest.mark.parametrize("case", TOGETHER)
-def test_what_is_wrong_with_another_option_is_told_without_torch(told_together, case):
-    line = told_together[case]
-    assert line is not None
-    assert line.startswith(TOGETHER[case][1])
-    assert "\n" not in line
-
-
-def test_an_average_is_kept_where_the_student_is_probed(folder):
+def test_an_average_is_kept_where_the_student_is_probed(images):
     choices = ["objective=latent"], ["objective=mae"]
-    assert refusals(composed([*one, "recipe.ema=0.99"], folder) for one in choices) == [None] * 2
+    assert refusals(composed([*one, "recipe.ema=0.99"], images) for one in choices) == [None] * 2
 
 
-def test_views_of_another_size_are_taken_where_no_patches_are_sampled(folder):
+def test_views_of_another_size_are_taken_where_no_patches_are_sampled(images):
     choices = [["objective=dino", "data.augment.local_views=0"], ["objective=simclr"], ["objective=supervised"]]
-    assert refusals(composed([*one, "data.augment.size=48"], folder) for one in choices) == [None] * 3
+    assert refusals(composed([*one, "data.augment.size=48"], images) for one in choices) == [None] * 3
 
 
 def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):

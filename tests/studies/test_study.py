@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssvit.config.declaration import select
-from ssvit.options import OptionError
 from ssvit.studies import comparison
-from ssvit.training.options import Finetune
 
-CONFIG = {
-    "compare": None, "sweep": None, "seeds": 3, "checkpoint": "newest", "development": None,
-    "table4": {"learning_rates": [0.1], "development": 0.1}, "scratch": {},
-    "recipe": {"steps": 20, "batch_size": 8, "warmup": 2, "evaluate_every": 10, "save_every": 5, "log_every": 1},
-}  # fmt: skip
 BOTH = {"pretrained": {}, "scratch": {"checkpoint": "scratch"}}
 
 
@@ -115,9 +107,7 @@ def test_a_gain_that_tells_nothing_is_said_to(tmp_path, capsys, pretrained, scra
 
 
 def test_training_from_random_weights_has_its_own_recipe(tmp_path):
-    config = CONFIG | {"scratch": {"steps": 40, "lr": 1e-3}}
-    select(Finetune, config)
-    sides = comparison.sides(config["scratch"])
+    sides = comparison.sides({"steps": 40, "lr": 1e-3})
     assert sides == {
         "pretrained": {},
         "scratch": {"checkpoint": "scratch", "recipe.steps": 40, "recipe.lr": 1e-3},
@@ -184,25 +174,3 @@ def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
     assert "top-1 on the test images with recipe.lr=0.1: 25.00 %, not above chance" in told
     comparison.choose(Watched(lambda name, changes: 0.9), **options)
     assert "nothing" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"compare": "nothing"}, "compare=nothing"),
-        ({"sweep": "table5"}, "sweep=table5"),
-        ({"seeds": 0}, "seeds=0"),
-        ({"compare": "scratch", "sweep": "table4"}, "sweep=table4"),
-        ({"compare": "scratch", "checkpoint": "scratch"}, "checkpoint=scratch"),
-        ({"sweep": "table4", "development": 0.1}, "development=0.1"),
-        ({"table4": {"learning_rates": [], "development": 0.1}}, "table4.learning_rates="),
-        ({"scratch": ["steps=3"]}, r"scratch=\[steps=3\]"),
-        ({"scratch": {"step": 3}}, "scratch.step=3"),
-        ({"scratch": {"steps": 2}}, "scratch.warmup=2"),
-        ({"table4": {"learning_rates": [0.1], "development": 0}}, "table4.development=0"),
-    ],
-)
-def test_what_cannot_go_together_is_refused(change, told):
-    select(Finetune, CONFIG).check_study()
-    with pytest.raises(OptionError, match=told):
-        select(Finetune, CONFIG | change).check_study()

@@ -1,0 +1,39 @@
+"""Images in the layouts of all data sets of files."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory) -> Path:
+    """Eight images of two classes in the layout of ImageNet, a table, shards, lists, a saved set, and with masks."""
+    root = tmp_path_factory.mktemp("images")
+    (root / "dataset_dict.json").write_text('{"splits": ["train", "val"]}')
+    (root / "cifar").mkdir()
+    rows = ["path,label,split"]
+    for part in ("train", "val"):
+        for wnid in ("n01", "n02"):
+            (root / part / wnid).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (30, 20), (number, 0, 0)).save(root / part / wnid / f"{number}.png")
+                rows.append(f"{part}/{wnid}/{number}.png,{wnid},{part}")
+        with tarfile.open(root / part / "0.tar", "w") as shard:
+            shard.add(root / part, "", filter=lambda member: None if member.name.endswith(".tar") else member)
+        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["n01", "n02"]}}
+        (root / part / "dataset_info.json").write_text(json.dumps({"features": features}))
+        lines = [f"../{part}/n0{1 + label}/{number}.png {label}" for label in (0, 1) for number in range(4)]
+        for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
+            (root / "cifar" / name).write_text("\n".join(lines))
+        for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+            (root / "voc" / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(8):
+            Image.new("RGB", (30, 20)).save(root / "voc" / "JPEGImages" / f"{part}{number}.jpg")
+            Image.new("P", (30, 20)).save(root / "voc" / "SegmentationClass" / f"{part}{number}.png")
+        listed = "\n".join(f"{part}{number}" for number in range(8))
+        (root / "voc" / "ImageSets" / "Segmentation" / f"{part}.txt").write_text(listed)
+    (root / "table.csv").write_text("\n".join(rows) + "\n")
+    return root
