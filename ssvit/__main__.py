@@ -46,7 +46,7 @@ def main(name: str | None = None) -> None:
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    from ssvit.config.command import in_one_line
+    from ssvit.config.command import exit_on_failure
     from ssvit.options import Failure
 
     command = replace(find(name), prefix="ssvit ")
@@ -56,7 +56,7 @@ def _run(name: str, arguments: list[str]) -> None:
         from ssvit.config import help
 
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for pipes to head
-        with in_one_line():
+        with exit_on_failure():
             print(help.text(command, COMMANDS[name], arguments, everything="--help-all" in flags))
         return
     if flags:
@@ -64,7 +64,7 @@ def _run(name: str, arguments: list[str]) -> None:
         launcher = ("hydra/launcher", "hydra.launcher")
         arguments = [argument for argument in arguments if not argument.startswith(launcher)]
         if command.dry_run is None:
-            with in_one_line():
+            with exit_on_failure():
                 raise Failure(f"{min(flags)}: must be a flag of pretrain or finetune, the commands that train", 2)
         preview = _with_configuration(command.dry_run) if _SHOW_CONFIG in flags else command.dry_run
         command = replace(command, run=preview, results=None)

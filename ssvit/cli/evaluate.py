@@ -77,7 +77,7 @@ def run(config: Config) -> Path | None:
     if options.report:
         by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
-        commands = [] if best is None else commands_of(best, checkpoint, config)
+        commands = [] if best is None else next_commands(best, checkpoint, config)
         conclusion = conclude(scores, compared, side=median_side(split.test.source), size=min(measured["image_size"]))
         written = report.write(
             folder,
@@ -103,7 +103,7 @@ def run(config: Config) -> Path | None:
     return Path(options.output)
 
 
-def commands_of(reading: features_options.Reading, checkpoint: Checkpoint, config: Config) -> list[str]:
+def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, config: Config) -> list[str]:
     """Return the commands that write the features, index them for retrieval, and fine-tune their encoder.
 
     The commands read the same images as the command of `config`.

@@ -77,7 +77,7 @@ class Command:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # for characters outside the terminal's encoding
-        with in_one_line():
+        with exit_on_failure():
             with _configuration():
                 line = self.line(arguments)
             if line.sweep:
@@ -141,7 +141,7 @@ class Command:
         results: Results | None = locate(self.results)() if self.results else None
 
         def job(config: Config) -> float | None:
-            with in_one_line():  # otherwise, Hydra would report the failure in its format
+            with exit_on_failure():  # otherwise, Hydra would report the failure in its format
                 folder = self._start(config)
             return results.add(config, folder) if results else None
 
@@ -183,17 +183,17 @@ def _configuration() -> Iterator[None]:
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
+def exit_on_failure() -> Iterator[None]:
     """End the process with one line of text if the block raises Failure or KeyboardInterrupt."""
     try:
         yield
     except Failure as failure:
-        leave(str(failure), failure.status)
+        exit_with(str(failure), failure.status)
     except KeyboardInterrupt:
-        leave("stopped by Ctrl-C", 130)
+        exit_with("stopped by Ctrl-C", 130)
 
 
-def leave(line: str, status: int) -> NoReturn:
+def exit_with(line: str, status: int) -> NoReturn:
     """Print one line to stderr and end the process."""
     sys.stdout.flush()
     print(f"{Path(sys.argv[0]).name}: {printable(line)}", file=sys.stderr)

@@ -74,7 +74,7 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
             Group(group.title, [option for option in group.options if _is_common(option, command)]) for group in groups
         ]
     hidden = sum(len(group.options) for group in groups) - sum(len(group.options) for group in shown)
-    flags["--help-all"] = f"{hidden} more options" if hidden else "all options"
+    flags["--help-all"] = f"{hidden} more options" if hidden else "All options"
     positional = f" [{command.positional.upper()} …]" if command.positional else ""
     lines = [
         f"{command.prefix}{command.name.replace('_', '-')} [OPTION=VALUE …]{positional}",
@@ -88,11 +88,11 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
 
 
 _FLAGS = {
-    "--dry-run": "print the sizes and the estimated time and memory; start nothing",
-    "--show-config": "the same, followed by the composed configuration as YAML",
-    "-m": "one run for each combination of values: -m recipe.lr=1e-3,2e-3",
-    "--plugin PACKAGE": "import a package whose *_options modules declare choices",
-    "--config-dir PATH": "look for files of options in this folder too",
+    "--dry-run": "Print the sizes and the estimated time and memory without starting a run",
+    "--show-config": "As --dry-run, followed by the composed configuration as YAML",
+    "-m": "One run for each combination of values: -m recipe.lr=1e-3,2e-3",
+    "--plugin PACKAGE": "Import a package whose *_options modules declare choices",
+    "--config-dir PATH": "Folder with additional files of options",
     "--help-all": "",
 }
 

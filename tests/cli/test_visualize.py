@@ -140,7 +140,7 @@ def test_newest_is_the_newest_fine_tuning(run, look, tmp_path):
     tuned = untrained(tmp_path / "outputs" / "tuned", *TINY, stage="finetune")
     sizes = {"resize": "paper", "image_size": [16, 32]}
     options = visualize.Visualize(other="newest", outputs=str(tmp_path / "outputs"))
-    found = visualize.find_other(options, sizes, 3, print)
+    found = visualize.checkpoint_of_other(options, sizes, 3, print)
     assert found.path == tuned
     second = loading.load_encoder(loading_options.LoadEncoder(path=found.path, **sizes))
     assert (found.name, second.image_size, second.training) == ("tuned", (16, 32), False)
