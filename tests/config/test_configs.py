@@ -235,11 +235,6 @@ def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(ima
         assert (view.size, view.resize, view.fit, config.encoder.dropout) == ((384, 384), 448, "cover", 0.1)
 
 
-def test_a_task_of_vtab_has_to_be_named(pretrained_run):
-    with pytest.raises(Failure, match="You must specify 'data'"):
-        composed("experiment=table4_vtab", tool="finetune")
-
-
 def test_every_file_opens_with_a_comment_that_says_what_it_is():
     for path in CONFIGS.rglob("*.yaml"):
         text = path.read_text()
