@@ -1,4 +1,4 @@
-"""A batch is a function of the seed and the step alone: of no worker, process, restart, or damaged file."""
+"""A batch is a function of the seed and the step alone, whatever the workers, processes and restarts."""
 
 import contextlib
 import os
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from itertools import pairwise
 from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,31 +61,18 @@ def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
     )
 
 
-def test_each_image_comes_once_an_epoch_though_batches_straddle_epochs() -> None:
-    shown = tags(Loader(source=tagged(50), transform=TAG, seed=0, batch_size=8).batches(0, 25))
-    epochs = [shown[i : i + 50] for i in range(0, 200, 50)]
-    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
-    assert all(a != b for a, b in pairwise(epochs))
-
-
-def test_indices_are_a_function_of_seed_and_slot() -> None:
-    slots = torch.arange(1000)
-    every = sampler.indices(slots, size=37, seed=5)
-    scattered = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(sampler.indices(scattered, size=37, seed=5), every[scattered])
-    assert not torch.equal(sampler.indices(slots, size=37, seed=6), every)
-
-
-def test_an_order_that_is_computed_shows_each_image_once_an_epoch() -> None:
+@pytest.mark.parametrize("order", ["permutation", "bijection"])
+def test_each_image_comes_once_an_epoch_in_an_order_of_seed_and_slot(order: str) -> None:
     slots = torch.arange(5 * 37)
-    every = sampler.indices(slots, size=37, seed=5, order="bijection")
+    every = sampler.indices(slots, size=37, seed=5, order=order)
     epochs = every.view(5, 37)
     assert torch.equal(epochs.sort(1).values, torch.arange(37).expand(5, 37))
     assert len(epochs.unique(dim=0)) == 5
-    assert torch.equal(sampler.indices(slots.flip(0), size=37, seed=5, order="bijection"), every.flip(0))
-    assert not torch.equal(sampler.indices(slots, size=37, seed=5), every)
-    loader = Loader(source=tagged(37), transform=TAG, seed=5, batch_size=37, order="bijection")
-    assert [tags([batch]) for batch in loader.batches(2, 4)] == epochs[2:4].tolist()
+    scattered = torch.randperm(len(slots), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sampler.indices(scattered, size=37, seed=5, order=order), every[scattered])
+    assert not torch.equal(sampler.indices(slots, size=37, seed=6, order=order), every)
+    loader = Loader(source=tagged(37), transform=TAG, seed=5, batch_size=8, order=order)
+    assert tags(loader.batches(3, 23)) == every[24:184].tolist()  # batches straddle epochs
 
 
 def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
@@ -117,69 +103,42 @@ CHANGED = InceptionCrop(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2), CHANGED])
-def test_going_on_at_a_step_gives_the_tail(transform: InceptionCrop | ShiftCrop) -> None:
-    source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
-
-    def load(first: int) -> list[Batch]:
-        return list(Loader(source=source, transform=transform, seed=1, batch_size=16, accumulate=2).batches(first, 9))
-
-    assert same(load(0)[10:], load(5))
+VIEWS = MultiCrop(views_options.MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
 
 
-@pytest.mark.parametrize("transform", [InceptionCrop(size=4), CHANGED])
-def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path, transform: InceptionCrop) -> None:
-    source = folder(tmp_path, 100, damaged=[17])
-
-    def load(workers: int, first: int) -> list[Batch]:
-        options = {"seed": 3, "batch_size": 20, "accumulate": 2, "workers": workers}
-        return list(Loader(source=source, transform=transform, **options).batches(first, 8))
-
-    alone = load(0, 0)
-    assert same(alone, load(2, 0))
-    assert same(alone[6:], load(3, 3))
-
-
-def test_views_are_the_same_from_files_and_memory_and_by_any_number_of_workers(tmp_path: Path) -> None:
-    images = torch.randint(0, 256, (40, 3, 12, 14), dtype=torch.uint8)
-    paths = [str(tmp_path / f"{i}.png") for i in range(40)]
+@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2), CHANGED, VIEWS])
+def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path: Path, transform) -> None:
+    images, labels = torch.randint(0, 256, (120, 3, 12, 14), dtype=torch.uint8), torch.arange(120) % 2
+    paths = [str(tmp_path / f"{i:03d}.png") for i in range(120)]
     for path, image in zip(paths, images, strict=True):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
-    labels = torch.arange(40) % 2
-    views = MultiCrop(views_options.MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
+    memory, files = Memory(images, labels, ("a", "b")), Files(paths, labels, ("a", "b"))
 
     def load(source: Source, first: int = 0, workers: int = 0) -> list[Batch]:
-        options = {"seed": 3, "batch_size": 16, "accumulate": 2, "workers": workers}
-        return list(Loader(source=source, transform=views, **options).batches(first, 6))
+        options = {"seed": 3, "batch_size": 40, "accumulate": 2, "workers": workers}
+        return list(Loader(source=source, transform=transform, **options).batches(first, 6))
 
-    whole = load(Memory(images, labels, ("a", "b")))
-    shapes = {name: tuple(view.shape) for name, view in whole[0].views.items()}
-    assert shapes == {"global": (8, 2, 3, 8, 8), "local": (8, 3, 3, 6, 6)}
-    files = Files(paths, labels, ("a", "b"))
-    assert same(whole, load(files))
-    assert same(whole[6:], load(files, first=3, workers=2))
-    assert same(whole[6:], load(Memory(images, labels, ("a", "b")), first=3))
-
-
-def test_labels_belong_to_the_images_shown(tmp_path: Path) -> None:
-    source = folder(tmp_path, 100, damaged=[41])
-    for batch in Loader(source=source, transform=TAG, seed=0, batch_size=25).batches(0, 8):
-        assert (batch.images[:, 0, 0, 0] % 2 == batch.labels).all()
+    of_memory = load(memory)
+    assert same(of_memory[6:], load(memory, first=3))
+    if transform is VIEWS:
+        shapes = {name: tuple(view.shape) for name, view in of_memory[0].views.items()}
+        assert shapes == {"global": (20, 2, 3, 8, 8), "local": (20, 3, 3, 6, 6)}
+        assert same(of_memory, load(files))
+    Path(paths[17]).write_text("damaged")
+    of_files = load(files)
+    assert same(of_files, load(files, workers=2))
+    assert same(of_files[6:], load(files, first=3, workers=3))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_file_gives_its_place_to_another(tmp_path: Path, workers: int) -> None:
+def test_a_damaged_file_is_replaced_by_another_with_its_label(tmp_path: Path, workers: int) -> None:
     source = folder(tmp_path, 120, damaged=[7])
-
-    def load() -> tuple[Loader, list[int]]:
-        loader = Loader(source=source, transform=TAG, seed=0, batch_size=30, workers=workers)
-        return loader, tags(loader.batches(0, 8))
-
-    loader, shown = load()
-    sound = tags(Loader(source=tagged(120), transform=TAG, seed=0, batch_size=30).batches(0, 8))
-    replaced = [(a, b) for a, b in zip(shown, sound, strict=True) if a != b]
+    loader = Loader(source=source, transform=TAG, seed=0, batch_size=30, workers=workers)
+    batches = list(loader.batches(0, 8))
+    whole = tags(Loader(source=tagged(120), transform=TAG, seed=0, batch_size=30).batches(0, 8))
+    replaced = [(a, b) for a, b in zip(tags(batches), whole, strict=True) if a != b]
     assert [b for _, b in replaced] == [7, 7]
-    assert load()[1] == shown
+    assert all((batch.images[:, 0, 0, 0] % 2 == batch.labels).all() for batch in batches)
     assert loader.unreadable == {source.paths[7]: "no image of a known format"}
 
 
@@ -187,9 +146,8 @@ def test_a_damaged_file_gives_its_place_to_another(tmp_path: Path, workers: int)
 def test_nothing_readable_stops_at_once(tmp_path: Path, workers: int) -> None:
     source = folder(tmp_path, 10, damaged=range(10))
     loader = Loader(source=source, transform=TAG, seed=0, batch_size=5, workers=workers)
-    with pytest.raises(UserError, match=r"can be read; the first: .*\.png: no image of a known format") as caught:
+    with pytest.raises(UserError, match=r"^[^\n]*the first: .*\.png: no image of a known format$"):
         next(loader.batches(0, 100))
-    assert "\n" not in str(caught.value)
 
 
 def test_more_than_one_in_a_hundred_stops(tmp_path: Path) -> None:
@@ -217,28 +175,22 @@ def test_few_failures_early_in_a_large_set_do_not_stop() -> None:
 
 
 class _Exits:
-    """A transform in whose midst the worker is killed, as for want of memory."""
+    """A transform in which the worker is killed, as for lack of memory."""
 
     def __call__(self, images: list[Tensor], slots: Tensor, seed: int) -> Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
 
-def test_a_dead_worker_is_told_in_one_line(tmp_path: Path) -> None:
-    loader = Loader(source=folder(tmp_path, 10), transform=_Exits(), seed=0, batch_size=5, workers=1)
-    with pytest.raises(UserError, match="a data worker died") as caught:
-        list(loader.batches(0, 2))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_worker_killed_with_batches_on_the_way_is_told_alike(tmp_path: Path) -> None:
-    loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1)
-    batches = loader.batches(0, 100)
-    next(batches)
-    time.sleep(0.5)  # it has read ahead by now, and the main process would ask it for what it has read
-    (worker,) = active_children()
-    worker.kill()
-    with pytest.raises(UserError, match=r"^a data worker died"):
+@pytest.mark.parametrize("transform", [_Exits(), TAG])
+def test_a_dead_worker_is_reported_in_one_line(tmp_path: Path, transform) -> None:
+    """While it reads, or with batches on the way: the main process would ask it for what it has read."""
+    batches = Loader(source=folder(tmp_path, 10), transform=transform, seed=0, batch_size=5, workers=1).batches(0, 100)
+    if transform is TAG:
+        next(batches)
+        time.sleep(0.5)
+        active_children()[0].kill()
+    with pytest.raises(UserError, match=r"^a data worker died[^\n]*$"):
         list(batches)
 
 
@@ -248,9 +200,8 @@ def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
     next(batches)
     (worker,) = active_children()
     os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(UserError, match=r"^no images came from the data workers for 0\.5 seconds") as caught:
+    with pytest.raises(UserError, match=r"^no images came from the data workers for 0\.5 seconds[^\n]*$"):
         list(batches)
-    assert "\n" not in str(caught.value)
     assert not active_children()
 
 
@@ -312,9 +263,8 @@ def test_too_few_files_for_the_workers_are_told(tmp_path: Path, limit: int) -> N
 
 def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:
     loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50), seed=0, batch_size=5, workers=1)
-    with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small") as caught:
+    with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small[^\n]*$"):
         list(loader.batches(0, 2))
-    assert "\n" not in str(caught.value)
 
 
 ORPHANS = """
@@ -384,12 +334,11 @@ def test_an_error_amid_the_batches_leaves_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_shows_each_image_once_in_order(tmp_path: Path, workers: int) -> None:
-    source = folder(tmp_path, 23)
-    batches = list(evaluation_batches(source, TAG, batch_size=5, workers=workers))
-    assert tags(batches) == list(range(23))
-    assert torch.cat([batch.slots for batch in batches]).tolist() == list(range(23))
-    assert torch.cat([batch.labels for batch in batches]).tolist() == [i % 2 for i in range(23)]
+def test_evaluation_has_each_readable_image_once_in_order(tmp_path: Path, workers: int) -> None:
+    batches = list(evaluation_batches(folder(tmp_path, 120, damaged=[3]), TAG, batch_size=7, workers=workers))
+    readable = [i for i in range(120) if i != 3]
+    assert tags(batches) == torch.cat([batch.slots for batch in batches]).tolist() == readable
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [i % 2 for i in readable]
 
 
 @pytest.mark.parametrize("limit", [None, 1, 22, 200])
@@ -399,12 +348,6 @@ def test_evaluation_parts_add_up(limit: int | None) -> None:
     assert whole == sorted(set(whole))
     parts = [tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit, rank=r, world=4)) for r in range(4)]
     assert [tag for part in parts for tag in part] == whole
-
-
-def test_evaluation_leaves_damaged_files_out(tmp_path: Path) -> None:
-    batches = list(evaluation_batches(folder(tmp_path, 200, damaged=[3]), TAG, batch_size=1))
-    assert tags(batches) == [i for i in range(200) if i != 3]
-    assert 3 not in torch.cat([batch.slots for batch in batches])
 
 
 @pytest.mark.parametrize(
