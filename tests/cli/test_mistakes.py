@@ -13,6 +13,10 @@ from PIL import Image
 
 LONG = "a" * 5000
 CLASSIFIER = Path(__file__).parents[1] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
+BANDS = (
+    "pretrain data=folder data.root=few recipe.batch_size=4 data.image_size=16 encoder.patch_size=4 data.channels=4 "
+    "data.range=[0,9] data.std=0.5"
+)
 # A command and its options. The line starts with the last of them, or with what stands after " -> ". The commands run
 # in a folder with the finished run `outputs/masked_patch_synthetic`, which is the newest.
 MISTAKES = (
@@ -57,6 +61,22 @@ MISTAKES = (
     "pretrain --recipe.batch-size 8 -> --recipe.batch-size: must be written without dashes, as recipe.batch_size=8",
     "predict --checkpoint empty a.png -> --checkpoint: must be written without dashes, as checkpoint=empty",
     "pack -> output: ",
+    "pack output=x -> data=null",
+    "pack data=synthetic output=x/y",
+    "pack output=x data=synthetic size=0",
+    "pack output=x data=synthetic quality=101",
+    "pack output=x data=synthetic workers=0",
+    "predict a.png output=a.csv labelled=none.csv",
+    "predict a.png confidence=2",
+    "predict a.png per_class=0",
+    "pretrain data=folder data.root=few data.channels=20",
+    "pretrain data=folder data.root=few data.range=[3,1]",
+    "pretrain data=folder data.root=few data.normalization=none.yaml",
+    f"{BANDS} data.mean=[0.1,0.2]",
+    f"{BANDS} data.mean=0.5 encoder.channels=5",
+    f"{BANDS} data.mean=0.5 data.shown=[1,2,4]",
+    f"{BANDS} data.mean=0.5 data.augment.jitter=0.5",
+    f"{BANDS} data.mean=0.5 target=mean_color target.bits=5",
     "embed checkpoint=outputs/masked_patch_synthetic index=hnsw",
     "pretrain data=synthetic index=hnsw",
     "pretrain steps",

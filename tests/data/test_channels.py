@@ -14,7 +14,6 @@ import pytest
 import tifffile
 import torch
 import yaml
-from command import one_line
 from PIL import Image
 
 import ssvit
@@ -345,28 +344,6 @@ def test_pictures_show_three_of_many_channels() -> None:
     assert torch.equal(display(images), shown)
     assert torch.equal(other(images)[:, 0], ((images[:, 0] / 0.2).clamp(0, 1)))
     assert torch.allclose(PLAIN(images), images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
-
-
-def test_wrong_options_are_reported_before_torch_is_loaded(tool, tmp_path: Path, no_torch: str) -> None:
-    root = labelled_set(tmp_path / "set", 4, "uint16", ".npy", 12)
-    lines = {
-        "data.channels=20": "data.channels=20: ",
-        "data.range=[3,1]": "data.range=[3,1]: ",
-        "encoder.channels=5": "encoder.channels=5: ",
-        "data.shown=[1,2,4]": "data.shown=[1,2,4]: ",
-        "data.augment.jitter=0.5": "data.augment.jitter=0.5: ",
-        "target=mean_color target.bits=5": "target.bits=5: ",
-        "data.normalization=none.yaml": "data.normalization=none.yaml: ",
-        "data.mean=[0.1,0.2]": "one for each of the 4 channels",
-    }
-    for given, line in lines.items():
-        options = {"preset": "null", "recipe.batch_size": "4", "data.channels": "4", "data.range": "[0,9]"}
-        options |= {"data.mean": "0.5", "data.std": "0.5"} | dict(option.split("=", 1) for option in given.split())
-        typed = [f"data={root}", *(f"{name}={value}" for name, value in options.items())]
-        with pytest.raises(Failure) as caught:
-            pretrain.call(typed)
-        assert line in str(caught.value), given
-    assert line in one_line(tool("pretrain", *typed, status=2, PYTHONPATH=no_torch))
 
 
 def test_only_files_of_the_command_are_overwritten(tmp_path: Path) -> None:

@@ -373,46 +373,39 @@ def test_waiting_is_counted(tmp_path: Path) -> None:
 CUDA = torch.device("cuda")
 
 
-class Device:
-    """current: the stream on which work lands; told: what happened, in order."""
-
-    def __init__(self):
-        self.current, self.told, self.clock = "main", [], 0.0
-
-    def stream_of(self, name):
-        return SimpleNamespace(
-            name=name,
-            wait_stream=lambda other: self.told.append(f"{name} waits for {other.name}"),
-            record_event=lambda event: event.record(name),
-        )
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        self.current = stream.name
-        yield
-        self.current = "main"
-
-    def event(self, enable_timing):
-        found = SimpleNamespace(time=None, query=lambda: True)
-
-        def record(name):
-            found.time = self.clock
-            self.told.append(f"event on {name}")
-
-        found.record, found.elapsed_time = record, lambda later: 1000 * (later.time - found.time)
-        return found
-
-
 @pytest.fixture
 def device(monkeypatch):
-    found = Device()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.stream_of("main"))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: found.stream_of("own"))
-    monkeypatch.setattr(torch.cuda, "stream", found.stream)
-    monkeypatch.setattr(torch.cuda, "Event", found.event)
-    kept = lambda tensor, stream: found.told.append(f"kept for {stream.name}")  # noqa: E731
-    monkeypatch.setattr(torch.Tensor, "record_stream", kept)
-    return found
+    """A GPU with a log of what happens on which stream, and a clock in seconds."""
+    gpu = SimpleNamespace(current="main", log=[], clock=0.0)
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.query = lambda: True
+
+        def record(self, name):
+            self.time = gpu.clock
+            gpu.log.append(f"event on {name}")
+
+        def elapsed_time(self, later):
+            return 1000 * (later.time - self.time)
+
+    def stream_called(name):
+        wait = lambda other: gpu.log.append(f"{name} waits for {other.name}")  # noqa: E731
+        return SimpleNamespace(name=name, wait_stream=wait, record_event=lambda event: event.record(name))
+
+    @contextlib.contextmanager
+    def stream(chosen):
+        gpu.current = chosen.name
+        yield
+        gpu.current = "main"
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream_called("main"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream_called("own"))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    record = lambda tensor, stream: gpu.log.append(f"recorded on {stream.name}")  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    return gpu
 
 
 def parts(**given):
@@ -423,14 +416,14 @@ def parts(**given):
 def test_a_batch_is_made_on_its_own_stream_and_the_step_waits_for_it(device):
     def made():
         for batch in parts().batches(0, 2):
-            device.told.append(f"made on {device.current}")
+            device.log.append(f"made on {device.current}")
             device.clock += 0.5
             yield batch
 
     waits = []
     batches = list(streamed(made(), CUDA, waits.append))
-    of_one = ["event on main", "made on own", "main waits for own", "event on main", *["kept for main"] * 3]
-    assert device.told == ["own waits for main", *of_one, *of_one, "event on main"]
+    of_one = ["event on main", "made on own", "main waits for own", "event on main", *["recorded on main"] * 3]
+    assert device.log == ["own waits for main", *of_one, *of_one, "event on main"]
     assert waits == [0.5, 0.5]
     for batch, expected in zip(batches, parts().batches(0, 2), strict=True):
         assert all(one.equal(other) for one, other in zip(batch.tensors, expected.tensors, strict=True))

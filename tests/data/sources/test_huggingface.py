@@ -7,7 +7,6 @@ from pathlib import Path
 import datasets as hub
 import pytest
 import torch
-from command import TINY
 from images import picture, pixels, put
 
 from ssvit.data.sources import huggingface
@@ -189,14 +188,3 @@ def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^root=.*: needs datasets: pip install 'ssvit\[huggingface\]'$"):
         hugging_face(HuggingFaceOptions(root=str(tmp_path)))
-
-
-def test_a_finished_run_is_known_again(tmp_path: Path, tool) -> None:
-    """Pre-training on a saved set with a worker; changed labels make it another set."""
-    hub.DatasetDict(train=made(range(16)), test=made(range(8))).save_to_disk(tmp_path / "saved")
-    own = [option for option in TINY if not option.startswith("data.")]
-    own += ["data=huggingface", "data.root=saved", "data.image_size=16", "workers=1", "name=a"]
-    assert "train: 16 images to train on; test: 8 to measure on" in tool("pretrain", *own).stdout
-    hub.DatasetDict(train=made(range(1, 17)), test=made(range(8))).save_to_disk(tmp_path / "other")
-    assert "data" in tool("pretrain", *own, "data.root=other", status=1).stderr
-    tool("pretrain", *own)

@@ -263,29 +263,7 @@ def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        (("output=x",), "data"),
-        (("output=x/y", "data=synthetic"), "output"),
-        (("output=x", "data=synthetic", "size=0"), "size"),
-        (("output=x", "data=synthetic", "quality=101"), "quality"),
-    ],
-)
-def test_a_wrong_option_is_one_line(tmp_path: Path, monkeypatch, options: tuple[str, ...], name: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Failure, match=rf"^{name}=[^\n]*$") as caught:
-        pack_command.call(options)
-    assert caught.value.status == 2
-
-
 def test_only_photographs_are_resized(tmp_path: Path) -> None:
     options = (f"data={write_folder(tmp_path / 'images')}", "data.channels=5", f"output={tmp_path}/packed", "size=8")
     with pytest.raises(Failure, match=r"^size=8: "):
         pack_command.call(options)
-
-
-def test_a_wrong_option_is_reported_before_torch_is_loaded(tmp_path: Path, no_torch: str) -> None:
-    done = command(tmp_path, "output=x", "data=synthetic", "workers=0", PYTHONPATH=no_torch)
-    assert done.returncode == 2
-    assert one_line(done).startswith("ssvit: workers=0: ")

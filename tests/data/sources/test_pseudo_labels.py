@@ -4,9 +4,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from command import TINY, one_line
 
 from ssvit.cli.predict import command as predict
+from ssvit.data.sources import datasets
+from ssvit.data.sources.datasets_options import Csv
 from ssvit.data.sources.pseudo_labels import PseudoLabel, chosen, written
 from ssvit.data.sources.table import Columns, rows
 from ssvit.options import Failure, OptionError
@@ -44,66 +45,35 @@ def test_labelled_rows_come_first_with_their_splits_and_every_path_is_found_from
         written([], str(table))
 
 
-def test_a_teachers_table_trains_a_student(tool, tmp_path):
-    from PIL import Image
-
-    colors = {"red": (200, 30, 30), "blue": (30, 30, 200)}
-    lines = ["path,label,split"]
-    for place in range(16):
-        label = ("red", "blue")[place % 2]
-        shade = tuple(value + 2 * place for value in colors[label])
-        Image.new("RGB", (16, 16), shade).save(tmp_path / f"{place}.png")
-        if place < 8:
-            lines.append(f"{place}.png,{label},{'test' if place < 2 else 'train'}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
-    sizes = [option for option in TINY if not option.startswith(("data.", "target.", "recipe.steps"))]
-    data = ["data=csv", "data.image_size=16", "encoder.patch_size=4", "evaluator=[]", "probe=[]"]
-    tool("pretrain", *sizes, *data, "data.table=labels.csv", "recipe.steps=6", "recipe.batch_size=4", "encoder=small",
-         "name=pre", "objective=mae")  # fmt: skip
-    short = ("recipe.steps=30", "recipe.warmup=2", "recipe.batch_size=4", "fabric.accelerator=cpu")
-    tool("finetune", "checkpoint=outputs/pre", *short, "name=teacher")
-    others = [f"{place}.png" for place in range(8, 16)]
-    done = tool(
-        "predict", "checkpoint=outputs/teacher", *others, "output=all.csv", "labelled=labels.csv", "per_class=3"
-    )
-    with open(tmp_path / "all.csv") as file:
-        found = list(csv.DictReader(file))
-    assert [row["split"] for row in found[:8]] == ["test", "test", *["train"] * 6]
-    pseudo = found[8:]
-    assert f"all.csv: {len(pseudo)} of 8 pictures have a pseudo-label" in done.stdout
-    assert all(sum(row["label"] == label for row in pseudo) <= 3 for label in colors)
-    assert all(float(row["probability"]) >= 0.5 for row in pseudo)
-    student = tool("finetune", "checkpoint=outputs/pre", "data=csv", "data.table=all.csv", "data.image_size=16", *short,
-                   "name=student")  # fmt: skip
-    assert f"{6 + len(pseudo)} images" in student.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["labelled=none.csv", "output=a.csv"], "labelled=none.csv: no such file"),
-        (["confidence=2"], "confidence=2: must be"),
-        (["per_class=0"], "per_class=0: must be"),
-    ],
-)
-def test_wrong_options_are_told_at_once(tool, options, said):
-    assert said in one_line(tool("predict", "a.png", *options, status=2))
-
-
 STORED = Path(__file__).parents[2] / "fixtures"
+RUN = STORED / "outputs" / "finetune_masked_patch_synthetic"
+
+
+def test_predictions_extend_a_table_of_labelled_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures = sorted(map(str, (STORED / "pictures").iterdir()))
+    Path("labels.csv").write_text(f"path,label,split\n{pictures[0]},disc,train\n{pictures[1]},star,test\n")
+    options = ["output=all.csv", "labelled=labels.csv", "confidence=0", "per_class=1"]
+    predict.call([f"checkpoint={RUN}", *options, *pictures[2:]])
+    with open("all.csv") as file:
+        found = list(csv.DictReader(file))
+    assert [(row["path"], row["label"], row["split"]) for row in found[:2]] == [
+        (pictures[0], "disc", "train"), (pictures[1], "star", "test"),
+    ]  # fmt: skip
+    assert 1 <= len({row["label"] for row in found[2:]}) == len(found) - 2
+    assert all(0 < float(row["probability"]) <= 1 for row in found[2:])
+    data = datasets.csv(Csv(table="all.csv"))
+    assert (len(data.train), len(data.test)) == (len(found) - 1, 1)
 
 
 @pytest.mark.parametrize("output", ["all.csv", "answers.json"])
-def test_answers_are_written_over_former_answers_alone(tmp_path, monkeypatch, output):
+def test_only_files_of_the_command_are_overwritten(tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
-    run = STORED / "outputs" / "finetune_masked_patch_synthetic"
-    command = [f"checkpoint={run}", f"output={output}", str(STORED / "pictures")]
+    command = [f"checkpoint={RUN}", f"output={output}", str(STORED / "pictures")]
     for mine in ('["mine"]\n', "path,label\n1.png,cat\n"):
         Path(output).write_text(mine)
-        with pytest.raises(Failure) as refused:
+        with pytest.raises(Failure, match=f"^output={output}: "):
             predict.call(command)
-        said = f"output={output}: is there, and is no file that this command has written; give another name"
-        assert (str(refused.value), refused.value.status) == (said, 2)
         assert Path(output).read_text() == mine
     Path(output).write_text("")  # as mktemp leaves it
     predict.call(command)

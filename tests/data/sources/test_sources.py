@@ -13,7 +13,7 @@ import torchvision.datasets
 from PIL import Image
 
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.loader import Loader, evaluation_batches
+from ssvit.data.loader import Loader
 from ssvit.data.sources import base_options as source_options
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import Data, Selection, Source, Unreadable, hold_out, masks, subset
@@ -53,13 +53,10 @@ def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> No
         return [tag for batch in loader.batches(0, 12) for tag in batch.images[:, 0, 0, 0].tolist()], loader.unreadable
 
     images = torch.arange(200, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5)
-    assert shown(Own(200)) == shown(Memory(images))
     chosen = torch.tensor([7, 3, 9] * 10)
     assert shown(Own(200).take(chosen)) == shown(Memory(images).take(chosen))
     replaced, reasons = shown(Own(120, damaged=5))
     assert (5 in replaced, reasons) == (False, {"image 5": "lost"})
-    evaluated = evaluation_batches(Own(120, damaged=5), transform, batch_size=7, workers=workers)
-    assert torch.cat([batch.slots for batch in evaluated]).tolist() == [i for i in range(120) if i != 5]
     features = extract(Pixels(), Own().take(torch.tensor([4, 2])), transform, workers=workers)
     assert (features.values["pixels"][:, 0] * 255).tolist() == [4, 2]
 
@@ -118,19 +115,20 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
         assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
 
 
+def torchvision_set(root: Path, name: str, **options: object) -> Data:
+    return datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(root), **options))
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"])
-def test_absent_sets_are_told_in_one_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError) as caught:
-        datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(tmp_path)))
-    assert str(caught.value).startswith(f"data.root={tmp_path}: ")
-    assert "\n" not in str(caught.value)
+def test_absent_sets_are_reported_in_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=rf"^data\.root={tmp_path}: [^\n]*$"):
+        torchvision_set(tmp_path, name)
 
 
-def test_wrong_names_of_sets_are_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"name=mnist: must be one of cifar10, .*oxford_pets"):
-        datasets.torchvision_set(datasets_options.TorchvisionSet(name="mnist", root=str(tmp_path)))
-    with pytest.raises(OptionError, match="split=unlabeled"):
-        datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path), split="unlabeled"))
+@pytest.mark.parametrize(("options", "wrong"), [({"name": "mnist"}, "name"), ({"split": "unlabeled"}, "split")])
+def test_wrong_options_of_public_sets_are_named(tmp_path: Path, options: dict[str, str], wrong: str) -> None:
+    with pytest.raises(OptionError, match=f"^{wrong}="):
+        torchvision_set(tmp_path, **{"name": "cifar10"} | options)
 
 
 def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
@@ -156,20 +154,14 @@ def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
     assert Counter(subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
 
 
-def test_a_subset_that_cannot_be_is_refused() -> None:
+def test_an_impossible_subset_is_named() -> None:
     source = Memory(torch.zeros(9, 1, 1, 1, dtype=torch.uint8))
     assert len(subset(source, images=5)) == 5
-    for options, told in (
-        ({"images": 10}, "images=10: there are 9 images"),
-        ({"part": (0.1, 0.1000001)}, "part=.*there are 0 images"),
-    ):
-        with pytest.raises(OptionError, match=told):
+    for options in ({"images": 10}, {"part": (0.1, 0.1000001)}):
+        with pytest.raises(OptionError, match=f"^{next(iter(options))}="):
             subset(source, **options)
-    for options, told in (
-        ({"part": (0.5, 0.2)}, "part=.*from, to"),
-        ({"images": 0}, "images=0: must be a whole number"),
-    ):
-        with pytest.raises(OptionError, match=told):
+    for options in ({"part": (0.5, 0.2)}, {"images": 0}):
+        with pytest.raises(OptionError, match=f"^{next(iter(options))}="):
             source_options.Subset(**options)
 
 
@@ -187,16 +179,13 @@ def fake_cifar(root: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
 def test_cifar_bytes_become_the_right_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = fake_cifar(tmp_path)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
-    data = datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path)))
-    assert (len(data.train), len(data.test)) == (20, 4)
-    assert data.classes[3] == "class 3"
+    data = torchvision_set(tmp_path, "cifar10")
+    assert (len(data.train), len(data.test), data.classes[3]) == (20, 4, "class 3")
     for source, name, first in ((data.train, "data_batch_3", 8), (data.test, "test_batch", 0)):
-        for i in range(4):
-            flat = parts[name][0][i]
-            image = source.in_memory[first + i]
-            assert image[1, 5, 9] == flat[1024 + 5 * 32 + 9]
-            np.testing.assert_array_equal(image.numpy().reshape(-1), flat)
-            assert source.labels[first + i] == parts[name][1][i]
+        for i, (flat, label) in enumerate(zip(*parts[name], strict=True), start=first):
+            assert source.in_memory[i, 1, 5, 9] == flat[1024 + 5 * 32 + 9]
+            np.testing.assert_array_equal(source.in_memory[i].numpy().reshape(-1), flat)
+            assert source.labels[i] == label
 
 
 class _Stub:
@@ -210,36 +199,26 @@ class _Stub:
         self.labels = np.array([0, 1, 1]) if split != "unlabeled" else np.array([-1, -1, -1])
 
 
-def test_file_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision.datasets, "Flowers102", _Stub)
-    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", _Stub)
-    for name, trained in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
-        data = datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(tmp_path)))
-        assert {Path(path).parent.name for path in data.train.paths} == trained
+def test_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for reader in ("Flowers102", "OxfordIIITPet", "STL10"):
+        monkeypatch.setattr(torchvision.datasets, reader, _Stub)
+    for name, parts in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
+        data = torchvision_set(tmp_path, name)
+        assert {Path(path).parent.name for path in data.train.paths} == parts
         assert {Path(path).parent.name for path in data.test.paths} == {"test"}
         assert data.test.labels.tolist() == [0, 1, 0]
-
-
-def test_stl10_unlabelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision.datasets, "STL10", _Stub)
-    data = datasets.torchvision_set(
-        datasets_options.TorchvisionSet(name="stl10", root=str(tmp_path), split="unlabeled")
-    )
-    assert data.classes == ()
-    assert data.train.labels is None
-    assert (data.train.in_memory == len("unlabeled")).all()
-    assert data.test.labels.tolist() == [0, 1, 1]
-    assert datasets.torchvision_set(datasets_options.TorchvisionSet(name="stl10", root=str(tmp_path))).classes == (
-        "a",
-        "b",
-    )
+    assert torchvision_set(tmp_path, "stl10").classes == ("a", "b")
+    unlabelled = torchvision_set(tmp_path, "stl10", split="unlabeled")
+    assert (unlabelled.classes, unlabelled.train.labels) == ((), None)
+    assert (unlabelled.train.in_memory == len("unlabeled")).all()
+    assert unlabelled.test.labels.tolist() == [0, 1, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "unpack.py").exists(), reason="the shared data sets are not here")
 def test_real_cifar10(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(SHARED / "unpack.py"), str(tmp_path)], check=True, capture_output=True)
-    data = datasets.torchvision_set(datasets_options.TorchvisionSet(name="cifar10", root=str(tmp_path)))
+    data = torchvision_set(tmp_path, "cifar10")
     assert (len(data.train), len(data.test)) == (50_000, 10_000)
     assert data.train.labels.bincount().tolist() == [5000] * 10
     assert data.classes[0] == "airplane"

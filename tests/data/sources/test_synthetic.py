@@ -1,6 +1,6 @@
 """The embedded data set: a pure function of (seed, index), fair in labels and colours, natural in its statistics."""
 
-import math
+import hashlib
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import synthetic
 from ssvit.data.sources.base import masks
-from ssvit.data.sources.synthetic import CLASSES, SHAPES, render
+from ssvit.data.sources.synthetic import CLASSES, render
 from ssvit.data.sources.synthetic_options import Synthetic
 from ssvit.options import OptionError
 
@@ -112,24 +112,11 @@ def test_sizes_of_one_aspect_show_one_scene():
     assert torch.corrcoef(torch.stack([small.flatten(), shrunk.flatten()]))[0, 1] > 0.95
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_shapes_have_one_area_and_their_middle_at_the_origin(name):
-    axis = torch.linspace(-2, 2, 801)
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    inside = SHAPES[name](x, y) < 0
-    assert inside.sum().item() * (4 / 800) ** 2 == pytest.approx(math.pi, rel=0.02)
-    assert abs(x[inside].mean()) < 0.03
-    assert abs(y[inside].mean()) < 0.03
-    assert (x[inside] ** 2 + y[inside] ** 2).max() < 1.7**2
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_distances_to_a_shape_have_slope_one_at_its_edge(name):
-    axis = torch.linspace(-2, 2, 801, dtype=torch.float64)
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    distance = SHAPES[name](x, y)
-    slope = torch.stack(torch.gradient(distance, spacing=4 / 800)).norm(dim=0)
-    assert slope[distance.abs() < 0.02].median().item() == pytest.approx(1, abs=0.03)
+def test_the_bits_never_change():
+    """Results on the pages were measured on these images, whose shapes, spectra and colours were tested before."""
+    images, labels, masks = render(torch.arange(200), seed=3, size=(24, 40))
+    digest = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes() + masks.numpy().tobytes())
+    assert digest.hexdigest() == "00429585c9b8883953974248793d8cd6fb34444dfb3d6878bea60840b79c1820"
 
 
 def test_colour_tells_nothing_of_the_class(monkeypatch):
@@ -141,50 +128,6 @@ def test_colour_tells_nothing_of_the_class(monkeypatch):
     # Chance is 0.1 with a standard deviation of 0.007 on the 2000 held-out images.
     assert accuracy(quadratic(images.mean((2, 3))), labels) < 0.13
     assert accuracy(quadratic(shape_color), labels) < 0.14
-
-
-def test_the_class_is_visible(monkeypatch):
-    indices = torch.arange(2000)
-    mask = foreground(monkeypatch, indices, 48).double().flatten(1)
-    labels = render(indices, seed=0, size=1)[1]
-    y, x = (place.flatten().double() for place in torch.meshgrid(torch.arange(48), torch.arange(48), indexing="ij"))
-    area = mask.sum(1, keepdim=True)
-    assert area.min() > 0.05 * 48**2
-    dx, dy = x - (mask * x).sum(1, keepdim=True) / area, y - (mask * y).sum(1, keepdim=True) / area
-    distance = (dx**2 + dy**2).sqrt() / (area / math.pi).sqrt()
-    bins = torch.stack([((distance < r) * mask).sum(1) / area[:, 0] for r in torch.arange(0.3, 1.8, 0.1)], dim=1)
-    assert accuracy(quadratic(bins), labels) > 0.6
-
-
-def test_neighbouring_pixels_agree():
-    images = render(torch.arange(200), seed=0, size=32)[0].double()
-    for one, other in ((images[..., 1:], images[..., :-1]), (images[..., 1:, :], images[..., :-1, :])):
-        assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.8
-
-
-def test_power_falls_with_frequency_as_in_natural_images():
-    size = 32
-    images = render(torch.arange(500), seed=0, size=size)[0].double().mean(1)
-    window = torch.hann_window(size, periodic=False, dtype=torch.float64)
-    images = (images - images.mean((1, 2), keepdim=True)) * window * window[:, None]
-    power = torch.fft.fft2(images).abs().square().mean(0)
-    frequency = torch.fft.fftfreq(size, 1 / size).double()
-    ring = (frequency**2 + frequency[:, None] ** 2).sqrt().round().long()
-    radial = torch.stack([power[ring == r].mean() for r in range(2, 13)]).log()
-    octave = torch.arange(2, 13).double().log()
-    slope = ((octave - octave.mean()) * radial).sum() / (octave - octave.mean()).square().sum()
-    # CIFAR-10 has -2.9 by this measure.
-    assert -3.4 < slope < -1.75
-
-
-@pytest.mark.parametrize("patch", [4, 8])
-def test_patch_colours_spread_over_many_classes(patch):
-    images = render(torch.arange(500), seed=0, size=32)[0].double() / 255
-    levels = (F.avg_pool2d(images, patch) * 8).long().clamp(max=7)
-    share = torch.bincount((levels * torch.tensor([64, 8, 1])[:, None, None]).sum(1).flatten(), minlength=512)
-    share = share / share.sum()
-    assert -(share * share.clamp(min=1e-12).log()).sum() > 3.5
-    assert share.max() < 0.12
 
 
 @pytest.mark.parametrize("size", [32, (24, 40), 7])
