@@ -69,7 +69,7 @@ def pictures(given: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
 
 def _taken(array: np.ndarray, pixels: PixelFormat) -> Tensor:
     try:
-        return torch.from_numpy(rasters.taken(array, pixels))
+        return torch.from_numpy(rasters.converted(array, pixels))
     except ValueError as error:
         raise OptionError("images", "x".join(map(str, array.shape)), str(error)) from None
 

@@ -101,8 +101,8 @@ def run(config: Config) -> None:
             named = [(name, p) for name, p in named if p >= least]
         print_lines(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
     if options.output is not None and options.as_table:
-        kept = pseudo_labels.chosen(labels, confidence=options.confidence, per_class=options.per_class)
-        replace(Path(options.output), pseudo_labels.written(kept, options.labelled))
+        kept = pseudo_labels.select(labels, confidence=options.confidence, per_class=options.per_class)
+        replace(Path(options.output), pseudo_labels.table_of(kept, options.labelled))
         print_lines(f"{options.output}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
     elif options.output is not None:
         replace(Path(options.output), (json.dumps(answers, indent=1) + "\n").encode())

@@ -11,13 +11,15 @@ from ssvit.config.command_line import CommandLine, unquoted
 from ssvit.data.sources import shard_folder
 from ssvit.options import Failure
 
+_STATISTICS = {"channels", "range", "mean", "std"}  # options in a file of ssvit normalization
 
-def expand(line: CommandLine, own_images: Sequence[str] = ()) -> None:
+
+def expand(line: CommandLine, additions: Sequence[str] = ()) -> None:
     """Replace the short forms on a command line by the options that they abbreviate.
 
     Args:
         line: The command line, which is modified.
-        own_images: Options that data=PATH adds unless they are typed.
+        additions: Options that data=PATH adds unless they are typed.
 
     Raises:
         Failure: The folder does not exist, or the normalization file cannot be read.
@@ -25,7 +27,7 @@ def expand(line: CommandLine, own_images: Sequence[str] = ()) -> None:
     names = line.typed.keys()
     expanded = [part for option in line.options for part in data_set(option, line)]
     if len(expanded) > len(line.options):
-        expanded += [option for option in own_images if option.partition("=")[0] not in names]
+        expanded += [option for option in additions if option.partition("=")[0] not in names]
     line.options = [part for option in expanded for part in _normalization(option, names)]
 
 
@@ -48,11 +50,11 @@ def data_set(option: str, line: CommandLine) -> list[str]:
     if group != "data" or (not is_path and line.has_choice("data", value)):
         return [option]
     if os.path.isdir(value):
-        return [f"data={'shards' if shard_folder.is_one(value) else 'folder'}", f"data.root={written}"]
+        return [f"data={'shards' if shard_folder.holds_shards(value) else 'folder'}", f"data.root={written}"]
     if value.lower().endswith((".csv", ".tsv")) and os.path.isfile(value):
         return ["data=csv", f"data.table={written}"]
     if "/" in value:
-        raise Failure(f"{option}: no such folder", 2)
+        raise Failure(f"{option}: no such file or folder", 2)
     return [option]
 
 
@@ -62,10 +64,10 @@ def _normalization(option: str, typed: Collection[str]) -> list[str]:
     if name != "data.normalization":
         return [option]
     try:
-        found = yaml.safe_load(Path(unquoted(written)).read_text())
+        statistics = yaml.safe_load(Path(unquoted(written)).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is no YAML file'}", 2) from None
-    if not isinstance(found, dict) or not found or not found.keys() <= {"channels", "range", "mean", "std"}:
-        raise Failure(f"{option}: must be a file that the command normalization wrote", 2)
-    given = {f"data.{name}": json.dumps(value) for name, value in found.items()}
-    return [f"{name}={value}" for name, value in given.items() if name not in typed]
+    if not isinstance(statistics, dict) or not statistics or not statistics.keys() <= _STATISTICS:
+        raise Failure(f"{option}: must be a file that ssvit normalization has written", 2)
+    options = {f"data.{name}": json.dumps(value) for name, value in statistics.items()}
+    return [f"{name}={value}" for name, value in options.items() if name not in typed]

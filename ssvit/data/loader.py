@@ -97,8 +97,8 @@ class Loader:
 
     def _slots(self, *units: int) -> tuple[Tensor, Tensor]:
         """Return the slots of micro-batches, numbered across steps, and the indices of their images."""
-        parted = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world, "batch_size": self.batch_size}
-        slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **parted) for unit in units])
+        shares = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world, "batch_size": self.batch_size}
+        slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **shares) for unit in units])
         return slots, sampler.indices(slots, size=len(self.source), seed=self.seed, order=self.order)
 
     def _from_memory(self, units: range) -> Generator[Batch]:
@@ -136,21 +136,21 @@ def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[f
         waited: Called with the seconds that the device idled until a batch was ready. The host's clock would give more,
             since the host may wait for data while the device still has queued steps.
     """
-    main, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    own.wait_stream(main)
+    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(main)
     waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
     while True:
-        asked, given = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        main.record_event(asked)
-        with torch.cuda.stream(own):
+        requested, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        main.record_event(requested)
+        with torch.cuda.stream(side):
             batch = next(batches, None)
         if batch is None:
             return
-        main.wait_stream(own)
-        main.record_event(given)
+        main.wait_stream(side)
+        main.record_event(ready)
         for tensor in batch.tensors:
             tensor.record_stream(main)  # otherwise the allocator could reuse its memory during the step
-        waits.append((asked, given))
+        waits.append((requested, ready))
         while waits and waits[0][1].query():
             first, last = waits.popleft()
             waited(first.elapsed_time(last) / 1000)
@@ -266,7 +266,7 @@ class _Tally:
     """Count opened and unreadable files, and stop the run once too many are unreadable."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.seen = size, 0
+        self.size, self.opened = size, 0
         self.reasons: dict[str, str] = {}
 
     def add(self, opened: int, failures: list[Unreadable]) -> None:
@@ -279,14 +279,14 @@ class _Tally:
         Raises:
             UserError: The fraction of unreadable files exceeds `TOLERATED`.
         """
-        self.seen = min(self.seen + opened, self.size)
+        self.opened = min(self.opened + opened, self.size)
         self.reasons |= {failure.path: failure.reason for failure in failures}
-        allowed = TOLERATED * self.seen
-        if self.seen < self.size:  # plus three standard deviations, so that chance does not stop a set within the limit
+        allowed = TOLERATED * self.opened
+        if self.opened < self.size:  # plus three standard deviations, so that chance does not stop a run
             allowed += 3 * math.sqrt(allowed)
-        if self.seen >= min(_ENOUGH, self.size) and len(self.reasons) > allowed:
+        if self.opened >= min(_ENOUGH, self.size) and len(self.reasons) > allowed:
             path, reason = next(iter(self.reasons.items()))
             raise UserError(
-                f"{len(self.reasons)} of {self.seen} image files cannot be read, more than {TOLERATED:.0%}; "
+                f"{len(self.reasons)} of {self.opened} image files cannot be read, more than {TOLERATED:.0%}; "
                 f"the first: {printable(path)}: {reason}"
             )

@@ -41,35 +41,36 @@ def measure(
 
     def moments(place: int) -> Moments | Unreadable:
         try:
-            found = Moments.of(read(place))
+            statistics = Moments.of(read(place))
         except Unreadable as failure:
             return failure
-        return found if np.isfinite(found.mean).all() else Unreadable(source.name(place), rasters.NO_NUMBERS)
+        is_finite = np.isfinite(statistics.mean).all()
+        return statistics if is_finite else Unreadable(source.name(place), rasters.NANS)
 
     total: Moments | None = None
-    left_out: list[Unreadable] = []
+    unreadable: list[Unreadable] = []
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(source), _AHEAD * workers):
             places = range(start, min(start + _AHEAD * workers, len(source)))
-            for place, found in zip(places, pool.map(moments, places), strict=True):
-                if isinstance(found, Unreadable):
-                    left_out.append(found)
+            for place, image in zip(places, pool.map(moments, places), strict=True):
+                if isinstance(image, Unreadable):
+                    unreadable.append(image)
                 elif total is None:
-                    total = found
-                elif len(found.mean) != len(total.mean):
-                    others = f"and those before it {len(total.mean)}"
-                    raise UserError(f"{source.name(place)}: has {len(found.mean)} channels, {others}")
+                    total = image
+                elif len(image.mean) != len(total.mean):
+                    others = f"and the images before it {len(total.mean)}"
+                    raise UserError(f"{source.name(place)}: has {len(image.mean)} channels, {others}")
                 else:
-                    total += found
+                    total += image
             progress(places.stop, len(source))
     if total is None:
-        raise UserError(f"none of the {len(source)} images can be read; the first: {left_out[0]}")
-    lines = [f"{len(source) - len(left_out):,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]
-    if left_out:
-        lines.append(f"{len(left_out):,} images could not be read; the first: {left_out[0]}")
+        raise UserError(f"none of the {len(source)} images can be read; the first: {unreadable[0]}")
+    lines = [f"{len(source) - len(unreadable):,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]
+    if unreadable:
+        lines.append(f"{len(unreadable):,} images could not be read; the first: {unreadable[0]}")
     if len(constant := (total.squares == 0).nonzero()[0]):
-        lines.append(f"the same value everywhere: channels {', '.join(map(str, constant + 1))}")
-    options = total.options(is_bytes=is_bytes, given=pixels.range)
+        lines.append(f"constant: channels {', '.join(map(str, constant + 1))}")
+    options = total.options(is_bytes=is_bytes, limits=pixels.range)
     if options["channels"] == 3 and is_bytes:
         del options["channels"]
     return options, lines
@@ -78,15 +79,15 @@ def measure(
 def _reader(source: Source, pixels: PixelFormat) -> tuple[Callable[[int], np.ndarray], bool]:
     """Return a function that reads an image's values, (c, h, w), and whether they are uint8."""
 
-    def taken(place: int) -> np.ndarray:
+    def converted(place: int) -> np.ndarray:
         return source.read(place).numpy()
 
     if pixels.range is not None:
-        return taken, False
-    kinds = {(len(image), image.dtype == np.uint8) for image in _sample(source)}
-    is_bytes = all(is_bytes for _, is_bytes in kinds)
-    if (pixels.channels == 3 and (3, True) in kinds) or (pixels == GREY and is_bytes):  # photographs
-        return taken, True
+        return converted, False
+    formats = {(len(image), image.dtype == np.uint8) for image in _sample(source)}
+    is_bytes = all(is_bytes for _, is_bytes in formats)
+    if (pixels.channels == 3 and (3, True) in formats) or (pixels == GREY and is_bytes):  # photographs
+        return converted, True
     return source.values, is_bytes
 
 

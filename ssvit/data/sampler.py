@@ -16,13 +16,9 @@ from ssvit.data.sources.base_options import BIJECTION, PERMUTATION
 from ssvit.randomness import bijection, permutation
 
 
-def _kind(epoch: int) -> str:
-    return f"order of epoch {epoch}"
-
-
 @lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, size: int) -> Tensor:
-    return permutation(seed, _kind(epoch), size)
+    return permutation(seed, f"order of epoch {epoch}", size)
 
 
 def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) -> Tensor:
@@ -42,7 +38,7 @@ def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) ->
     for epoch in epochs.unique().tolist():
         of_epoch = epochs == epoch
         if order == BIJECTION:
-            shown[of_epoch] = bijection(seed, _kind(epoch), places[of_epoch], size)
+            shown[of_epoch] = bijection(seed, f"order of epoch {epoch}", places[of_epoch], size)
         else:
             shown[of_epoch] = _order(seed, epoch, size)[places[of_epoch]]
     return shown

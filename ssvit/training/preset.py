@@ -69,7 +69,7 @@ def choose(
 
 def expand_images(line: CommandLine) -> None:
     """Replace data=PATH by the options for that path, with preset=auto for a user's images."""
-    arguments.expand(line, own_images=("preset=auto",))
+    arguments.expand(line, additions=("preset=auto",))
 
 
 def expand(line: CommandLine) -> None:

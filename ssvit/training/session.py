@@ -48,8 +48,8 @@ class Session:
         with runtime.together():
             self._data: Data = config.build("data.source")
         self._estimated = False  # only the first run of a comparison prints an estimate: the runs differ little
-        if self._data.told and is_main_process():
-            print_lines(self._data.told)
+        if self._data.summary and is_main_process():
+            print_lines(self._data.summary)
 
     @property
     def labelled(self) -> bool:

@@ -220,7 +220,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
     own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16", "recipe.steps=3", "recipe.evaluate_every=2")
     done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept")
     assert done.stdout.splitlines()[2] == (
-        "train/ 24 images to train on; validation/ 8 for choices; test/ 14 for the reported figure"
+        "train/ 24 images for training; validation/ 8 for validation; test/ 14 for testing"
     )
     assert done.stdout.count(" 24 images, 1 x cpu") == 3
     for run, measured in (("lr_0.1", "validation"), ("lr_1e-09", "validation"), ("chosen", "test")):
@@ -234,7 +234,7 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
     # With a validation folder alone it is reported on, and called so in every line.
     shutil.rmtree(tmp_path / "set" / "test")
     told = tool("finetune", *own, "recipe.evaluate_every=3", "name=alone").stdout
-    assert "train/ 24 images to train on; validation/ 8 to measure on" in told
+    assert "train/ 24 images for training; validation/ 8 for evaluation" in told
     assert "validation: top-1 " in told
     assert "test" not in told.replace(str(tmp_path), "")
     assert '"test/' not in (outputs / "alone" / "metrics.jsonl").read_text()

@@ -157,7 +157,7 @@ def test_what_an_encoder_lacks_is_told_and_the_rest_is_drawn(pictures):
     told = []
     paths = [str(pictures / "1.png"), str(pictures / "bad.png")]
     seen = inside.from_files(paths, CenterCrop(size=16), 5, told.append)
-    assert told == [f"{pictures / 'bad.png'}: no image of a known format; left out"]
+    assert told == [f"{pictures / 'bad.png'}: not an image of a known format; left out"]
     found = inside.look(bare, seen, layer=1, pooling="patch_mean", shown=8, batch_size=8, display=PLAIN)
     assert set(found.figures) == FIGURES - {"positions", "similarity"}
     assert any(line.startswith("positions: not available, since positions=relative") for line in found.lines)
@@ -191,7 +191,7 @@ def test_pictures_are_taken_evenly_from_those_that_can_be_read(pictures):
     told = []
     found = inside.from_files(paths, CenterCrop(size=16), 4, told.append)
     assert (found.names, found.description) == (("0.png", "2.png", "3.png", "5.png"), "4 of 6 pictures")
-    assert told == [f"{pictures / name}: no image of a known format; left out" for name in ("1.png", "4.png")]
+    assert told == [f"{pictures / name}: not an image of a known format; left out" for name in ("1.png", "4.png")]
     for image, name in zip(found.images, found.names, strict=True):
         assert torch.equal(image, CenterCrop(size=16)([load(str(pictures / name))])[0])
     assert inside.from_files(paths, CenterCrop(size=16), 5, told.append).names == found.names

@@ -144,11 +144,11 @@ def test_what_is_no_image_is_unreadable(tmp_path: Path) -> None:
     for name, target in (("null", "/dev/null"), ("dangling", "nowhere"), ("loop", "loop")):
         (tmp_path / name).symlink_to(target)
     for path, reason in (
-        ("text.jpg", "no image of a known format"),
+        ("text.jpg", "not an image of a known format"),
         ("absent.jpg", "No such file"),
         (".", "Is a directory"),
-        ("pipe", "no regular file"),
-        ("null", "no regular file"),
+        ("pipe", "not a regular file"),
+        ("null", "not a regular file"),
         ("dangling", "No such file"),
         ("loop", "Too many levels of symbolic links"),
         ("x" * 5000, "File name too long"),
@@ -164,7 +164,7 @@ def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path: Path) -> None
     with pytest.raises(Unreadable) as caught:
         load(str(path))
     assert caught.value.path == str(path)
-    assert str(caught.value) == rf"{tmp_path}/\x1b[2Jred\n.png: no image of a known format"
+    assert str(caught.value) == rf"{tmp_path}/\x1b[2Jred\n.png: not an image of a known format"
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"])

@@ -139,14 +139,14 @@ def test_a_damaged_file_is_replaced_by_another_with_its_label(tmp_path: Path, wo
     replaced = [(a, b) for a, b in zip(tags(batches), whole, strict=True) if a != b]
     assert [b for _, b in replaced] == [7, 7]
     assert all((batch.images[:, 0, 0, 0] % 2 == batch.labels).all() for batch in batches)
-    assert loader.unreadable == {source.paths[7]: "no image of a known format"}
+    assert loader.unreadable == {source.paths[7]: "not an image of a known format"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nothing_readable_stops_at_once(tmp_path: Path, workers: int) -> None:
     source = folder(tmp_path, 10, damaged=range(10))
     loader = Loader(source=source, transform=TAG, seed=0, batch_size=5, workers=workers)
-    with pytest.raises(UserError, match=r"^[^\n]*the first: .*\.png: no image of a known format$"):
+    with pytest.raises(UserError, match=r"^[^\n]*the first: .*\.png: not an image of a known format$"):
         next(loader.batches(0, 100))
 
 
@@ -158,7 +158,7 @@ def test_more_than_one_in_a_hundred_stops(tmp_path: Path) -> None:
         return sum(1 for _ in loader.batches(0, 40))
 
     assert steps(2) == 40  # 0.8 %
-    line = r"^\d of 250 image files cannot be read, more than 1%; the first: .*\.png: no image of a known format$"
+    line = r"^\d of 250 image files cannot be read, more than 1%; the first: .*\.png: not an image of a known format$"
     with pytest.raises(UserError, match=line):
         steps(4)  # 1.6 %
 

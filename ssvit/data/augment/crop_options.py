@@ -105,8 +105,8 @@ class RandomCrop(Crop):
             if not (value := getattr(self, change)):
                 continue
             if channels not in (1, 3):
-                right = f"must be 0 for images of {channels} channels: it changes red, green and blue"
-                raise OptionError(change, value, right)
+                expected = f"must be 0 for images of {channels} channels: it changes red, green and blue"
+                raise OptionError(change, value, expected)
             if of_floats:
                 raise OptionError(change, value, "must be 0 with data.range: it changes bytes")
 
@@ -156,6 +156,6 @@ class CenterCrop(Crop):
     @model_validator(mode="after")
     def _check_fit(self) -> Self:
         if self.fit == "squash" and self.resize is not None:
-            right = "must be null with fit=squash, which resizes the whole image to its size"
-            raise OptionError("resize", self.resize, right)
+            expected = "must be null with fit=squash, which resizes the whole image to its size"
+            raise OptionError("resize", self.resize, expected)
         return self

@@ -151,14 +151,14 @@ class Data:
         validation: Validation images, or None: the test images then serve for both, under their name.
         test: Test images, or None: the validation images then serve for both, under their name.
         classes: Class names of the training set, empty if it is unlabelled.
-        told: A console line on the origin of each split.
+        summary: A console line on the origin of each split.
     """
 
     train: Source
     validation: Source | None
     test: Source | None
     classes: tuple[str, ...]
-    told: str = ""
+    summary: str = ""
 
     @property
     def watched(self) -> Source:
@@ -209,13 +209,13 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
         UserError: The source has fewer than two images.
     """
     if len(source) < 2:
-        raise UserError("one image cannot be parted into images to train on and images to hold out")
+        raise UserError("the data set has one image, and holding out images requires two or more")
     order = uniform(seed, "held out", torch.arange(len(source)), 1)[:, 0].argsort()
     count = min(max(1, round(fraction * len(source))), len(source) - 1)
     return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
 
 
-def parted(
+def split_data(
     names: Sequence[str],
     train: Source,
     validation: Source | None = None,
@@ -238,10 +238,10 @@ def parted(
     """
     if validation is None and test is None:
         part, rest = hold_out(train, fraction=held_out, seed=seed)
-        line = f"{names[0]} {len(part):,} images to train on, {len(rest):,} others to measure on"
+        line = f"{names[0]} {len(part):,} images for training, {len(rest):,} held out for testing"
         return Data(part, None, rest, part.classes, f"{line} (data.held_out={held_out:g})")
-    purposes = ("for choices", "for the reported figure") if validation and test else ("to measure on",) * 2
-    lines = [f"{names[0]} {len(train):,} images to train on"]
+    purposes = ("for validation", "for testing") if validation and test else ("for evaluation",) * 2
+    lines = [f"{names[0]} {len(train):,} images for training"]
     for name, source, purpose in zip(names[1:], (validation, test), purposes, strict=True):
         if source is not None:
             lines.append(f"{name} {len(source):,} {purpose}")

@@ -163,7 +163,7 @@ def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:
         OptionError: The batch size is not divisible by processes * accumulate.
     """
     if batch_size % (processes * accumulate):
-        right = f"must be divisible by processes * accumulate = {processes} * {accumulate}"
+        expected = f"must be divisible by processes * accumulate = {processes} * {accumulate}"
         fewer = [count for count in range(1, processes) if batch_size % (count * accumulate) == 0]
         hint = f"; {fewer[-1]} of these processes can share it" if fewer else ""
-        raise OptionError("batch_size", batch_size, right + hint)
+        raise OptionError("batch_size", batch_size, expected + hint)

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from ssvit.data.sources import datasets_options
-from ssvit.data.sources.base import Data, Label, Source, number_labels, parted
+from ssvit.data.sources.base import Data, Label, Source, number_labels, split_data
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import list_images
@@ -22,7 +22,7 @@ from ssvit.data.sources.vtab import read as vtab_list
 from ssvit.options import UserError, printable
 
 
-def of_splits(
+def read_splits(
     options: ImageFiles, splits: Splits, names: Sequence[str], read: Callable[[Items, Sequence[str]], Source]
 ) -> Data:
     """Read the splits of a data set.
@@ -50,7 +50,7 @@ def of_splits(
         if not optional:
             raise
         skipped = str(error)
-    return parted(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
+    return split_data(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
 
 
 def folder(options: datasets_options.Folder) -> Data:
@@ -66,19 +66,19 @@ def folder(options: datasets_options.Folder) -> Data:
         return Files(files, *number_labels(labels, classes, source=root), masks=masks, pixels=options.pixels)
 
     names = ["".join(f"{os.path.basename(os.path.abspath(path))}/" for path in paths) for paths in options.splits]
-    return of_splits(options, options.splits, names, read)
+    return read_splits(options, options.splits, names, read)
 
 
 def shards(options: datasets_options.Shards) -> Data:
     """Build a data set of uncompressed tar files in the layout of WebDataset."""
     read = partial(find, options.root, cache=options.cache, pixels=options.pixels)
-    return of_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
+    return read_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
 
 
 def csv(options: datasets_options.Csv) -> Data:
     """Build a data set of the image files that a table lists; UserError if a file does not exist."""
     names = [", ".join(names) or os.path.basename(options.table) for names in options.splits]
-    return of_splits(options, options.splits, [f"{name}:" for name in names], partial(_of_table, options))
+    return read_splits(options, options.splits, [f"{name}:" for name in names], partial(_of_table, options))
 
 
 def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[str]) -> Files:
@@ -101,7 +101,7 @@ def vtab(options: datasets_options.Vtab) -> Data:
     train, validation, test = (one and Files(*one, classes, named=False) for one in lists)
     assert train
     called = [f"{options.task}, {name}:" for name in options.lists]
-    return parted(called, train, validation, test, held_out=0.1, seed=0)
+    return split_data(called, train, validation, test, held_out=0.1, seed=0)
 
 
 def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
@@ -134,13 +134,13 @@ def _torchvision(name: str, root: str, parts: Sequence[str], download: bool) -> 
 
     reader = getattr(datasets, _TORCHVISION[name][0])
     if name in ("cifar10", "cifar100"):
-        found = reader(root, train=parts == ("train",), download=download)
-        return Memory(torch.from_numpy(found.data).permute(0, 3, 1, 2), found.targets, found.classes)
-    found = [reader(root, split=part, download=download) for part in parts]
-    classes = found[0].classes
+        cifar = reader(root, train=parts == ("train",), download=download)
+        return Memory(torch.from_numpy(cifar.data).permute(0, 3, 1, 2), cifar.targets, cifar.classes)
+    splits = [reader(root, split=part, download=download) for part in parts]
+    classes = splits[0].classes
     if name == "stl10":
-        images = torch.from_numpy(found[0].data)
-        return Memory(images) if parts == ("unlabeled",) else Memory(images, found[0].labels, classes)
+        images = torch.from_numpy(splits[0].data)
+        return Memory(images) if parts == ("unlabeled",) else Memory(images, splits[0].labels, classes)
     attribute = "_image_files" if name == "flowers102" else "_images"
-    paths = [path for part in found for path in getattr(part, attribute)]
-    return Files(paths, [label for part in found for label in part._labels], classes)
+    paths = [path for part in splits for path in getattr(part, attribute)]
+    return Files(paths, [label for part in splits for label in part._labels], classes)

@@ -72,12 +72,12 @@ class Csv(ImageFiles):
             raise OptionError("root", self.root, "no such folder; null for that of the table")
         first = next(self.rows(self.splits.train))
         if not os.path.isfile(os.path.join(self.top, first.path)):
-            right = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
-            raise OptionError("root", self.root, right)
+            expected = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
+            raise OptionError("root", self.root, expected)
         rows = tables.rows(self.table, self.columns) if self.separator is not None else ()
         if rows and all(len(row.label or ()) < 2 for row in rows):
-            right = f"stands in no cell of the column {self.columns.label}; null for one class each"
-            raise OptionError("separator", self.separator, right)
+            expected = f"occurs in no cell of the column {self.columns.label}; null for one class each"
+            raise OptionError("separator", self.separator, expected)
         return self
 
     @property
@@ -192,7 +192,7 @@ class Vtab(DataSet):
     def _check_lists(self) -> Self:
         for path in filter(None, self.lists):
             if not os.path.exists(os.path.join(self.root, self.task, path)):
-                raise OptionError("root", self.root, f"holds no {self.task}/{path}")
+                raise OptionError("root", self.root, f"contains no {self.task}/{path}")
         return self
 
     @property
@@ -226,8 +226,8 @@ class TorchvisionSet(DataSet):
         if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
             raise OptionError("split", self.split, "must be left out, or unlabeled for stl10")
         if not self.download and not os.path.isdir(self.root):
-            right = f"no such folder; give the one that holds {self.name}, or data.download=true"
-            raise OptionError("root", self.root, right)
+            expected = f"no such folder; give the one that holds {self.name}, or data.download=true"
+            raise OptionError("root", self.root, expected)
         return self
 
     @property

@@ -44,11 +44,11 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def load(path: str, pixels: PixelFormat = RGB) -> Tensor:
-    """Read and decode a file; see `read_file` and `decoded`."""
-    return decoded(read_file(path), path, pixels)
+    """Read and decode a file; see `read_file` and `decode_image`."""
+    return decode_image(read_file(path), path, pixels)
 
 
-def decoded(data: Bytes, name: str, pixels: PixelFormat = RGB) -> Tensor:
+def decode_image(data: Bytes, name: str, pixels: PixelFormat = RGB) -> Tensor:
     """Decode the bytes of a file.
 
     Args:
@@ -68,25 +68,25 @@ def decoded(data: Bytes, name: str, pixels: PixelFormat = RGB) -> Tensor:
 
 
 def values(data: Bytes, name: str) -> np.ndarray:
-    """Return the stored values of an image file, (c, h, w) of any dtype, from its bytes; errors as for `decoded`."""
+    """Return the stored values of an image, (c, h, w) of any dtype, from its file; errors as for `decode_image`."""
     with _named(name):
         return _values(data)
 
 
 def read_file(path: str) -> Bytes:
-    """Return the bytes of a file, (bytes,) uint8; errors as for `decoded`."""
+    """Return the bytes of a file, (bytes,) uint8; errors as for `decode_image`."""
     # Non-blocking, so that opening a pipe does not wait for a writer.
     with _named(path), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         if status.st_size > BYTE_LIMIT:
             raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
         return np.fromfile(file, dtype=np.uint8)
 
 
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:
-    """Return `size` bytes of a file from offset `start`, (size,) uint8; errors as for `decoded`.
+    """Return `size` bytes of a file from offset `start`, (size,) uint8; errors as for `decode_image`.
 
     Args:
         path: Path of the file.
@@ -98,14 +98,14 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
         file.seek(start)
         data = np.fromfile(file, np.uint8, size)
         if len(data) < size:
-            raise ValueError(f"{path} ends before it")
+            raise ValueError(f"{path} ends before this image")
         return data
 
 
 def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
     start = data[:6].tobytes()
     if pixels not in (RGB, GREY) or start.startswith(rasters.NPY):
-        return torch.from_numpy(rasters.taken(_values(data, pixels.channels), pixels))
+        return torch.from_numpy(rasters.converted(_values(data, pixels.channels), pixels))
     convert = rgb if pixels == RGB else grey
     if not start.startswith(b"\xff\xd8\xff"):
         try:
@@ -114,7 +114,7 @@ def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
             if not start.startswith(rasters.TIFF):
                 raise
             # Channels or value types that Pillow does not support; the error explains which options they need.
-            return torch.from_numpy(rasters.taken(rasters.tiff(data), pixels))
+            return torch.from_numpy(rasters.converted(rasters.tiff(data), pixels))
     _check_jpeg(data.data)
     return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
 
@@ -135,7 +135,7 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
 
 
 def load_mask(path: str) -> Tensor:
-    """Read a mask, the grey values or palette indices of a PNG: (h, w) uint8; errors as for `decoded`."""
+    """Read a mask, the grey values or palette indices of a PNG: (h, w) uint8; errors as for `decode_image`."""
     data = read_file(path).tobytes()
     with _named(path):
         # After the signature and the size come the bit depth and the colour type: 0 for grey, 3 for a palette. Pillow
@@ -152,7 +152,7 @@ def _named(path: str) -> Iterator[None]:
         yield
     except Exception as error:  # decoders raise many types: struct.error, SyntaxError, MemoryError, ...
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; a higher limit (ulimit -n)") from None
+            raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; raise the limit (ulimit -n)") from None
         raise Unreadable(os.fspath(path), _reason(error)) from None
 
 
@@ -202,7 +202,7 @@ def grey(image: Image.Image) -> np.ndarray:
         ValueError: The values have more than 8 bits.
     """
     if image.mode[0] in "IF":
-        rasters.taken(rasters.bands(image), GREY)
+        rasters.converted(rasters.bands(image), GREY)
     plain = image.mode == "L" and not image.has_transparency_data
     return np.array(image if plain else Image.fromarray(rgb(image)).convert("L"))[:, :, None]
 
@@ -213,7 +213,7 @@ def _strip(image: Image.Image) -> np.ndarray:
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
     if image.mode == "F":
-        raise ValueError("pixels are floating-point numbers, whose range nothing tells")
+        raise ValueError("has floating-point values, which need data.range")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
@@ -225,7 +225,7 @@ def _check_pixels(height: int, width: int) -> None:
     if height * width > PIXEL_LIMIT:
         raise ValueError(f"{width}x{height} pixels, more than the limit of {PIXEL_LIMIT}")
     if height * width == 0:
-        raise ValueError("holds no pixel")
+        raise ValueError("has no pixels")
 
 
 def _reason(error: Exception) -> str:
@@ -233,6 +233,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, UnidentifiedImageError):
-        return "no image of a known format"
+        return "not an image of a known format"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return re.sub(r"^.*\.cpp:\d+, ", "", text)  # torchvision prefixes its source file

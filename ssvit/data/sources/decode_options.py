@@ -37,7 +37,7 @@ class PixelFormat(Options):
     channels: Annotated[int, Ge(1), Le(MOST_CHANNELS)] = 3
     """Channels of every image. Without a range, 3 converts images to 8-bit RGB, and 1 converts colours to luminance.
     data.normalization=FILE sets this, range, mean and std as measured by ssvit normalization."""
-    range: Annotated[Sequence[Any], Expect("[least, most], the values that become 0 and 1")] | None = None
+    range: Annotated[Sequence[Any], Expect("[minimum, maximum], the values that become 0 and 1")] | None = None
     """[minimum, maximum]: the values mapped to 0 and 1, one number or one for each channel; others are clipped. None:
     8-bit images, which stay 8-bit."""
 
@@ -46,18 +46,18 @@ class PixelFormat(Options):
         if self.range is None:
             return self
         if len(self.range) != 2:
-            raise OptionError("range", self.range, "must be [least, most], the values that become 0 and 1, or null")
+            raise OptionError("range", self.range, "must be [minimum, maximum], or null")
         ends = [list(end) if isinstance(end, list | tuple) else [end] for end in self.range]
         for end in ends:
             if len(end) not in (1, self.channels):
-                right = f"must have one number, or one for each of the {self.channels} channels, for least and for most"
-                raise OptionError("range", self.range, right)
+                expected = f"must have one number, or one for each of the {self.channels} channels, as either end"
+                raise OptionError("range", self.range, expected)
             for value in end:
                 number("range", value, float("-inf"))
-        least, most = (end * (self.channels // len(end)) for end in ends)
-        if any(low >= high for low, high in zip(least, most, strict=True)):
-            raise OptionError("range", self.range, "must be [least, most], and a least value is not below the most")
-        object.__setattr__(self, "range", (tuple(least), tuple(most)))
+        low, high = (end * (self.channels // len(end)) for end in ends)
+        if any(start >= end for start, end in zip(low, high, strict=True)):
+            raise OptionError("range", self.range, "must have each minimum below its maximum")
+        object.__setattr__(self, "range", (tuple(low), tuple(high)))
         return self
 
 

@@ -46,7 +46,7 @@ class Encoded(Source):
 
     def read(self, index: int) -> Tensor:
         """Read and decode one image, in the pixel format of the source."""
-        return decode.decoded(self.file(index), self.name(index), self.pixels)
+        return decode.decode_image(self.file(index), self.name(index), self.pixels)
 
     def values(self, index: int) -> np.ndarray:
         """Read the stored values of one image, (c, h, w) of any dtype."""

@@ -15,15 +15,15 @@ from ssvit.options import OptionError, UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 NPY = (".npy",)
-_SHARDS = "holds shards, which data=shards data.root=PATH reads"
-_NO_IMAGE = f"holds no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
+_SHARDS = "contains shards; data=shards data.root=PATH reads them"
+_NO_IMAGE = f"contains no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
 
 def check(root: object, name: str = "root") -> None:
     """Check that a root is a folder with at least one image at any depth, stopping at the first.
 
     Raises:
-        OptionError: It is not a folder, is unreadable, or holds no image.
+        OptionError: It is not a folder, is unreadable, or contains no image.
     """
     if not isinstance(root, str | os.PathLike) or not os.fspath(root):
         raise OptionError(name, root, "must name a folder of images")
@@ -71,7 +71,7 @@ def pictures(path: str) -> list[str]:
     """Return the path of a file, or the sorted paths of all images below a folder.
 
     Raises:
-        OptionError: The path does not exist, or the folder holds no image.
+        OptionError: The path does not exist, or the folder contains no image.
     """
     if not os.path.exists(path):
         raise OptionError("images", path, "no such file or folder")

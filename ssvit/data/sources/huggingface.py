@@ -15,7 +15,7 @@ import numpy as np
 
 from ssvit.data.sources import decode, huggingface_options
 from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, number_labels
-from ssvit.data.sources.datasets import of_splits
+from ssvit.data.sources.datasets import read_splits
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
@@ -114,7 +114,7 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
         return HubImages(dataset, image, *labels, called=called, pixels=options.pixels)
 
     names = [", ".join(names) or os.path.basename(os.path.normpath(options.root)) for names in splits]
-    return of_splits(options, splits, [f"{name}:" for name in names], read)
+    return read_splits(options, splits, [f"{name}:" for name in names], read)
 
 
 def _splits(options: huggingface_options.HuggingFace, datasets: Mapping[str, Any]) -> Splits:

@@ -33,8 +33,8 @@ class Memory(Source):
         self, images: Tensor, labels: Labels = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
     ) -> None:
         if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
-            right = "images must be (n, c, h, w), uint8 or float32"
-            raise ValueError(f"{right}, not {tuple(images.shape)} {images.dtype}")
+            expected = "images must be (n, c, h, w), uint8 or float32"
+            raise ValueError(f"{expected}, not {tuple(images.shape)} {images.dtype}")
         self.in_memory = images.contiguous()
         self.labels = checked_labels(labels, len(images), classes)
         self.classes, self.masks = tuple(classes), masks

@@ -79,7 +79,7 @@ class _Packer:
             reason = "must be another folder than the one that the images are read from"
             raise OptionError("output", self.options.output, reason)
         if all(self._image(place) is None for place in range(len(self.source))):
-            raise UserError(f"{self.folder}: none of the {len(self.source):,} images that it is to hold can be read")
+            raise UserError(f"{self.folder}: none of the {len(self.source):,} images can be read")
 
     def run(self, show: Callable[[int], None]) -> str:
         """Write the remaining shards of the split and return a summary line; `show` receives the number of images."""
@@ -91,7 +91,7 @@ class _Packer:
         # The index of a shard is written before the shard is renamed to its final name.
         indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
         if any(index is None or index.plan != self.plan for index in indices):
-            reason = f"{self.folder} holds shards of other images or by other options: overwrite=true replaces them"
+            reason = f"{self.folder} has shards of other images or options; overwrite=true replaces them"
             raise OptionError("output", self.options.output, reason)
         written = [index for index in indices if index is not None]
         done = written[-1].next if written else 0
@@ -165,8 +165,8 @@ class _Packer:
             places = iter(range(first, len(self.source)))
             parts = iter(lambda: list(islice(places, _AHEAD * self.options.workers)), [])
             begun = ((part, pool.map(self._image, part)) for part in parts)
-            for (part, found), _ in pairwise(chain(begun, [([], iter(()))])):
-                yield from zip(part, found, strict=True)
+            for (part, packed), _ in pairwise(chain(begun, [([], iter(()))])):
+                yield from zip(part, packed, strict=True)
 
     def _image(self, place: int) -> Packed | None:
         """Return the name of an image below its folder and its file, encoded again if it is resized or not a file."""

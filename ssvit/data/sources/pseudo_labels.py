@@ -27,7 +27,7 @@ class PseudoLabel(NamedTuple):
     probability: float
 
 
-def chosen(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int | None) -> list[PseudoLabel]:
+def select(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int | None) -> list[PseudoLabel]:
     """Select pseudo-labels by probability, keeping their order.
 
     Args:
@@ -43,7 +43,7 @@ def chosen(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int |
     return [one for place, one in enumerate(sure) if place in kept]
 
 
-def written(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
+def table_of(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
     """Return the table (CSV, UTF-8): the rows of a labelled table with their splits, then pseudo-labels for training.
 
     Paths are absolute, so the table may be moved.

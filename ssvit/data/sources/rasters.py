@@ -18,7 +18,7 @@ from ssvit.options import UserError
 
 NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
-NO_NUMBERS = "holds values that are no numbers (NaN): store a number in their place, as the least one for no data"
+NANS = "contains NaNs: store a number instead, such as the minimum for missing data"
 VALUE_LIMIT = 3 << 27  # values of an image: 1.6 GB as float32
 # Pillow modes that are converted before their values are read, since palette indices and single bits are no values.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
@@ -32,15 +32,15 @@ class Moments:
         pixels: Number of pixels.
         mean: Mean, (c,) float64.
         squares: Sum of squared deviations from the mean, (c,) float64.
-        least: Minimum, (c,).
-        most: Maximum, (c,).
+        minimum: Minimum, (c,).
+        maximum: Maximum, (c,).
     """
 
     pixels: int
     mean: np.ndarray
     squares: np.ndarray
-    least: np.ndarray
-    most: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
 
     @classmethod
     def of(cls, image: np.ndarray) -> "Moments":
@@ -52,27 +52,28 @@ class Moments:
 
     def __add__(self, other: "Moments") -> "Moments":
         """Return the statistics of the union (Chan, Golub and LeVeque 1983), without subtracting large sums."""
-        pixels, apart = self.pixels + other.pixels, other.mean - self.mean
-        mean = self.mean + apart * (other.pixels / pixels)
-        squares = self.squares + other.squares + apart**2 * (self.pixels * other.pixels / pixels)
-        return Moments(pixels, mean, squares, np.minimum(self.least, other.least), np.maximum(self.most, other.most))
+        pixels, difference = self.pixels + other.pixels, other.mean - self.mean
+        mean = self.mean + difference * (other.pixels / pixels)
+        squares = self.squares + other.squares + difference**2 * (self.pixels * other.pixels / pixels)
+        limits = np.minimum(self.minimum, other.minimum), np.maximum(self.maximum, other.maximum)
+        return Moments(pixels, mean, squares, *limits)
 
-    def options(self, *, is_bytes: bool, given: Sequence[float | Sequence[float]] | None = None) -> dict[str, Any]:
+    def options(self, *, is_bytes: bool, limits: Sequence[float | Sequence[float]] | None = None) -> dict[str, Any]:
         """Return the options channels, range, mean and std of a data set with these statistics.
 
         Args:
             is_bytes: Whether the images are uint8 and need no range.
-            given: Range with which the values were rescaled before; None to use minimum and maximum.
+            limits: Range with which the values were rescaled before; None to use minimum and maximum.
         """
         std, channels = np.sqrt(self.squares / self.pixels), len(self.mean)
         constant = self.squares == 0
         least, unit = np.zeros(channels), np.full(channels, 255.0 if is_bytes else 1.0)
         options: dict[str, Any] = {"channels": channels}
-        if given is not None:
-            options["range"] = given
+        if limits is not None:
+            options["range"] = limits
         elif not is_bytes:
-            least, unit = self.least, np.where(constant, 1, self.most - self.least)
-            ends = (end.tolist() for end in (least, np.where(constant, least + 1, self.most)))
+            least, unit = self.minimum, np.where(constant, 1, self.maximum - self.minimum)
+            ends = (end.tolist() for end in (least, np.where(constant, least + 1, self.maximum)))
             options["range"] = [[int(value) if value.is_integer() else value for value in end] for end in ends]
         for name, values in (("mean", (self.mean - least) / unit), ("std", np.where(constant, 1, std / unit))):
             options[name] = [float(f"{value:.9g}") for value in values]
@@ -153,37 +154,37 @@ def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
     return (Moments.of(array[:1]), array.dtype == np.uint8) if (array == array[0]).all() else None
 
 
-def taken(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
+def converted(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     """Convert an image to a pixel format: (c, h, w) of any dtype -> uint8, or float32 rescaled by the range to [0, 1].
 
     Raises:
         ValueError: The number of channels differs, the dtype needs a range, or the values contain NaNs.
     """
     if len(array) != pixels.channels:
-        measured = " (the command normalization measures images of other channels)" if pixels == RGB else ""
-        raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}{measured}")
+        remedy = " (ssvit normalization measures images of other channels)" if pixels == RGB else ""
+        raise ValueError(f"has {len(array)} channels, and data.channels={pixels.channels}{remedy}")
     if pixels.range is None:
         if array.dtype != np.uint8:
-            measured = "the command normalization measures it"
-            raise ValueError(f"holds {array.dtype} values, which need data.range=[least, most] ({measured})")
+            remedy = "ssvit normalization measures it"
+            raise ValueError(f"has {array.dtype} values, which need data.range=[minimum, maximum] ({remedy})")
         return np.require(array, requirements=["C", "W"])
     # Values of 32 bits and more would lose precision as float32 before the minimum is subtracted.
     wide = np.result_type(array.dtype, np.float32)
     low, high = (np.asarray(end, wide).reshape(-1, 1, 1) for end in pixels.range)
     with np.errstate(all="ignore"):
-        shares = ((array - low) / (high - low)).astype(np.float32)
-    if np.isnan(shares).any():
-        raise ValueError(NO_NUMBERS)
-    return np.clip(shares, 0, 1, out=shares)
+        scaled = ((array - low) / (high - low)).astype(np.float32)
+    if np.isnan(scaled).any():
+        raise ValueError(NANS)
+    return np.clip(scaled, 0, 1, out=scaled)
 
 
 def _check(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
     if dtype.kind not in "uif":
-        raise ValueError(f"holds {dtype} values, and an image has whole or floating-point numbers")
+        raise ValueError(f"has {dtype} values, and an image has integers or floating-point numbers")
     if math.prod(shape) > VALUE_LIMIT:
         raise ValueError(f"{math.prod(shape)} values, more than the limit of {VALUE_LIMIT}")
     if math.prod(shape) == 0:
-        raise ValueError("holds no pixel")
+        raise ValueError("has no pixels")
 
 
 def size(file: IO[bytes]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from ssvit.options import OptionError
 
 SUFFIX = ".tar"
 INDEX = ".index.json"  # suffix of the index next to a shard that `ssvit pack` writes
-_NONE = f"holds no shard (a file ending in {SUFFIX})"
+_NONE = f"contains no shard (a file ending in {SUFFIX})"
 
 
 def is_remote(root: object) -> bool:
@@ -21,7 +21,7 @@ def is_remote(root: object) -> bool:
     return bool(re.match(r"\w[\w+.-]*://", str(root)))
 
 
-def opened(root: str) -> tuple[Any, str]:
+def open_store(root: str) -> tuple[Any, str]:
     """Return fsspec's file system for an address, and the path of the address in it.
 
     Raises:
@@ -35,25 +35,25 @@ def opened(root: str) -> tuple[Any, str]:
         raise OptionError("root", root, " ".join(str(error).split())) from None
 
 
-def is_one(root: str) -> bool:
+def holds_shards(root: str) -> bool:
     """Return whether a folder contains shards, in itself or its subfolders, and no images."""
     holds = any(glob.glob(f"{depth}{SUFFIX}", root_dir=root) for depth in ("*", "*/*"))
     return holds and folder.count(root, at_most=1) == 0
 
 
-def names(root: str) -> list[str]:
+def list_shards(root: str) -> list[str]:
     """Return the sorted paths of the shards in a folder and its subfolders, relative to it.
 
     Raises:
         OptionError: The folder cannot be read or contains no shard.
     """
     if is_remote(root):
-        system, top = opened(root)
+        system, top = open_store(root)
         try:
-            found = system.find(top, maxdepth=2)
+            files = system.find(top, maxdepth=2)
         except Exception as error:  # each store raises different exceptions
             raise OptionError("root", root, f"cannot be read: {' '.join(str(error).split())}") from None
-        paths = [path.removeprefix(top).lstrip("/") for path in found if path.endswith(SUFFIX)]
+        paths = [path.removeprefix(top).lstrip("/") for path in files if path.endswith(SUFFIX)]
     elif not os.path.isdir(root):
         raise OptionError("root", root, "no such folder")
     else:
@@ -69,15 +69,15 @@ def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
     A split is named by a subfolder or a pattern (imagenet-val-*). A known name also matches shards whose names contain
     it as a word. Without a match for the training split, all remaining shards are for training.
     """
-    every = names(root)
+    shards = list_shards(root)
 
     def find(name: str) -> Items:
-        below = tuple(path for path in every if path.startswith(f"{name}/") or fnmatch(path, name))
+        below = tuple(path for path in shards if path.startswith(f"{name}/") or fnmatch(path, name))
         word = re.compile(rf"(?<![a-z]){re.escape(name)}(?![a-z])")
-        return below or tuple(path for path in every if name in NAMES and word.search(path))
+        return below or tuple(path for path in shards if name in NAMES and word.search(path))
 
     def rest(held_out: Items) -> Items:
-        return tuple(path for path in every if path not in held_out)
+        return tuple(path for path in shards if path not in held_out)
 
     return resolve(requested, find, rest, expected=f"a subfolder or a pattern of shards in {root}")
 

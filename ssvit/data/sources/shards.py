@@ -32,7 +32,7 @@ from ssvit.data.sources.base import Label, Labels, checked_labels, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
-from ssvit.data.sources.shard_folder import INDEX, ending, is_remote, opened
+from ssvit.data.sources.shard_folder import INDEX, ending, is_remote, open_store
 from ssvit.options import UserError, printable
 
 SCHEMA = 2
@@ -213,7 +213,7 @@ def _copied(root: str, names: Sequence[str], cache: str | None) -> str:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(cache or os.path.join(caches, "ssvit", "shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
     try:
-        system, top = opened(root)
+        system, top = open_store(root)
         with _locked(folder):
             for name in tqdm(names, f"copy {root}", unit=" shards", delay=2, leave=False):
                 for file in (name, str(index_path(name))):
@@ -256,11 +256,11 @@ def scan(shard: str) -> Iterator[Row]:
         UserError: The shard is damaged, unreadable, or not an uncompressed tar file.
     """
     try:
-        with open(shard, "rb") as opened_shard, tarfile.open(fileobj=opened_shard, mode="r:") as file:
+        with open(shard, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as file:
             for _, members in groupby(_members(file), lambda member: ending(member.name)[0]):
                 yield from _sample(file, members)
-            opened_shard.seek(file.offset)  # tarfile stops at a damaged header; the end is a block of zeros
-            if opened_shard.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            stream.seek(file.offset)  # tarfile stops at a damaged header; the end is a block of zeros
+            if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"no header at byte {file.offset}")
     except (tarfile.TarError, EOFError) as error:
         raise UserError(f"{printable(shard)}: is no uncompressed tar file, or a damaged one: {error}") from None

@@ -101,12 +101,12 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
     for root, words in (
         (str(tmp_path / "absent"), "no such folder"),
         (os.path.join(touch(tmp_path / "file", "1.jpg"), "1.jpg"), "this is a file"),
-        (touch(tmp_path / "empty", "a/notes.txt"), "holds no image"),
+        (touch(tmp_path / "empty", "a/notes.txt"), "contains no image"),
         (None, "must name a folder"),
     ):
         with pytest.raises(OptionError, match=words) as caught:
             check(root)
         assert str(caught.value).startswith(f"root={typed(root)}: ")
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="holds no image"):
+    with pytest.raises(UserError, match="contains no image"):
         list_images(str(tmp_path / "empty"))

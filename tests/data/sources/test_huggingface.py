@@ -86,10 +86,7 @@ def lists(of: range, kind: object) -> list:
 )  # fmt: skip
 def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes: tuple[str, ...]) -> None:
     def part(of: range, labels: list | None = None):
-        images = [{"bytes": picture(i), "path": None} for i in of]
-        features = hub.Features({"image": hub.Image(), "label": hub.Sequence(kind)})
-        values = {"image": images, "label": labels or lists(of, kind)}
-        return hub.Dataset.from_dict(values, features=features)
+        return made(of, hub.Sequence(kind), labels=labels or lists(of, kind))
 
     hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), label="label"))
@@ -152,7 +149,9 @@ def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
 def test_an_unreadable_row_is_named() -> None:
     rows = [{"bytes": b"no image", "path": None}, None, {"bytes": None, "path": "/no/where.png"}]
     source = HubImages(made(range(3), images=rows), "image", called="set")
-    for row, reason in enumerate(("no image of a known format", "the row has no image", "there is no file /no/where")):
+    for row, reason in enumerate(
+        ("not an image of a known format", "the row has no image", "there is no file /no/where")
+    ):
         with pytest.raises(Unreadable, match=rf"^set/{row}: {reason}"):
             source.read(row)
     assert source.fingerprint

@@ -8,7 +8,7 @@ import pytest
 from ssvit.cli.predict import command as predict
 from ssvit.data.sources import datasets
 from ssvit.data.sources.datasets_options import Csv
-from ssvit.data.sources.pseudo_labels import PseudoLabel, chosen, written
+from ssvit.data.sources.pseudo_labels import PseudoLabel, select, table_of
 from ssvit.data.sources.table import Columns, rows
 from ssvit.options import Failure, OptionError
 
@@ -22,10 +22,10 @@ def paths(found):
 
 
 def test_the_surest_of_each_class_are_chosen_in_their_order():
-    assert paths(chosen(LABELS, confidence=0, per_class=None)) == paths(LABELS)
-    assert paths(chosen(LABELS, confidence=0.7, per_class=None)) == ["0.png", "2.png", "3.png", "4.png", "5.png"]
-    assert paths(chosen(LABELS, confidence=0.5, per_class=3)) == ["0.png", "2.png", "3.png", "4.png"]
-    assert chosen(LABELS, confidence=1, per_class=None) == []
+    assert paths(select(LABELS, confidence=0, per_class=None)) == paths(LABELS)
+    assert paths(select(LABELS, confidence=0.7, per_class=None)) == ["0.png", "2.png", "3.png", "4.png", "5.png"]
+    assert paths(select(LABELS, confidence=0.5, per_class=3)) == ["0.png", "2.png", "3.png", "4.png"]
+    assert select(LABELS, confidence=1, per_class=None) == []
 
 
 def test_labelled_rows_come_first_with_their_splits_and_every_path_is_found_from_anywhere(tmp_path, monkeypatch):
@@ -33,7 +33,7 @@ def test_labelled_rows_come_first_with_their_splits_and_every_path_is_found_from
     (tmp_path / "own").mkdir()
     table = tmp_path / "own" / "labels.csv"
     table.write_text('path,label,split\na.png,"cat, large",train\nsub/b.png,dog,test\n')
-    (tmp_path / "all.csv").write_bytes(written(LABELS[:1], str(table)))
+    (tmp_path / "all.csv").write_bytes(table_of(LABELS[:1], str(table)))
     found = list(rows(str(tmp_path / "all.csv"), Columns("path", "label", "split")))
     assert [(row.path, row.label, row.split) for row in found] == [
         (str(tmp_path / "own" / "a.png"), "cat, large", "train"),
@@ -42,7 +42,7 @@ def test_labelled_rows_come_first_with_their_splits_and_every_path_is_found_from
     ]
     table.write_text("path,class\na.png,cat\n")
     with pytest.raises(OptionError, match=r"labelled=.*: must have a column `label`"):
-        written([], str(table))
+        table_of([], str(table))
 
 
 STORED = Path(__file__).parents[2] / "fixtures"

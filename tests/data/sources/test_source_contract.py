@@ -178,7 +178,7 @@ def test_a_damaged_image_is_named_and_replaced(tmp_path: Path, case: Case) -> No
     place = ordered.index(4)
     with pytest.raises(Unreadable) as caught:
         data.train.read(place)
-    assert str(caught.value) == f"{data.train.name(place)}: no image of a known format"
+    assert str(caught.value) == f"{data.train.name(place)}: not an image of a known format"
     loader = Loader(source=data.train, transform=InceptionCrop(size=6), seed=1, batch_size=12)
     with pytest.raises(UserError, match="1 of 12 image files cannot be read"):
         list(loader.batches(0, 1))
@@ -221,7 +221,7 @@ def test_splits_have_names(tmp_path: Path, case: Case, options: dict, expected: 
 def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case) -> None:
     data = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25)
     assert (len(data.train), data.validation, len(data.watched)) == (9, None, 3)
-    assert "(data.held_out=0.25)" in data.told
+    assert "(data.held_out=0.25)" in data.summary
     both = [source.read(i) for source in (data.train, data.watched) for i in range(len(source))]
     assert sorted(image.sum().item() for image in both) == sorted(pixels(BODIES[n]).sum().item() for n in range(12))
     again = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25) if case.make is not saved else data
@@ -259,7 +259,7 @@ def test_a_class_that_training_lacks_is_an_error_unless_the_test_split_was_found
         assert data.classes == CLASSES
         return
     assert (data.test, data.classes) == (None, ("ant", "bee"))
-    assert "is not used" in data.told
+    assert "is not used" in data.summary
     for options in ({"test": "test"}, {"validation": "test", "test": None}, {"validation": None}):
         with pytest.raises(UserError, match="the class cat is not among the 2 classes"):
             case.make(tmp_path / "set", parts, BODIES, **options)
@@ -280,7 +280,7 @@ def test_the_layout_of_vtab_is_read(tmp_path: Path) -> None:
     assert (len(every_image.train), every_image.validation, every_image.reported[0]) == (15, None, "test")
     for number in (0, 11):
         assert data.train.read(number).equal(pixels(BODIES[number]))
-    with pytest.raises(OptionError, match=r"^root=.*holds no "):
+    with pytest.raises(OptionError, match=r"^root=.*contains no "):
         Vtab(root=str(tmp_path / "vtab"), task="dtd")
 
 

@@ -107,7 +107,7 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
         paint(tmp_path / f"{one}.png")
     data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
     assert data.reported == ("validation", data.validation)
-    assert f"val/ 1 to measure on; test/ is not used: {reason}" in data.told.replace(f"{tmp_path}/test: ", "")
+    assert f"val/ 1 for evaluation; test/ is not used: {reason}" in data.summary.replace(f"{tmp_path}/test: ", "")
     if "eel" in name:
         with pytest.raises(UserError, match=reason):
             datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test"))

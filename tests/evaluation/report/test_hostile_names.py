@@ -118,7 +118,7 @@ def test_markdown_tables_show_names_as_text(name):
 def test_tables_of_names_are_read_back_or_refused(name, tmp_path):
     table = tmp_path / "labels.csv"
     try:
-        table.write_bytes(pseudo_labels.written([PseudoLabel("a.png", name, 0.5)], None))
+        table.write_bytes(pseudo_labels.table_of([PseudoLabel("a.png", name, 0.5)], None))
     except UserError:
         assert "\udcff" in name  # no UTF-8
     else:
