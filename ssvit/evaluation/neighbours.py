@@ -22,7 +22,6 @@ from ssvit.randomness import key
 
 _ROWS = 4096  # rows of a chunk in float64
 _SAMPLED = 4096  # maximum number of images for a median distance
-_TIE = 1e-6  # tolerance of similarities: the maximum effect of the order of summation in float32
 
 
 class Neighbours(NamedTuple):
@@ -145,15 +144,6 @@ def nearest(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None =
     similarities[indices < 0] = -math.inf
     order = np.lexsort((indices, -similarities))[:, :k]
     return Neighbours(*(torch.from_numpy(np.take_along_axis(one, order, axis=1)) for one in (similarities, indices)))
-
-
-def recall(approximate: Neighbours, exact: Neighbours) -> float:
-    """Return the recall@k of an approximate index in [0, 1]: the fraction of the exact neighbours that it returns.
-
-    Images as similar as the k-th exact neighbour count as correct, since the order of ties is arbitrary.
-    """
-    least = exact.similarities[:, -1:] - _TIE
-    return (approximate.similarities >= least).double().mean().item()
 
 
 def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def test_what_adds_no_embedding_has_none_to_compare(kind):
 def test_a_tile_stands_where_its_patch_does():
     found = positions.similarity(encoder("learned_1d"))
     figure = positions.plot(found, (2, 3))
-    canvas = figure.matrices[0].values
+    canvas = figure.values
     assert canvas.shape == (2 * 2 + 1, 3 * 3 + 2)
     for row in range(2):
         for column in range(3):
@@ -53,6 +53,6 @@ def test_a_tile_stands_where_its_patch_does():
 @pytest.mark.parametrize("grid", [(1, 1), (1, 40), (20, 30)])
 def test_any_grid_fits(grid):
     figure = positions.plot(torch.eye(grid[0] * grid[1]), grid)
-    tall, wide = figure.matrices[0].values.shape
+    tall, wide = figure.values.shape
     assert max(tall, wide) <= 16 * (max(grid) + max(1, max(grid) // 8))
     assert figure.png()

@@ -9,7 +9,8 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from ssvit.analysis.attention import plot_maps
-from ssvit.figures.pictures import Gallery, Mosaic, Picture, masked
+from ssvit.figures.matrices import Confusion
+from ssvit.figures.pictures import Gallery, Picture, masked
 from ssvit.figures.plot import DASHED, Line, Panel, Plot, chance, curve
 from ssvit.studies import methods
 
@@ -62,20 +63,29 @@ def test_a_gallery_shows_images_of_any_size_whole(size):
         assert (abs(shown - np.array(color)).max(-1) < 60).any()
 
 
-def test_a_mosaic_shows_each_column_and_frames_patches():
+def test_a_mosaic_of_masked_patches_hides_them():
     images = torch.rand(2, 3, 8, 8) / 4
-    frames = torch.zeros(2, 2, 2, dtype=torch.bool)
-    without, framed = (
-        Mosaic({"a": images, "b": images}, {"odd": "red"}, {"odd": value}, "b") for value in (frames, ~frames)
-    )
-    assert (pixels(without) - pixels(framed)).any()
-    red = (abs(pixels(framed) - np.array((255, 0, 0))).max(-1) < 5).sum()
-    assert red > 8 * 4 * 2 * 40
-    hidden = masked({"true": images}, masked_ids=torch.tensor([[0], [3]]), grid=(2, 2), note="masked")
-    visible = hidden.columns["visible"]
+    mosaic = masked({"true": images}, masked_ids=torch.tensor([[0], [3]]), grid=(2, 2), note="masked")
+    visible = mosaic.columns["visible"]
     assert (visible[0, :, :4, :4] == 0.5).all()
     assert torch.equal(visible[0, :, 4:], images[0, :, 4:])
     assert (visible[1, :, 4:, 4:] == 0.5).all()
+    assert mosaic.png()
+
+
+@pytest.mark.parametrize("classes", [2, 40, 500])
+def test_a_confusion_matrix_shows_every_cell(classes):
+    counts = torch.eye(classes)
+    colors = pixels(Confusion(counts, [f"class {number}" for number in range(classes)], "title"))
+    dark = (abs(colors - np.array((8, 38, 61))).max(-1) < 60).nonzero()
+    assert len(np.unique(dark[0])) >= classes
+
+
+@pytest.mark.parametrize("title", ["", "a" * 20, "W" * 90])
+def test_a_gallery_is_as_wide_as_its_images_or_its_title(title):
+    width = pixels(Gallery([[Picture(torch.ones(3, 8, 8))] * 2], title)).shape[1]
+    assert width >= 2 * 170
+    assert (width < 2 * 170 + 100) == (len(title) < 90)
 
 
 @pytest.mark.parametrize("names", [["", ""], ["a.jpg", "b" * 100]])

@@ -14,15 +14,10 @@ from runs import final, rows
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.data.sources.memory import Memory
-from ssvit.evaluation.panels import prediction_options
-from ssvit.evaluation.panels.prediction import Prediction
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.models import vit_options
 from ssvit.models.block import gather
 from ssvit.objectives import codebook, codebook_options, masked_patch_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
@@ -241,30 +236,6 @@ def test_an_objective_that_fits_nothing_is_given_no_images(tmp_path, monkeypatch
     tiny.train(tmp_path / "mae", objective=tiny.mae(), steps=2, warmup=1)
     assert asked == [(0, 2)]
     assert tiny.model().prepare(iter(())) == ""
-
-
-def test_the_panel_measures_copying_and_the_entropy_of_the_clusters():
-    source = Memory(images_of(40, seed=4))
-    torch.manual_seed(0)
-    objective = tiny.codebook()
-    objective.encoder = tiny.ViT(vit_options.ViT(image_size=SIZE, patch_size=4, width=16, depth=1, heads=2))
-    objective.prepare(endless(source.in_memory))
-    panel = Prediction(
-        prediction_options.Prediction(images=40, batch_size=16), source=source, transform=CenterCrop(size=SIZE)
-    )
-    with torch.no_grad():
-        evaluation = panel(objective.eval(), [{"step": 0}])
-    assert set(evaluation.figures) == {"mosaic", "learning"}
-    metrics = evaluation.metrics
-    labels = objective.target.labels(torch.cat([images for images, _ in panel.batches]))
-    noise = objective.sample(torch.cat([slots for _, slots in panel.batches]), seed=0)
-    truth = gather(labels, noise.ids)
-    entropy, guess = objective.target.constant(truth)
-    assert metrics["loss_constant"] == pytest.approx(entropy)
-    assert metrics["loss"] == pytest.approx(math.log(6), rel=1e-5)
-    assert metrics["accuracy_constant"] == pytest.approx((truth == guess).double().mean().item())
-    assert 0 < metrics["accuracy_copying"] < 1
-    assert any("entropy of the labels" in line for line in evaluation.lines)
 
 
 @pytest.mark.slow

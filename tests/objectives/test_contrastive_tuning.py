@@ -11,7 +11,7 @@ from command import TINY, one_line
 from lightly.loss import NTXentLoss
 from lightly.models.modules import NNMemoryBankModule
 from runs import final
-from test_simclr import batch, panel, random
+from test_simclr import batch, random
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -102,16 +102,6 @@ def test_a_run_interrupted_while_the_heads_alone_are_trained_ends_with_the_same_
     assert first["optimizer"]["projector.0.weight/step"] == 2
     tiny.train(tmp_path / "broken", objective=tiny.contrastive_tuning())
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
-
-
-@torch.no_grad()
-def test_the_panel_measures_it_too():
-    objective = tiny.contrastive_tuning().double().eval()
-    metrics = panel(objective)(objective).metrics
-    assert metrics["loss_by_chance"] == math.log(20)
-    images, slots = (torch.cat(parts) for parts in zip(*panel(objective).batches, strict=True))
-    views = tiny.transform(objective)(images, slots, 0)["global"]
-    assert metrics["loss"] == pytest.approx(objective.losses(objective.project(views)).mean().item())
 
 
 def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_torch):

@@ -8,12 +8,8 @@ import tiny
 import torch
 from lightly.loss import DINOLoss
 from lightly.models.modules.heads import DINOProjectionHead
-from plots import curves
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.evaluation.panels import collapse, collapse_options
-from ssvit.evaluation.panels.collapse import Collapse
 from ssvit.objectives import dino_options
 from ssvit.objectives.dino import Head, cross_entropy, logits, sharpened
 from ssvit.schedule import Progress, Schedule
@@ -147,88 +143,6 @@ def test_after_step_updates_the_centre_as_lightly_and_the_teacher():
     momentum = values()["teacher_momentum"]
     expected = momentum * before + (1 - momentum) * objective.head.prototypes
     torch.testing.assert_close(objective.teacher.module.head.prototypes, expected)
-
-
-def panel(**given) -> Collapse:
-    return Collapse(
-        collapse_options.Collapse(**{"images": 20, "batch_size": 8, **given}),
-        source=tiny.source(),
-        transform=CenterCrop(size=16),
-    )
-
-
-@torch.no_grad()
-def test_the_panel_is_what_plain_loops_give():
-    objective = tiny.dino().double().eval()
-    objective.center += torch.randn(24, generator=torch.Generator().manual_seed(3)) * 0.02
-    metrics = panel()(objective).metrics
-    images = torch.cat([images for images, _ in panel().batches])
-    cosines = objective.teacher.module.head(objective.backbone().represent(images))
-    told = ((cosines - objective.center) / 0.07).softmax(-1).tolist()
-    said = (objective.head(objective.encoder.represent(images)) / 0.1).softmax(-1).tolist()
-
-    def bits(p: list[float]) -> float:
-        return -sum(x * math.log(x) for x in p)
-
-    means = [[sum(column) / 20 for column in zip(*rows_, strict=True)] for rows_ in (told, said)]
-    chosen = [max(range(24), key=row.__getitem__) for row in told]
-    own = [max(range(24), key=row.__getitem__) for row in said]
-    features = torch.nn.functional.normalize(objective.backbone().represent(images).float(), dim=-1).double()
-    pairs = [float(features[i] @ features[j]) for i in range(20) for j in range(20) if i != j]
-    expected = {
-        "entropy_of_mean": bits(means[0]),
-        "entropy": sum(map(bits, told)) / 20,
-        "entropy_uniform": math.log(24),
-        "told": bits(means[0]) - sum(map(bits, told)) / 20,
-        "told_at_most": math.log(20),
-        "prototypes_chosen": len(set(chosen)),
-        "feature_std": math.sqrt(sum(features[:, i].var(correction=0).item() for i in range(16))),
-        "feature_cosine": sum(pairs) / len(pairs),
-        "agreement": sum(a == b for a, b in zip(chosen, own, strict=True)) / 20,
-        "agreement_by_chance": sum(a * b for a, b in zip(*means, strict=True)),
-    }
-    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    assert panel(batch_size=20)(objective).metrics == pytest.approx(metrics, rel=1e-5)
-
-
-def answers(probabilities: torch.Tensor, features: torch.Tensor) -> collapse.Assignments:
-    confidence, choices = probabilities.max(-1)
-    mean, single = probabilities.double().mean(0), collapse.entropy(probabilities.double().clamp(min=1e-30).log())
-    return collapse.Assignments(features, choices, confidence, choices, mean, mean, single.mean())
-
-
-def test_each_kind_of_collapse_is_told_from_a_model_that_tells_images_apart():
-    n, k = 64, 32
-    apart = torch.nn.functional.normalize(torch.randn(n, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
-    alike = torch.nn.functional.normalize(torch.ones(n, 16) + 0.01 * apart, dim=-1)
-    varied = torch.eye(k).repeat(2, 1) * 0.9 + 0.1 / k
-    cases = {
-        "not collapsed": (varied, apart),
-        "all images have all prototypes alike": (torch.full((n, k), 1 / k), apart),
-        "all images have the same few prototypes": (torch.eye(k)[:1].expand(n, -1) * 0.99 + 0.01 / k, apart),
-        "all features point one way": (varied, alike),
-    }
-    for words, (probabilities, features) in cases.items():
-        metrics = collapse.measure(answers(probabilities, features))
-        verdict = collapse.describe(metrics)[-1]
-        assert words in verdict
-        assert verdict.startswith("not collapsed" if words == "not collapsed" else "COLLAPSED, or hardly begun: ")
-        assert 0 <= metrics["told"] + 1e-9 <= metrics["told_at_most"] + 2e-9
-
-
-@torch.no_grad()
-def test_the_panel_draws_what_it_measured():
-    objective = tiny.dino().eval()
-    first = panel()(objective).metrics
-    found = panel()(objective, [{"step": 0, **first}, {"step": 5}])
-    assert set(found.figures) == {"collapse", "prototypes"}
-    lines = curves(found.figures["collapse"])
-    assert lines["of the mean assignment"] == [first["entropy_of_mean"]] * 2
-    assert lines["uniform"] == math.log(24)
-    assert lines["same first choice"] == [100, 100]
-    counts = [int(row[0].captions[1].split()[0]) for row in found.figures["prototypes"].rows]
-    assert counts == sorted(counts, reverse=True)
-    assert sum(counts) <= 20
 
 
 def test_a_schedule_may_be_any_function_of_the_progress():

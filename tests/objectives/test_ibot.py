@@ -1,19 +1,13 @@
 """iBOT beside lightly's losses and plain loops; masks; what changes once for each update; the panel of patches."""
 
 import math
-from collections import Counter
 
 import pytest
 import tiny
 import torch
-import torch.nn.functional as F
 from lightly.loss import DINOLoss, IBOTPatchLoss
-from plots import curves
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.evaluation.panels import collapse_options
-from ssvit.evaluation.panels.collapse import PatchCollapse, around
 from ssvit.objectives.dino import Masks, patch_cross_entropy, sharpened
 from ssvit.schedule import Progress
 
@@ -130,75 +124,3 @@ def test_after_step_updates_both_centres():
     objective.after_step(result, values(), torch.tensor(True))
     torch.testing.assert_close(objective.patch_center, 0.1 * result["patch_teacher_mean"])
     torch.testing.assert_close(objective.center, 0.1 * result["teacher_mean"])
-
-
-def panel(**given) -> PatchCollapse:
-    return PatchCollapse(
-        collapse_options.PatchCollapse(**{"images": 20, "batch_size": 8, **given}),
-        source=tiny.source(),
-        transform=CenterCrop(size=16),
-    )
-
-
-@torch.no_grad()
-def test_the_panel_of_patches_is_what_plain_loops_give():
-    objective = tiny.ibot().double().eval()
-    objective.patch_center += normal(24) * 0.02
-    objective.mask_token += 0.3
-    metrics = panel()(objective).metrics
-    told, said, features, places = [], [], [], []
-    for images, slots in panel().batches:
-        for image, ids in zip(images, objective.sample(slots, seed=0).ids[:, 0], strict=True):
-            tokens = objective.teacher.module.encoder(image[None])[0, 1:]
-            places += ids.tolist()
-            features += [F.normalize(tokens[patch].float(), dim=0).double() for patch in ids]
-            cosines = objective.teacher.module.head(tokens[ids])
-            told += [((one - objective.patch_center) / 0.08).softmax(0) for one in cosines]
-            embedded = objective.encoder.embed(image[None])
-            embedded[0, ids] = objective.mask_token
-            said += [(one / 0.1).softmax(0) for one in objective.head(objective.encoder.encode(embedded)[0, 1:][ids])]
-    told, said, features = map(torch.stack, (told, said, features))
-    assert len(told) == 160
-    single = -(told * told.log()).sum(1).mean().item()
-    mean = -(told.mean(0) * told.mean(0).log()).sum().item()
-    cosine = (features @ features.T).sum() - 160
-    expected = {
-        "entropy_of_mean": mean,
-        "entropy": single,
-        "entropy_uniform": math.log(24),
-        "told": mean - single,
-        "told_at_most": math.log(24),
-        "prototypes_chosen": len(set(told.argmax(1).tolist())),
-        "feature_std": features.var(0, correction=0).sum().sqrt().item(),
-        "feature_cosine": cosine.item() / (160 * 159),
-        "agreement": (told.argmax(1) == said.argmax(1)).double().mean().item(),
-        "agreement_by_chance": (told.mean(0) * said.mean(0)).sum().item(),
-    }
-    pairs = Counter(zip(places, told.argmax(1).tolist(), strict=True))
-    most = [max(count for (at, _), count in pairs.items() if at == place) for place in set(places)]
-    expected["agreement_by_place"] = sum(most) / 160
-    found = {name.removeprefix("patch_"): value for name, value in metrics.items() if name.startswith("patch_")}
-    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
-@torch.no_grad()
-def test_the_panel_draws_images_and_patches():
-    objective = tiny.ibot().eval()
-    first = panel()(objective).metrics
-    found = panel()(objective, [{"step": 0, **first}, {"step": 5}])
-    assert set(found.figures) == {"collapse", "prototypes", "patch_collapse", "patch_prototypes"}
-    for prefix, what in (("", "images"), ("patch_", "masked patches")):
-        lines = curves(found.figures[f"{prefix}collapse"])
-        assert lines[f"difference: told of the {what}"] == [first[f"{prefix}told"]] * 2
-        assert any(f"of the {what}" in line for line in found.lines)
-    assert "masked patches" in found.figures["patch_prototypes"].title
-
-
-def test_a_window_shows_a_patch_and_its_neighbours():
-    images = tiny.pictures(2)
-    windows = around(images, (4, 4))
-    assert windows.shape == (2, 16, 3, 12, 12)
-    assert windows.dtype == torch.uint8
-    assert windows[:, 5].equal(images[:, :, :12, :12])
-    assert windows[:, 0, :, 4:, 4:].equal(images[:, :, :8, :8])
-    assert windows[:, 0, :, :5, 4:].eq(images[:, :, :1, :8]).all()

@@ -6,14 +6,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from plots import curves
 from wide import pictures
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.data.sources.memory import Memory
-from ssvit.evaluation.panels import latent_options as evaluation_options
-from ssvit.evaluation.panels.latent import BASELINES, LatentPrediction, describe
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
@@ -136,83 +131,6 @@ def test_one_pass_of_the_teacher_serves_all_masks():
         encoder.blocks[-1].register_forward_hook(lambda m, i, out, name=name: calls.append((name, out.shape[:2])))
     model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
     assert calls == [("teacher", (5, 13)), ("student", (15, 4))]
-
-
-def panel(images: torch.Tensor, **options) -> LatentPrediction:
-    return LatentPrediction(
-        evaluation_options.LatentPrediction(batch_size=3, **options),
-        source=Memory(images),
-        transform=CenterCrop(size=(12, 16)),
-    )
-
-
-@torch.no_grad()
-def test_the_panel_equals_loops():
-    model, images = build().eval(), pictures(7)
-    noise, targets = model.sample(torch.arange(7), seed=3), model.targets(images).double()
-    prediction = model.predict(images, noise)[0][:, 0].double()
-    losses = {name: [] for name in ("loss", *BASELINES)}
-    for image in range(7):
-        visible, masked = (ids[image, 0].tolist() for ids in noise)
-        for rank, place in enumerate(masked):
-            nearest = min(sorted(visible), key=lambda other: math.dist(divmod(place, 4), divmod(other, 4)))
-            known = targets[image, visible].mean(0), targets[image, nearest]
-            guesses = prediction[image, rank], targets.mean((0, 1)), targets[:, place].mean(0), *known
-            for own, guess in zip(losses.values(), guesses, strict=True):
-                own.append((guess - targets[image, place]).square().sum().item() / math.sqrt(24))
-    expected = {name: sum(own) / len(own) for name, own in losses.items()}
-    expected["target_std"] = torch.stack([targets[..., i].std() for i in range(24)]).mean().item()
-    expected["target_std_images"] = targets.std(0, correction=0).mean().item()
-    expected["prediction_std"] = torch.stack([prediction[..., i].std() for i in range(24)]).mean().item()
-    metrics = panel(images, seed=3)(model).metrics
-    assert metrics == pytest.approx(expected, rel=1e-4)
-    assert panel(images, seed=3)(model).metrics == metrics
-
-
-@torch.no_grad()
-def test_the_panel_draws_what_it_measured():
-    model, images = build().eval(), pictures(7)
-    first = panel(images)(model).metrics
-    found = panel(images)(model, [{"step": 0, **first}, {"step": 5}])
-    assert set(found.figures) == {"learning", "features"}
-    drawn = curves(found.figures["learning"])
-    for name, words in BASELINES.items():
-        assert drawn[words] == [first[name]] * 2
-    assert drawn["held-out"] == [first["loss"]] * 2
-    assert drawn["predictions"] == [first["prediction_std"]] * 2
-    noise = model.sample(torch.arange(7), seed=0)
-    visible, targets, predicted, image = (column[0] for column in found.figures["features"].columns.values())
-    torch.testing.assert_close(image, images[0] / 255, rtol=0, atol=1e-5)
-    for place in range(12):
-        here = (slice(None), slice(place // 4 * 4, place // 4 * 4 + 4), slice(place % 4 * 4, place % 4 * 4 + 4))
-        hidden = place in noise.masked_ids[0, 0].tolist()
-        assert targets[here].flatten(1).unique(dim=1).shape[1] == 1
-        assert torch.equal(predicted[here], targets[here]) != hidden
-        assert torch.allclose(visible[here], image[here]) != hidden
-
-
-def test_words_say_whether_it_learns_or_collapses():
-    fine = dict(zip(BASELINES, (2.0, 1.5, 2.5, 3.0), strict=True))
-    fine |= {"target_std": 1.0, "target_std_images": 0.9, "prediction_std": 0.5}
-    assert "has learned" in describe(fine | {"loss": 1.0})[-1]
-    lines = describe(fine | {"loss": 1.8})
-    assert "3 of 4" in lines[-1]
-    assert ["NO better" in line for line in lines[:4]] == [False, True, False, False]
-    for name, value in (("target_std", 0.05), ("target_std_images", 0.05), ("prediction_std", 0.005)):
-        verdict = describe(fine | {"loss": 1.0, name: value})[-1]
-        assert verdict.startswith(f"COLLAPSED, or hardly begun: {name.split('_')[0]}s hardly differ")
-
-
-@torch.no_grad()
-def test_features_that_ignore_the_image_are_a_collapse():
-    model = build().eval()
-    for block in model.teacher.module.blocks:
-        block.contract.bias.zero_()
-    model.teacher.module.patch.weight.zero_()
-    metrics = panel(pictures(7))(model).metrics
-    assert metrics["target_std"] > 0.5  # from place to place
-    assert metrics["target_std_images"] < 1e-3
-    assert describe(metrics)[-1].startswith("COLLAPSED, or hardly begun: targets hardly differ")
 
 
 def test_without_a_class_token_only_patches_are_predicted():

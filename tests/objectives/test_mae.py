@@ -8,11 +8,7 @@ import torch.nn.functional as F
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 from wide import pictures
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.data.sources.memory import Memory
-from ssvit.evaluation.panels import autoencoding_options
-from ssvit.evaluation.panels.autoencoding import BASELINES, Autoencoding, describe
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
@@ -209,90 +205,3 @@ def test_labels_painted_are_the_image(norm_pixels):
         torch.testing.assert_close(labels.var(-1), torch.ones(5, 12), rtol=1e-3, atol=0)
         of_one_colour = build(mean=0.5, std=0.5).labels(torch.full_like(images, 90))
         assert not of_one_colour.abs().max() > 1e-3
-
-
-def panel(images: torch.Tensor, **options) -> Autoencoding:
-    return Autoencoding(
-        autoencoding_options.Autoencoding(batch_size=3, **options),
-        source=Memory(images),
-        transform=CenterCrop(size=(12, 16)),
-    )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("norm_pixels", [True, False])
-def test_the_panel_equals_loops(norm_pixels):
-    model, images = build(norm_pixels=norm_pixels).eval(), pictures(7)
-    noise, labels = model.sample(torch.arange(7), seed=3), model.labels(images).double()
-    losses = {"loss": [], "loss_mean": [], "loss_copying": []}
-    for image in range(7):
-        prediction = model.predict(images[image : image + 1], Masks(*(ids[image : image + 1] for ids in noise)))[0]
-        visible, masked = (ids[image].tolist() for ids in noise)
-        colour = [torch.cat([labels[image, place].view(3, 16)[c] for place in visible]).mean() for c in range(3)]
-        for rank, place in enumerate(masked):
-            nearest = min(sorted(visible), key=lambda other: math.dist(divmod(place, 4), divmod(other, 4)))
-            truth = labels[image, place]
-            flat = torch.stack(colour).repeat_interleave(16)
-            for name, guess in zip(losses, (prediction[rank], flat, labels[image, nearest]), strict=True):
-                losses[name].append(sum((guess - truth) ** 2).item() / 48)
-    metrics = panel(images, seed=3)(model).metrics
-    assert metrics == pytest.approx({name: sum(own) / len(own) for name, own in losses.items()}, rel=1e-4)
-    assert panel(images, seed=3)(model).metrics == metrics
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_mosaic_shows_what_is_visible_and_paints_the_rest(channels):
-    mean, std = ([0.5] * channels, [0.25] * channels)
-    model, images = build(channels=channels, mean=mean, std=std).eval(), pictures(3)[:, :channels]
-    found = panel(images)(model, [{"step": 0}])
-    assert set(found.figures) == {"mosaic", "learning"}
-    noise = model.sample(torch.arange(3), seed=0)
-    for image in range(3):
-        whole = images[image].expand(3, -1, -1) / 255
-        visible, copied, painted, true = (column[image] for column in found.figures["mosaic"].columns.values())
-        torch.testing.assert_close(true, whole, rtol=0, atol=1e-5)
-        for place in range(12):
-            here = (slice(None), slice(place // 4 * 4, place // 4 * 4 + 4), slice(place % 4 * 4, place % 4 * 4 + 4))
-            if place in noise.masked_ids[image].tolist():
-                assert visible[here].unique().numel() == 1
-                # The mean of the true patch, unless the painted one was cut off at black or white.
-                if copied[here].min() > 0 and copied[here].max() < 1:
-                    assert copied[here].mean().item() == pytest.approx(whole[here].mean().item(), abs=0.02)
-                assert not torch.allclose(painted[here], whole[here], atol=1e-3)
-            else:
-                for part in (visible, copied, painted):
-                    torch.testing.assert_close(part[here], whole[here], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("loss", "passed"), [(0.5, 2), (0.95, 1), (1.4, 0), (0.9, 1)])
-def test_words_say_whether_it_has_learned(loss, passed):
-    lines = describe({"loss": loss, "loss_mean": 0.9, "loss_copying": 1.2})
-    for line, name, baseline in zip(lines, BASELINES.values(), (0.9, 1.2), strict=False):
-        assert name in line
-        assert f"{baseline:.4f}" in line
-        assert ("NO better" in line) == (loss >= baseline)
-    assert ("has learned" in lines[-1]) == (passed == 2)
-    assert passed == 2 or f"{passed} of 2" in lines[-1]
-
-
-def test_a_tiny_model_learns_to_use_the_context():
-    """Images of two colours in stripes: each patch is known from the others, but not from the nearest alone."""
-    torch.manual_seed(0)
-    colours = torch.randint(0, 256, (64, 3, 1, 2), generator=torch.Generator().manual_seed(2))
-    images = colours.repeat(1, 1, 4, 2).repeat_interleave(4, 2).repeat_interleave(4, 3).to(torch.uint8)
-    encoder = ViT(
-        vit_options.ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2, positions="sine_cosine_2d", std=0.25)
-    )
-    model = MAE(mae_options.MAE(decoder={"depth": 1, "width": 32, "heads": 2}, norm_pixels=False), encoder=encoder)
-    evaluator = Autoencoding(autoencoding_options.Autoencoding(), source=Memory(images), transform=CenterCrop(size=16))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(200):
-        loss = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=1))["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        found = evaluator(model.eval(), [{"step": 200}])
-    assert found.metrics["loss"] < min(found.metrics[name] for name in BASELINES) / 2
-    assert "has learned" in found.lines[-1]

@@ -4,11 +4,7 @@ import pytest
 import torch
 from wide import pictures
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.data.sources.memory import Memory
-from ssvit.evaluation.panels import prediction_options
-from ssvit.evaluation.panels.prediction import Prediction
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options, masked_patch_options
@@ -80,13 +76,3 @@ def test_the_encoders_layers_run_over_visible_patches_alone():
     model.encoder.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     model.predict(pictures(), model.sample(torch.arange(5), seed=0))
     assert seen == [1 + 3]
-
-
-@torch.no_grad()
-def test_the_mosaic_hides_what_the_encoder_does_not_see_and_names_no_other_corruption():
-    model, images = build().eval(), pictures()
-    panel = Prediction(prediction_options.Prediction(), source=Memory(images), transform=CenterCrop(size=(12, 16)))
-    found = panel(model, [{"step": 0}])
-    assert found.metrics["loss"] == found.metrics["loss_masked"]
-    assert {"accuracy_copying", "accuracy_constant"} <= found.metrics.keys()
-    assert list(found.figures["mosaic"].legend) == ["masked"]

@@ -6,15 +6,10 @@ import os
 import pytest
 import tiny
 import torch
-import torch.nn.functional as F
 from lightly.loss import NTXentLoss
-from plots import curves
 from ranks import child, together
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.batch import Batch
-from ssvit.evaluation.panels import contrast, contrast_options
-from ssvit.evaluation.panels.contrast import Contrast
 from ssvit.objectives.contrastive import similarities, unit
 
 
@@ -93,82 +88,3 @@ def test_two_processes_have_ones_gradient_when_compiled(tmp_path):
     for name, gradient in parts[0][1].items():
         own = objective.get_parameter(name).grad
         torch.testing.assert_close((gradient + parts[1][1][name]) / 2, own, rtol=1e-9, atol=1e-12, msg=name)
-
-
-def panel(objective, **given) -> Contrast:
-    given = {"images": 20, "batch_size": 8, **given}
-    return Contrast(
-        contrast_options.Contrast(**given),
-        source=tiny.source(),
-        transform=CenterCrop(size=16),
-        augment=tiny.transform(objective),
-    )
-
-
-@torch.no_grad()
-def test_the_panel_is_what_plain_loops_give():
-    objective = tiny.simclr().double().eval()
-    metrics = panel(objective)(objective).metrics
-    images, slots = (torch.cat(parts) for parts in zip(*panel(objective).batches, strict=True))
-    views = tiny.transform(objective)(images, slots, 0)["global"]
-    projections = objective.head(objective.encoder.represent(views.transpose(0, 1).flatten(0, 1)))
-    vectors = [vector / vector.norm() for vector in projections]
-    found = []
-    for i, one in enumerate(vectors):
-        cosine = [-2.0 if i == j else (one @ other).item() for j, other in enumerate(vectors)]
-        found.append(cosine.index(max(cosine)) == (i + 20) % 40)
-    apart = [
-        [((one - other) ** 2).sum().item() for i, one in enumerate(part) for other in part[:i]]
-        for part in (vectors[:20], vectors[20:])
-    ]
-    logs = [math.log(sum(math.exp(-2 * distance) for distance in part) / 190) for part in apart]
-    features = F.normalize(objective.encoder.represent(images), dim=-1)
-    expected = {
-        "loss": NTXentLoss(temperature=0.2)(*projections.split(20)).item(),
-        "loss_by_chance": math.log(39),
-        "top1": sum(found) / 40,
-        "top1_by_chance": 1 / 39,
-        "alignment": sum(((one - two) ** 2).sum().item() for one, two in zip(vectors, vectors[20:], strict=False)) / 20,
-        "distance": sum(map(sum, apart)) / 380,
-        "uniformity": sum(logs) / 2,
-        "feature_std": math.sqrt(sum(features.var(0, correction=0).tolist())),
-        "feature_cosine": ((features @ features.T).sum().item() - 20) / 380,
-    }
-    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    assert panel(objective, batch_size=20)(objective).metrics == pytest.approx(metrics, rel=1e-5)
-    assert panel(objective, seed=1)(objective).metrics["loss"] != metrics["loss"]
-
-
-@torch.no_grad()
-def test_the_panel_draws_what_it_measured():
-    objective = tiny.simclr().eval()
-    first = panel(objective)(objective).metrics
-    found = panel(objective)(objective, [{"step": 0, **first}, {"step": 5}])
-    assert set(found.figures) == {"learning", "neighbours"}
-    lines = curves(found.figures["learning"])
-    assert lines["by chance"] == pytest.approx([100 / 39] * 2)
-    assert lines["of different images"] == [first["distance"]] * 2
-    assert lines["chance, held-out"] == math.log(39)
-    images = torch.cat([images for images, _ in panel(objective).batches])
-    for place, row in enumerate(found.figures["neighbours"].rows):
-        torch.testing.assert_close(row[0].image, images[place * 20 // 8] / 255)
-
-
-def test_words_say_whether_it_has_learned_or_collapsed():
-    apart = F.normalize(random(40, 16, seed=1), dim=-1)
-    alike = F.normalize(1 + apart / 100, dim=-1)
-    pairs, strangers = apart.repeat(2, 1), F.normalize(random(80, 16), dim=-1)
-    cases = {
-        "the model tells images apart, better": (pairs, apart, 1.0, {}),
-        "the model tells": (pairs, apart, 1.0, {"loss": 3.0, "top1": 0.1}),
-        "the loss has fallen, but views find each other NO more often": (pairs, apart, 1.0, {"loss": 3.0, "top1": 1.0}),
-        "the model does NOT tell images apart": (pairs, apart, 1.0, {"loss": 0.5, "top1": 1.0}),
-        "the model does NOT": (strangers, apart, 9.0, {}),
-        "COLLAPSED, or hardly begun: all features": (pairs, alike, 1.0, {}),
-    }
-    for words, (projections, features, loss, start) in cases.items():
-        metrics = contrast.measure(projections) | contrast.spread_of(features)
-        told = contrast.describe({"loss": loss, "loss_by_chance": math.log(79), **metrics}, start)
-        assert told[-1].startswith(words)
-        assert ["at step 0" in line for line in told[:2]] == [bool(start)] * 2
-        assert ("NO better than chance" in told[0]) == (loss == 9)

@@ -124,9 +124,9 @@ def part(features: torch.Tensor | None = None, **changes: object) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        pickle.dumps(Bomb()), b"", part(names=["a"]), part(classes=["b"]), part(names=["a", 3]),
-        part(classes=[None, 3]), part(names=3), part(names=["a", "a"]), part(schema=SCHEMA + 1),
-        part(schema=None), part(encoder=None), part(raw="[" * 100_000), part(raw="{"), part(images(2)[2].double()), part(images(2)[2][0]),
+        pickle.dumps(Bomb()), b"", part(names=["a"]), part(classes=["b"]), part(names=["a", 3]), part(names=3),
+        part(classes=[None, 3]), part(names=["a", "a"]), part(schema=SCHEMA + 1), part(schema=None), part(encoder=None),
+        part(raw="[" * 100_000), part(raw="{"), part(images(2)[2].double()), part(images(2)[2][0]),
         safetensors.torch.save({"features": images(2)[2]}), safetensors.torch.save({"other": images(2)[2]}, {"a": "1"}),
     ],
 )  # fmt: skip

@@ -63,8 +63,8 @@ LESS = (
     "feature_cosine", "patch_feature_cosine", "feature_cosine_layer3", "unreadable",
 )  # fmt: skip
 GREATER = (
-    "score", "accuracy", "accuracy_masked", "map", "macro_f1", "rankme", "lidar_layer3", "told", "agreement", "top1",
-    "feature_std", "target_std", "entropy_of_mean", "prototypes_chosen",
+    "score", "accuracy", "accuracy_masked", "map", "macro_f1", "rankme", "rankme_layer3", "information", "agreement",
+    "top1", "feature_std", "target_std", "entropy_of_mean", "prototypes_chosen",
 )  # fmt: skip
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from command import one_line
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ssvit.analysis.inside import Report
 from ssvit.figures.plot import Line, Panel, Plot
 
 STORED = Path(__file__).parents[1] / "fixtures"
@@ -48,33 +46,25 @@ except OSError as error:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"kept.json": "old"}
 
 
-# No figure fits; some do; all figures do, and what TensorBoard reads does not.
-@pytest.mark.parametrize(("blocks", "named"), [(1, "figure0.png"), (120, "events.out.tfevents")])
+# No figure fits; all figures do, and numbers.json does not.
+@pytest.mark.parametrize(("blocks", "named"), [(1, "figure0.png"), (120, "numbers.json")])
 def test_figures_that_a_disk_refuses_are_named_without_a_thread_that_dies(blocks, named, tmp_path):
     code = """
 from pathlib import Path
-from test_full_disk import Report, figures
+from test_full_disk import figures
+from ssvit.analysis.inside import Report
 from ssvit.options import UserError
 try:
-    Report(figures(), {"a": 1}, []).save(Path(sys.argv[1]), 3)
+    Report(figures(), {"a": "1" * 100_000}, []).save(Path(sys.argv[1]))
 except UserError as error:
     print(error)
 """
     (line,) = refused(code, tmp_path / "seen", blocks=blocks).splitlines()
     assert line.startswith(f"{tmp_path}/seen/{named}")
     assert "cannot be written (File too large)" in line
-    for path in (tmp_path / "seen").iterdir():
+    for path in (tmp_path / "seen").glob("*.png"):
         with Image.open(path) as picture:
             picture.load()
-
-
-def test_tensorboard_reads_the_figures(tmp_path):
-    for step in (3, 5, 5):
-        Report(figures(), {"a": 1}, []).save(tmp_path, step)
-    board = EventAccumulator(str(tmp_path), size_guidance={"images": 0})
-    board.Reload()
-    assert board.Tags()["images"] == list(figures())
-    assert [event.step for event in board.Images("figure2")] == [3, 5]
 
 
 def test_the_answers_of_predict_are_there_whole_or_not_at_all(tmp_path, tool):

@@ -19,9 +19,9 @@ PREDICTION = {"loss": 2.0, "loss_masked": 2.1, "loss_constant": 3.0, "accuracy":
 PROBE = {"train_images": 64, "test_images": 32, "class_token": 1, "chance": 0.1, "knn20": 0.5, "knn20_pixels": 0.3,
          "knn20_chance": 0.1, "knn20_chosen": 2, "knn20_last": 0.4, "knn20_layer1": 0.3,
          "knn20_layer2": 0.5}  # fmt: skip
-COLLAPSE = {"entropy_of_mean": 1.0, "entropy": 0.5, "entropy_uniform": 2.0, "told": 0.1, "told_at_most": 2.0,
-            "agreement": 0.9, "agreement_by_chance": 0.1, "patch_agreement": 0.8,
-            "patch_agreement_by_place": 0.3}  # fmt: skip
+COLLAPSE = {"entropy_of_mean": 1.0, "entropy": 0.5, "entropy_uniform": 2.0, "information": 0.1,
+            "information_at_most": 2.0, "agreement": 0.9, "agreement_by_chance": 0.1,
+            "patch_agreement": 0.8}  # fmt: skip
 ROW = {f"held_out/{name}": value for name, value in PREDICTION.items()}
 ROW |= {f"probe/{name}": value for name, value in PROBE.items()}
 
@@ -37,10 +37,9 @@ def test_a_baseline_is_a_line_in_the_card_of_its_curve():
     }  # fmt: skip
     found = lines(COLLAPSE)
     assert found.pop("") == {
-        name: COLLAPSE[name]
-        for name in ("entropy_of_mean", "entropy", "told", "agreement", "patch_agreement", "patch_agreement_by_place")
+        name: COLLAPSE[name] for name in ("entropy_of_mean", "entropy", "information", "agreement", "patch_agreement")
     }
-    assert found == {"uniform": {"entropy": 2.0}, "at_most": {"told": 2.0}, "chance": {"agreement": 0.1}}
+    assert found == {"uniform": {"entropy": 2.0}, "at_most": {"information": 2.0}, "chance": {"agreement": 0.1}}
 
 
 def test_a_metric_keeps_its_card_where_the_curve_is_missing():

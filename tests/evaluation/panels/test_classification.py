@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 from ranks import child, together
 from sklearn.metrics import (
     accuracy_score,
+    average_precision_score,
     confusion_matrix,
     f1_score,
     log_loss,
@@ -24,14 +26,12 @@ from sklearn.metrics import (
 from tiny import Table
 
 from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources.base import class_text
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.panels import classification_options
-from ssvit.evaluation.panels.base import with_metrics
 from ssvit.evaluation.panels.classification import Classification
 from ssvit.options import UserError
-
-WNIDS = [f"n{number:08d}" for number in range(1000)]
 
 
 def tagged(count: int, side: int = 4) -> torch.Tensor:
@@ -48,13 +48,16 @@ def names(k: int) -> list[str]:
     return [f"class {number}" for number in range(k)]
 
 
-def case(count: int, k: int, seed: int = 0) -> tuple[Table, Memory]:
-    """A model that is right about half of the time, and images of a few classes often, of others never."""
-    generator = torch.Generator().manual_seed(seed)
+def case(count: int, k: int, *, multi_label: bool = False) -> tuple[Table, Memory]:
+    """A model that is correct about half of the time, and images of a few classes often, of others never."""
+    generator = torch.Generator().manual_seed(0)
     labels = (torch.rand(count, generator=generator).square() * (k - 0.5)).long()
     logits = torch.randn(count, k, generator=generator)
-    logits[torch.arange(count), labels] += 1.5
-    return Table(logits, names(k)), Memory(tagged(count), labels, names(k))
+    if multi_label:
+        labels = torch.rand(count, k, generator=generator) < 0.35
+    else:
+        logits[torch.arange(count), labels] += 1.5
+    return Table(logits, names(k), "multi_label" if multi_label else "softmax"), Memory(tagged(count), labels, names(k))
 
 
 def evaluation(source, side: int = 4, part: str = "test", **options) -> Classification:
@@ -90,26 +93,15 @@ def test_numbers_are_those_of_scikit_learn(count, k):
     assert evaluated.metrics == pytest.approx(expected, rel=1e-6)
     predictions = found.predictions(model)
     assert predictions.confusion(k).tolist() == matrix
-    assert predictions.confusion(k, 2).sum() == count
+    blocks = torch.arange(k) * 2 // k
+    merged = torch.zeros(2, 2, dtype=torch.int64).index_put_((blocks[:, None], blocks), torch.tensor(matrix), True)
+    assert torch.equal(predictions.confusion(k, 2), merged)
     assert found(model).metrics == evaluation(source, batch_size=7)(model).metrics
     rows = list(csv.DictReader(io.StringIO(evaluated.tables["classes.csv"])))
     scores = precision_recall_fscore_support(source.labels, predictions.guess, labels=range(k), zero_division=0)
-    for number, (row, *expected) in enumerate(zip(rows, *scores, strict=True)):
+    for row, *expected in zip(rows, *scores, strict=True):
         values = [float(row[name] or 0) for name in ("precision", "recall", "f1", "images")]
         assert values == pytest.approx(expected, abs=5e-5)
-        others = [(-times, other) for other, times in enumerate(matrix[number]) if times and other != number]
-        times, other = min(others, default=(0, None))
-        assert (row["most_often_taken_for"], int(row["times"])) == ("" if other is None else names(k)[other], -times)
-
-
-@torch.no_grad()
-def test_blocks_of_neighbouring_classes_sum_the_whole_matrix():
-    model, source = case(300, 12)
-    found = evaluation(source)
-    predictions = found.predictions(model)
-    whole = predictions.confusion(12)
-    assert torch.equal(predictions.confusion(12, 4), whole.view(4, 3, 4, 3).sum((1, 3)))
-    assert predictions.confusion(12, 5).sum() == 300
 
 
 @torch.no_grad()
@@ -203,8 +195,9 @@ def test_unreadable_files_are_left_out_and_told(tmp_path):
     expected, matrix = by_scikit_learn(model.table[kept], whole.labels[kept])
     assert evaluated.metrics == pytest.approx(expected | {"unreadable": 1}, rel=1e-6)
     assert predictions.confusion(6).tolist() == matrix
-    assert any("unreadable and left out: 1 " in line for line in evaluated.lines)
-    assert numbers_of(evaluated.figures["mistakes"]) == predictions.place[predictions.worst(24)].tolist()
+    assert len(predictions.place) == 199
+    wrong = predictions.place[[mistake.row for mistake in predictions.mistakes(24, names(6))]]
+    assert numbers_of(evaluated.figures["mistakes"]) == wrong.tolist()
     for path in paths[:5]:
         Path(path).write_bytes(b"no image")
     with pytest.raises(UserError, match="6 of 200 image files cannot be read"):
@@ -218,128 +211,98 @@ def numbers_of(gallery) -> list[int]:
 
 
 @torch.no_grad()
-def test_the_mistakes_shown_are_the_most_confident_and_the_model_is_asked_once():
-    model, source = case(300, 6)
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_mistakes_shown_are_the_most_confident_ones_and_images_are_predicted_once(multi_label):
+    model, source = case(300, 6, multi_label=multi_label)
     model.table[::2] = model.table[::2].round()  # so that some are equally confident
     gallery = evaluation(source)(model, [{"step": 0}]).figures["mistakes"]
     assert model.asked == list(range(300))
-    chances = model.table.double().softmax(-1)
-    wrong = [place for place in range(300) if int(chances[place].argmax()) != int(source.labels[place])]
-    wrong.sort(key=lambda place: -chances[place].max().item())
-    assert numbers_of(gallery) == wrong[:24]
-    assert f"{len(wrong)} mistakes in 300 test images" in gallery.title
+    wrong = []
+    for place in range(300):
+        logits, truth = model.table[place].double(), source.labels[place]
+        if multi_label:
+            confidence = torch.where((logits >= 0) != truth, logits.abs().sigmoid(), 0)
+            number = int(confidence.argmax())
+            caption = (class_text(truth, names(6)) or "none", ("no " if truth[number] else "") + names(6)[number])
+            errors = [(-confidence[number].item(), place, *caption)] * int(confidence[number] > 0)
+        else:
+            number = int(logits.argmax())
+            probability = logits.softmax(-1)[number].item()
+            errors = [(-probability, place, names(6)[int(truth)], names(6)[number])] * (number != int(truth))
+        wrong += errors
+    wrong.sort(key=lambda error: error[:2])
+    assert numbers_of(gallery) == [place for _, place, *_ in wrong[:24]]
+    assert gallery.title.startswith(f"{len(wrong)} mistakes in 300 test images")
     captions = [picture.captions for row in gallery.rows for picture in row]
-    for place, (truth, guess) in zip(wrong, captions, strict=False):
-        assert truth == f"class {int(source.labels[place])}"
-        number = int(chances[place].argmax())
-        assert (f"class {number}" in guess, f"{100 * chances[place, number].item():.0f} %" in guess) == (True, True)
+    assert captions == [(truth, f"→ {-100 * confidence:.0f} % {guess}") for confidence, _, truth, guess in wrong[:24]]
+
+
+@torch.no_grad()
+def test_without_mistakes_the_gallery_is_empty():
     source = Memory(tagged(3), [0, 1, 2], names(3))
-    gallery = evaluation(source)(Table(torch.eye(3) * 9, names(3)), [{"step": 0}]).figures["mistakes"]
-    assert (gallery.rows, "no mistake" in gallery.title) == ([], True)
+    evaluated = evaluation(source)(Table(torch.eye(3) * 9, names(3)), [{"step": 0}])
+    assert evaluated.figures["mistakes"].rows == []
+    assert evaluated.figures["mistakes"].png()
 
 
 @torch.no_grad()
-def test_equally_confident_mistakes_come_by_their_place():
-    found = evaluation(Memory(tagged(10), [1] * 10, names(2)))
-    predictions = found.predictions(Table(torch.tensor([[2.0, 0.0], [3.0, 0.0]]).repeat(5, 1), names(2)))
-    assert predictions.worst(7).tolist() == [1, 3, 5, 7, 9, 0, 2]
-
-
-def real_labels(folder: Path, **entries) -> Path:
-    """A file of ReaL labels in which each image has the class 7 alone, but for some."""
-    labels = [[7] for _ in range(50_000)]
-    for number, entry in entries.items():
-        labels[int(number[1:]) - 1] = entry
-    path = folder / "real.json"
-    path.write_text(json.dumps(labels))
-    return path
-
-
-@torch.no_grad()
-def test_real_labels_count_whatever_they_allow_and_leave_out_what_has_none(tmp_path):
-    paths = files(tmp_path, 6, "ILSVRC2012_val_{:08d}.JPEG.png", first=11)[::-1]
-    guesses = [3, 4, 7, 5, 6, 9]  # of the files 16, 15, 14, ...
-    model = Table(torch.nn.functional.one_hot(torch.tensor(guesses[::-1]), 1000).float() * 9, WNIDS)
-    real = real_labels(tmp_path, n16=[1, 3], n15=[], n13=[2, 8], n12=[6], n11=[7, 8])
-    source = Files(paths, [3, 3, 3, 3, 3, 3], WNIDS)
-    found = evaluation(source, real=str(real))
-    evaluated = found(model, [{"step": 0}])
-    assert evaluated.metrics["accuracy"] == 1 / 6
-    assert evaluated.metrics["accuracy_real"] == 3 / 5  # 16, 14 and 12; not 13 and 11
-    assert any("by ReaL labels 60.0 %" in line for line in evaluated.lines)
+def test_figures_of_a_multi_label_classifier_are_those_of_scikit_learn():
+    model, source = case(80, 4, multi_label=True)
+    truth, logits = source.labels, model.table.data
+    truth[:, 3] = False
+    metrics = evaluation(source)(model).metrics
+    guess = (logits >= 0).numpy()
+    assert metrics == pytest.approx({
+        "map": average_precision_score(truth[:, :3], logits[:, :3], average="macro"),
+        "micro_f1": f1_score(truth, guess, average="micro"),
+        "macro_f1": f1_score(truth, guess, average="macro"),
+        "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, truth.float()).item() * 4,
+        "map_constant": truth[:, :3].double().mean().item(),
+        "images": 80,
+    })  # fmt: skip
+    evaluated = evaluation(source)(model, [{"step": 0}])
+    assert set(evaluated.figures) == {"mistakes", "learning"}
+    rows = list(csv.DictReader(io.StringIO(evaluated.tables["classes.csv"])))
+    assert [row["class"] for row in rows] == names(4)
+    assert [int(row["images"]) for row in rows] == truth.sum(0).tolist()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("source", "classes", "loss", "reason"),
     [
-        (None, "no such file"),
-        ("[[1], [2", "is no JSON, or damaged"),
-        ("\xff", "is no JSON, or damaged"),
-        ("[" * 100_000, "is no JSON, or damaged"),
-        ('{"a": 1}', "but is no list"),
-        ("[[1], [2]]", "but is a list of 2"),
-        ("[" + "[1]," * 49_999 + "[1000]]", "the entry of image 50000 is no list of class numbers"),
-        ("[3," + "[1]," * 49_998 + "[1]]", "the entry of image 1 is no list of class numbers"),
-        ("[[true]," + "[1]," * 49_998 + "[1]]", "the entry of image 1 is no list of class numbers"),
+        (Memory(tagged(3)), "abc", "softmax", "no labels"),
+        (Memory(tagged(0), [], "abc"), "abc", "softmax", "no test images"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "acb", "softmax", "class 1 is 'b', the model's is 'c'"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "ab", "softmax", "class 2 is 'c', the model's is absent"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "abcd", "softmax", "class 3 is absent, the model's is 'd'"),
+        (Memory(tagged(3), [0, 1, 2], "abc"), "abc", "multi_label", "several classes"),
+        (Memory(tagged(3), torch.eye(3) > 0, "abc"), "abc", "softmax", "several classes"),
     ],
 )
-def test_real_labels_that_are_none_are_refused(tmp_path, content, reason):
-    path = tmp_path / "real.json"
-    if content is not None:
-        path.write_bytes(content.encode("latin-1"))
-    source = Files(files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=1), [0, 1], WNIDS)
-    with pytest.raises(UserError, match=f"^real={path}: .*{reason}") as raised:
-        evaluation(source, real=str(path))
-    assert "\n" not in str(raised.value)
+def test_images_that_do_not_fit_the_model_are_refused(source, classes, loss, reason):
+    model = Table(torch.eye(3, len(classes)), classes, loss)
+    with pytest.raises(UserError, match=reason) as error:
+        evaluation(source)(model)
+    assert "\n" not in str(error.value)
 
 
 @torch.no_grad()
-def test_real_labels_need_imagenets_images_and_classes(tmp_path):
-    real = str(real_labels(tmp_path))
+def test_lines_have_the_classes_of_the_lowest_recall():
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20 + [3] * 10 + [4] * 10)
+    guesses = labels.clone()
+    guesses[:10], guesses[40:52], guesses[60:62], guesses[80:89] = 1, 3, 0, 4
+    guesses[52:54] = 2
+    source = Memory(tagged(100), labels, ["ant", "bee", "cat", "dog", "elk", "fox"])
 
-    def refusal(source) -> str:
-        with pytest.raises(UserError) as raised:
-            evaluation(source, real=real)
-        assert str(raised.value).startswith(f"real={real}: ")
-        return str(raised.value)
+    def lines(guesses):
+        return evaluation(source)(Table(torch.eye(6)[guesses] * 5, source.classes), [{"step": 0}]).lines
 
-    right = files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=1)
-    assert "val0000.png does not fit" in refusal(Files(files(tmp_path, 2, "val{:04d}.png"), [0, 1], WNIDS))
-    beyond = files(tmp_path, 2, "ILSVRC2012_val_{:08d}.png", first=50_000)
-    assert "val_00050001.png does not fit" in refusal(Files(beyond, [0, 1], WNIDS))
-    assert "image 0 does not fit" in refusal(Memory(tagged(2), [0, 1], WNIDS))
-    for classes in (names(1000), WNIDS[::-1], WNIDS[:999], [*WNIDS, "n99999999"]):
-        assert "1000 classes" in refusal(Files(right, [0, 1], classes))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("own", "reason"),
-    [
-        (["cat", "dog", "owl"], None),
-        (["cat", "owl", "dog"], "class 1 is 'dog', the model's is 'owl'"),
-        (["cat", "dog"], r"images \(3\) are not the model's \(2\): class 2 is 'owl', the model's is absent"),
-        (["cat", "dog", "owl", "pig"], "class 3 is absent, the model's is 'pig'"),
-    ],
-)
-def test_classes_of_another_model_are_refused_by_the_first_that_differs(own, reason):
-    source = Memory(tagged(3), [0, 1, 2], ["cat", "dog", "owl"])
-    model = Table(torch.eye(3, len(own)), own)
-    if reason is None:
-        assert evaluation(source)(model).metrics["accuracy"] == 1
-    else:
-        with pytest.raises(UserError, match=reason):
-            evaluation(source)(model)
-
-
-@torch.no_grad()
-def test_images_without_labels_and_no_images_are_refused():
-    model = Table(torch.eye(3), names(3))
-    with pytest.raises(UserError, match="the test images have no labels"):
-        evaluation(Memory(tagged(3)))(model)
-    with pytest.raises(UserError, match="no validation images"):
-        evaluation(Memory(tagged(0), [], names(3)), part="validation")(model)
+    assert re.findall(r"(\w+) ([\d.]+) % \(predicted as (\w+) ([\d.]+) %\)", lines(guesses)[-1]) == [
+        ("dog", "10.0", "elk", "90.0"), ("bee", "30.0", "dog", "60.0"), ("ant", "75.0", "bee", "25.0")
+    ]  # fmt: skip
+    assert len(lines(labels * 0)) == len(lines(guesses)) + 1  # not above chance
+    assert "(" not in lines(labels)[-1]
 
 
 @torch.no_grad()
@@ -354,32 +317,6 @@ def test_names_of_folders_that_are_no_text_can_be_written():
     assert [row["class"] for row in rows][1:] == list(odd[1:])
     assert all("\n" not in line for line in evaluated.lines)
     assert all(figure.png() for figure in evaluated.figures.values())
-
-
-@torch.no_grad()
-def test_words_tell_the_numbers_and_the_worst_classes():
-    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20 + [3] * 10 + [4] * 10)
-    guesses = labels.clone()
-    guesses[:10], guesses[40:52], guesses[60:62], guesses[80:89] = 1, 3, 0, 4
-    guesses[52:54] = 2
-    source = Memory(tagged(100), labels, ["ant", "bee", "cat", "dog", "elk", "fox"])
-    evaluator = evaluation(source)
-
-    def said(guesses):
-        return evaluator(Table(torch.eye(6)[guesses] * 5, source.classes), [{"step": 0}]).lines
-
-    lines = said(guesses)
-    share = 100 - 10 - 12 - 2 - 9 - 2
-    assert lines[0].startswith(f"top-1 {share}.0 %, top-5 ")
-    assert lines[0].endswith("of 100 images (chance 40.0 %, always the most frequent class)")
-    assert not any("nothing yet" in line for line in lines)
-    assert lines[-1] == (
-        "lowest: dog 10.0 % (taken for elk 90.0 %), bee 30.0 % (taken for dog 60.0 %), "
-        "ant 75.0 % (taken for bee 25.0 %)"
-    )
-    assert all("\n" not in line for line in lines)
-    assert said(labels)[-1] == "no image is named wrong"
-    assert said(labels * 0)[1] == "not above chance by two standard errors, so this tells nothing yet"
 
 
 HISTORY = [
@@ -407,12 +344,3 @@ def test_figures_describe_shares_of_classes_and_curves_next_to_a_model_that_igno
     for panel in evaluation(source)(model, history).figures["learning"].panels:
         steps = {line.label.split(",")[0]: list(line.x) for line in panel.lines if line.x}
         assert steps == {"validation": [0, 3], "test": [3]}
-
-
-def test_a_history_has_the_metrics_of_its_last_row_and_none_for_what_is_not_finite():
-    history = [{"step": 0, "a": 1.0}, {"step": 4, "other/a": 2.0}]
-    assert with_metrics(history, {"a": 3.0, "b": math.nan}) == [
-        history[0],
-        {"step": 4, "other/a": 2.0, "a": 3.0, "b": None},
-    ]
-    assert history[1] == {"step": 4, "other/a": 2.0}

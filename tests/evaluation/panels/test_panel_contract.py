@@ -1,4 +1,4 @@
-"""What every evaluation of a model in training does, whatever it measures."""
+"""Properties of every evaluation during training, whatever it measures."""
 
 import math
 import subprocess
@@ -22,20 +22,25 @@ from ssvit.evaluation.panels import (
     online_options,
     prediction_options,
 )
-from ssvit.evaluation.panels.base import Evaluator
+from ssvit.evaluation.panels.base import Evaluator, with_metrics
+from ssvit.evaluation.panels.reconstruction import compare, conclude
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.figures.base import Figure
+from ssvit.figures.plot import Plot
 from ssvit.options import OptionError, UserError
 
 VIEW = CenterCrop(size=16)
 # The objective, and the options of its evaluation.
 PANELS = {
     "prediction": (tiny.model, prediction_options.Prediction),
+    "prediction_of_clusters": (tiny.codebook, prediction_options.Prediction),
+    "prediction_by_a_decoder": (tiny.masked_patch_decoder, prediction_options.Prediction),
     "autoencoding": (tiny.mae, autoencoding_options.Autoencoding),
     "latent": (tiny.latent, latent_options.LatentPrediction),
     "collapse": (tiny.dino, collapse_options.Collapse),
     "patch_collapse": (tiny.ibot, collapse_options.PatchCollapse),
     "contrast": (tiny.simclr, contrast_options.Contrast),
+    "contrast_of_tuning": (tiny.contrastive_tuning, contrast_options.Contrast),
     "label_free": (tiny.model, label_free_options.LabelFree),
     "classification": (tiny.classify, classification_options.Classification),
     "probing": (tiny.model, online_options.Probing),
@@ -48,14 +53,14 @@ def build(name: str, source: Memory | None = None, **options: object) -> Evaluat
     source = tiny.labelled() if source is None else source
     kind: type[Options] = PANELS[name][1]
     images = {"probes": {"knn": Knn(k=3)}, "train": source, "test": source} if name == "probing" else {"source": source}
-    if name == "contrast":
+    if kind is contrast_options.Contrast:
         images["augment"] = tiny.transform(tiny.simclr())
     return kind(**{"batch_size": 10} | options).build(**images, transform=VIEW)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", PANELS)
-def test_an_evaluation_has_metrics_words_and_figures_and_changes_nothing(name):
+def test_an_evaluation_is_repeatable_changes_nothing_and_plots_its_metrics(name):
     objective = PANELS[name][0]().eval()
     states = {key: value.clone() for key, value in objective.state_dict().items()}
     evaluator = build(name)
@@ -74,19 +79,34 @@ def test_an_evaluation_has_metrics_words_and_figures_and_changes_nothing(name):
     assert not objective.training
     assert shown.lines
     assert all("\n" not in line for line in shown.lines)
+    plots = [figure for figure in shown.figures.values() if isinstance(figure, Plot)]
+    assert plots
+    values = list(alone.metrics.values())
+    values = [pytest.approx(value) for value in (*values, *(100 * value for value in values))]
+    for line in (line for plot in plots for panel in plot.panels for line in panel.lines if line.x):
+        assert list(line.x) == [0, 4]
+        assert line.y[0] == line.y[1] in values
     for figure in shown.figures.values():
         assert isinstance(figure, Figure)
         assert is_dataclass(figure)
         assert figure.png().startswith(b"\x89PNG")
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["prediction", "autoencoding", "latent", "patch_collapse", "contrast"])
+def test_random_choices_depend_on_the_seed(name):
+    objective = PANELS[name][0]().eval()
+    metrics = [build(name, seed=seed)(objective).metrics for seed in (0, 1)]
+    assert metrics[0] != metrics[1]
+
+
 @pytest.mark.parametrize("name", PANELS)
 @pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("batch_size", 1.5), ("nothing", 1)])
 def test_options_are_refused_by_name(name, option, value):
-    with pytest.raises(OptionError) as raised:
+    with pytest.raises(OptionError) as error:
         PANELS[name][1](**{option: value})
-    assert raised.value.name == option
-    assert "\n" not in str(raised.value)
+    assert error.value.name == option
+    assert "\n" not in str(error.value)
 
 
 @torch.no_grad()
@@ -94,17 +114,37 @@ def test_options_are_refused_by_name(name, option, value):
 def test_images_that_do_not_suffice_are_reported_in_one_line(name):
     source = tiny.labelled().take(torch.arange(0))
     if name == "probing":
-        source = Memory(tiny.pictures())
-        (line,) = build(name, source).refused
+        (line,) = build(name, Memory(tiny.pictures())).unavailable
     else:
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError) as error:
             build(name, source)(PANELS[name][0]().eval())
-        line = str(raised.value)
+        line = str(error.value)
     assert line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("name", ["collapse", "patch_collapse", "contrast"])
+def test_a_spread_needs_two_images(name):
+    with pytest.raises(UserError), torch.no_grad():
+        build(name, images=1)(PANELS[name][0]().eval())
 
 
 def test_evaluations_are_built_and_measured_without_matplotlib():
     modules = ["ssvit.analysis.inside", "ssvit.studies.scaling", "ssvit.evaluation.report.figures"]
     check = f"import sys, {', '.join([*MODULES, *modules])}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_a_history_has_the_metrics_of_its_last_row_and_none_for_values_that_are_not_finite():
+    history = [{"step": 0, "a": 1.0}, {"step": 4, "other/a": 2.0}]
+    changed = with_metrics(history, {"a": 3.0, "b": math.nan})
+    assert changed == [history[0], {"step": 4, "other/a": 2.0, "a": 3.0, "b": None}]
+    assert history[1] == {"step": 4, "other/a": 2.0}
+
+
+@pytest.mark.parametrize("better", [[True, True], [True, False], [False, False]])
+def test_a_conclusion_is_positive_if_all_baselines_are_beaten(better):
+    line = compare("loss", "1", {str(number): ("2", one) for number, one in enumerate(better)})
+    assert line.count("NOT better") == better.count(False)
+    assert ("not learned" in conclude(better)) == (not all(better))
+    assert all(better) or f"{sum(better)} of 2" in conclude(better)

@@ -20,9 +20,9 @@ from ssvit.exchange.export_options import Export
 from ssvit.figures import contact_sheet
 from ssvit.figures.base import Figure, png
 from ssvit.figures.intervals import Dot, Intervals
-from ssvit.figures.matrices import Confusion, Heatmaps, Matrix
+from ssvit.figures.matrices import Confusion, Heatmap
 from ssvit.figures.pictures import Gallery, Mosaic, Picture
-from ssvit.figures.plot import Bars, Line, Panel, Plot
+from ssvit.figures.plot import Line, Panel, Plot
 from ssvit.figures.style import fitted
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
@@ -51,19 +51,17 @@ class Tags(HTMLParser):
 
 def figures(name: str) -> list[Figure]:
     """A figure of each kind that shows names."""
-    images, neighbour = torch.stack([IMAGE, IMAGE]), contact_sheet.Neighbour(IMAGE, 0.5, name)
+    images, neighbour = torch.stack([IMAGE, IMAGE]), contact_sheet.neighbour(IMAGE, 0.5, name)
     line = Line([0, 1], [0, 1], f"a head of {name}")
-    matrix = Matrix(np.eye(2), name, "layer", {"1": 0}, {"1": 0})
     return [
         Confusion(torch.eye(2), [name, "b"], f"{name}\naccuracy"),
-        Bars({name: (0.5, 0.1)}, "mAP", "average precision", "a random order"),
         Intervals({"probe": [Dot(name, (0.1, 0.2), [0.15])]}, {}),
-        contact_sheet.contact_sheet([contact_sheet.Query(IMAGE, name, [neighbour])]),
+        contact_sheet.contact_sheet([[contact_sheet.query(IMAGE, name), neighbour]]),
         Gallery([[Picture(IMAGE)]], titles=[name]),
         Mosaic({"image": images}, {f"class {name}": "red"}),
         Plot([Panel("", [line])], (5, 4)),
         Plot([Panel("", [line], xticks={0: name})], (5, 4), legend="below"),
-        Heatmaps([matrix], "", ""),
+        Heatmap(np.eye(2), name, "layer", {"1": 0}, {"1": 0}, "", ""),
     ]
 
 

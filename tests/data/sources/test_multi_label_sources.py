@@ -1,0 +1,104 @@
+"""Images of several classes or none: tables, subsets, batches and shards."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.loader import Loader
+from ssvit.data.sources import datasets, datasets_options
+from ssvit.data.sources.base import class_text, subset
+from ssvit.data.sources.memory import Memory
+from ssvit.data.sources.packing import pack
+from ssvit.data.sources.packing_options import Pack
+from ssvit.options import UserError
+
+CLASSES = ("cat", "dog", "owl", "yak")
+
+
+TAGS = ("cat|dog", "", "owl", "dog | cat|owl", "dog", "cat", "yak|dog", "owl|dog", "cat", "yak")
+
+
+def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
+    """(count, 4) bool."""
+    return torch.rand(count, 4, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def table(folder: Path) -> Path:
+    """A CSV file of ten images of their own greys, with tags in one column."""
+    with open(folder / "t.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "tags", "split"])
+        for i, tags in enumerate(TAGS):
+            Image.new("RGB", (20, 16 + i), (i, 0, 0)).save(folder / f"{i}.png")
+            rows.writerow([f"{i}.png", tags, "test" if i in (4, 7) else "train"])
+    return folder / "t.csv"
+
+
+def expected(*places: int) -> Tensor:
+    return torch.tensor([[name in TAGS[i] for name in CLASSES] for i in places])
+
+
+def test_tables_have_several_classes_in_a_cell(tmp_path: Path) -> None:
+    path = str(table(tmp_path))
+    data = datasets.csv(datasets_options.Csv(table=path, label="tags", separator="|"))
+    assert data.classes == CLASSES
+    assert data.train.labels.equal(expected(0, 1, 2, 3, 5, 6, 8, 9))
+    assert data.test.labels.equal(expected(4, 7))
+    assert class_text(data.train.labels[3], CLASSES) == "cat|dog|owl"
+
+
+def test_wrong_tables_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = str(table(tmp_path))
+    for options, words in (
+        ({"label": "tags", "separator": ";"}, "separator=;: "),
+        ({"label": None, "separator": "|"}, "separator=|: "),
+    ):
+        with pytest.raises(UserError, match=words.replace("|", r"\|")):
+            datasets.csv(datasets_options.Csv(table=path, **options))
+    Path(path).write_text("path,label,split\n0.png,a|b,train\n1.png,a,train\n2.png,c,test\n")
+    with pytest.raises(UserError, match="the class c is not among the 2"):
+        datasets.csv(datasets_options.Csv(table=path, separator="|"))
+
+
+def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
+    source = datasets.csv(
+        datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|", split=None, held_out=0.1)
+    ).train
+    order = torch.tensor([3, 0, 2])
+    assert source.take(order).labels.equal(source.labels[order])
+    memory = Memory(torch.stack([CenterCrop(size=8)([source.read(i)])[0] for i in range(9)]), source.labels, CLASSES)
+    for one in (source, memory):
+        loader = Loader(source=one, transform=CenterCrop(size=8), seed=0, batch_size=4)
+        for batch in loader.batches(0, 3):
+            number = batch.images[:, 0, 0, 0].long()  # the red of an image is its number in the table
+            assert batch.labels.dtype == torch.bool
+            assert batch.labels.equal(expected(*number.tolist()))
+    with pytest.raises(UserError, match="for 9 images and 4 classes"):
+        Memory(memory.in_memory, source.labels[:, :3], CLASSES)
+
+
+def test_a_balanced_subset_takes_the_classes_by_turns() -> None:
+    labels = torch.zeros(400, 4, dtype=torch.bool)
+    labels[:, 0] = True
+    labels[::20, 1], labels[5::40, 2], labels[7, 3] = True, True, True
+    labels[9::50] = False
+    source = Memory(torch.zeros(400, 1, 2, 2, dtype=torch.uint8), labels, CLASSES)
+    few = subset(source, images=31).labels
+    assert (few.sum(0)[1:] >= torch.tensor([7, 7, 1])).all()
+    assert (~few.any(1)).sum() >= 7
+
+
+def test_shards_keep_several_classes(tmp_path: Path) -> None:
+    data = datasets.csv(datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|"))
+    output = str(tmp_path / "shards")
+    own = Pack(output=output, size=None, quality=90, shard_size=1, workers=1, overwrite=False)
+    pack(data, tmp_path / "shards", own, lambda done, total: None)
+    read = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
+    assert read.classes == CLASSES
+    assert read.train.labels.equal(data.train.labels)
+    assert read.test.labels.equal(data.test.labels)

@@ -1,0 +1,151 @@
+"""Probes of images of several classes equal plain loops and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.neighbours import search
+from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
+from ssvit.evaluation.probes import knn as knn_module
+from ssvit.evaluation.probes import logistic, ridge, sgd
+from ssvit.evaluation.probes import retrieval as retrieval_module
+from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.logistic import Logistic
+from ssvit.evaluation.probes.retrieval import Retrieval
+from ssvit.evaluation.probes.ridge import FewShot
+from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.options import OptionError
+
+CLASSES = ("cat", "dog", "owl", "yak")
+
+
+def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
+    """(count, 4) bool."""
+    return torch.rand(count, 4, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def test_average_precision_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, scores = marks(60), torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+    truth[:, 2] = False
+    for values in (scores, scores.round(), torch.zeros(60, 4)):
+        found = average_precisions(values, truth)
+        assert found[2].isnan()
+        for k in (0, 1, 3):
+            assert found[k].item() == pytest.approx(average_precision_score(truth[:, k], values[:, k]))
+        assert mean_average_precision(values, truth) == pytest.approx(found[[0, 1, 3]].mean().item())
+    assert mean_average_precision(torch.zeros(60, 4), truth) == pytest.approx(share_of_class(truth))
+    whole = average_precisions(scores, truth)
+    monkeypatch.setattr("ssvit.evaluation.precision._HELD", 100)  # in parts
+    assert average_precisions(scores, truth).nan_to_num().equal(whole.nan_to_num())
+
+
+def split(count: int, seed: int) -> Features:
+    """Features (count, 6) from which three of the classes can be told."""
+    labels = marks(count, seed)
+    mixing = torch.randn(4, 6, generator=torch.Generator().manual_seed(9))
+    noise = torch.randn(count, 6, generator=torch.Generator().manual_seed(100 + seed))
+    return Features(labels.float() @ mixing + 0.7 * noise, labels, CLASSES)
+
+
+def test_the_vote_is_the_mean_of_the_neighbours_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = split(60, 0), split(30, 1)
+    for protocol, temperature in (("uniform", None), ("dino", 0.07)):
+        shares = torch.zeros(30, 4, dtype=torch.float64)
+        cosines = F.normalize(test.values).double() @ F.normalize(train.values).double().T
+        for row in range(30):
+            best = cosines[row].topk(5)
+            weights = [1.0 if temperature is None else np.exp(cosine / temperature) for cosine in best.values.tolist()]
+            for weight, place in zip(weights, best.indices.tolist(), strict=True):
+                shares[row] += weight * train.labels[place]
+            shares[row] /= sum(weights)
+        for size in (1 << 22, 100):
+            monkeypatch.setattr(knn_module, "_VOTES", size)  # in parts
+            nearest = search(test.values, train.values, 5)
+            found = knn_module.class_shares(nearest, train.labels, temperature=temperature, k=(2, 5))[1]
+            assert found.allclose(shares.float(), atol=1e-5)
+        result = Knn(protocol=protocol, k=[2, 5])(train, test, choose=True)
+        assert result.scores["5-NN"] == pytest.approx(mean_average_precision(shares.float(), test.labels))
+        assert len(result.choice) == 1
+
+
+def test_least_squares_on_several_classes() -> None:
+    train, test = split(80, 0), split(50, 1)
+    probe = FewShot(shots="all", l2=[1e-3, 10.0])
+    result = probe(train, test)
+    x, y = ridge.whiten(train.values, train.values), 2 * train.labels.double() - 1
+    precisions = {}
+    for l2 in (1e-3, 10.0):
+        left_out = []
+        for row in range(80):
+            rest = torch.arange(80) != row
+            gram = x[rest].T @ x[rest] + l2 * torch.eye(7)
+            left_out.append(x[row] @ torch.linalg.solve(gram, x[rest].T @ y[rest]))
+        precisions[l2] = mean_average_precision(torch.stack(left_out), train.labels)
+    (score,) = result.numbers
+    (fit,) = score["fits"]
+    chosen = max(precisions, key=lambda l2: precisions[l2])
+    assert (fit["l2"], fit["left_out"]) == (chosen, pytest.approx(precisions[chosen]))
+    weights = torch.linalg.solve(x.T @ x + chosen * torch.eye(7), x.T @ y)
+    guesses = ridge.whiten(train.values, test.values) @ weights
+    assert result.scores["all labels"] == pytest.approx(mean_average_precision(guesses, test.labels))
+    few = FewShot(shots=3, seeds=2).fit(train, test)[0]
+    assert all(4 <= one.images <= 12 for one in few.fits)
+    samples = ridge.sample(train.labels, 4, 0)
+    assert [train.labels[places, k].all().item() for k, places in enumerate(samples)] == [True] * 4
+    with pytest.raises(OptionError, match="shots=99: class 3"):
+        FewShot(shots=99).check_classes(train.labels * torch.tensor([True, True, True, False]), test.labels, CLASSES)
+
+
+def test_linear_layers_by_sigmoids() -> None:
+    train, test = split(200, 0), split(60, 1)
+    rows = torch.cat([train.values, torch.ones(200, 1)], 1)
+    found = logistic.fit(rows, train.labels, moment=logistic.moment(rows), classes=4, l2=0.01)
+    assert found.converged
+    for k in range(4):
+        model = LogisticRegression(C=1 / (200 * 0.01), tol=1e-8, max_iter=1000).fit(train.values, train.labels[:, k])
+        assert np.allclose(found.layer[k, :-1], model.coef_[0], atol=2e-3)
+        assert found.layer[k, -1].item() == pytest.approx(model.intercept_[0], abs=2e-3)
+    order = list(sgd.batches(200, batch_size=50, epochs=2, seed=0))
+    layers = sgd.descend(rows, train.labels, order, classes=4, learning_rates=(0.1, 0.5), steps=8)
+    plain = torch.zeros(4, 7, requires_grad=True)
+    optimizer = torch.optim.SGD([plain], lr=0.5, momentum=0.9)
+    for step, places in enumerate(order):
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 0.5 * (1 + np.cos(np.pi * step / 8)) / 2
+        logits = rows[places] @ plain.T
+        target = train.labels[places].float()
+        (F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(places)).backward()
+        optimizer.step()
+    assert layers[1].allclose(plain.detach(), atol=1e-4)
+    for probe in (Logistic(l2s=[0.1, 0.01]), Sgd(learning_rates=[0.1, 0.5], epochs=4, batch_size=50)):
+        result = probe(train, test)
+        assert list(result.scores) == ["train", "validation", "test"]
+        assert result.scores["test"] > share_of_class(test.labels) + 0.2
+        assert result.predictions is None
+
+
+def test_an_image_that_shares_a_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = split(40, 0), split(20, 1)
+    for size in (1 << 25, 100):
+        monkeypatch.setattr(retrieval_module, "_BLOCK", size)  # in parts
+        result = Retrieval(k=[1, 5])(train, test, choose=True)
+        precisions, recalled = [], []
+        cosines = F.normalize(test.values) @ F.normalize(train.values).T
+        for row in range(20):
+            right = [(train.labels[place] & test.labels[row]).any().item() for place in cosines[row].argsort().flip(0)]
+            if any(right):
+                found = [sum(right[: i + 1]) / (i + 1) for i in range(40) if right[i]]
+                precisions.append(sum(found) / len(found))
+                recalled.append(any(right[:5]))
+        assert result.numbers["queries"] == len(precisions) < 20
+        assert result.scores["mAP"] == pytest.approx(sum(precisions) / len(precisions))
+        assert result.scores["recall@5"] == pytest.approx(sum(recalled) / len(recalled))
+    own = torch.arange(40)
+    _, total = retrieval_module._answerable(train.labels, train.labels, own)
+    shared = (train.labels[:, None] & train.labels[None]).any(2)
+    assert total.equal(shared.sum(1) - shared.diagonal().long())
