@@ -200,18 +200,6 @@ class Prediction(NamedTuple):
     probability: float
     probabilities: dict[str, float]
 
-    def present(self, threshold: float = 0.5) -> list[str]:
-        """Return the classes with at least a probability, for multi-label classification.
-
-        Args:
-            threshold: Minimum probability.
-
-        Returns:
-            Names of the classes in descending order of probability.
-        """
-        names = sorted(self.probabilities, key=lambda name: -self.probabilities[name])
-        return [name for name in names if self.probabilities[name] >= threshold]
-
 
 class Classifier(_Model):
     """Classify images with a fine-tuned classifier. `module` is the `Classify` objective, in eval mode."""

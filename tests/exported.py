@@ -1,4 +1,4 @@
-"""Small models of ours whose every weight counts, and their exports."""
+"""Small models of ssvit, of which no weight is zero, and their exports."""
 
 import torch
 
@@ -25,25 +25,25 @@ CLASSES = ("cat", "dog", "emu")
 
 def encoder(**changes):
     torch.manual_seed(0)
-    made = ViT(vit_options.ViT(**{**SHAPE, **changes}))
+    model = ViT(vit_options.ViT(**{**SHAPE, **changes}))
     with torch.no_grad():
-        for weight in made.parameters():  # none of them zero, so that what is left out shows
+        for weight in model.parameters():  # none is zero, so that a weight that is lost changes the outputs
             weight += 0.05 * torch.randn_like(weight)
-    return made.eval()
+    return model.eval()
 
 
 def classifier(**changes):
-    made = Classify(classify_options.Classify(classes=CLASSES), encoder=encoder(**changes))
-    for weight in (*made.head.parameters(), *(made.distilled_head.parameters() if made.distilled_head else ())):
+    model = Classify(classify_options.Classify(classes=CLASSES), encoder=encoder(**changes))
+    for weight in (*model.head.parameters(), *(model.distilled_head.parameters() if model.distilled_head else ())):
         torch.nn.init.normal_(weight, std=0.1)
-    return made.eval()
+    return model.eval()
 
 
-def written(model, folder, format, *, any_size=None, facts=None, **changes):
+def written(model, folder, format, *, any_size=None, manifest=None, **changes):
     """The folder of an export, in `folder`; any_size: how positions are resized in a program, None for one size."""
     options = Export(format=format, any_size=any_size is not None, resize=any_size or "paper", **changes)
-    said = export(model, folder / format, options, facts=facts or {"step": 3, "encoder": {}}, run=folder)
-    return folder / format, said
+    remarks = export(model, folder / format, options, manifest=manifest or {"step": 3, "encoder": {}}, run=folder)
+    return folder / format, remarks
 
 
 def images(size=(32, 48), count=2):

@@ -84,10 +84,6 @@ def timm_plain(folder: Path) -> Peer:
     return saved(folder, of_timm())
 
 
-def timm_hybrid(folder: Path) -> Peer:
-    return saved(folder, hybrid_of_timm())
-
-
 def timm_without_positions_of_the_class(folder: Path) -> Peer:
     return saved(folder, of_timm(no_embed_class=True))
 
@@ -118,10 +114,6 @@ def _with_registers(**changes: Any) -> nn.Module:
 def timm_dinov2(folder: Path) -> Peer:
     """Its registers and its class token have no positions."""
     return saved(folder, _with_registers(no_embed_class=True), *IMAGENET)
-
-
-def timm_registers_with_positions(folder: Path) -> Peer:
-    return saved(folder, _with_registers(), *IMAGENET)
 
 
 def dinov2(folder: Path) -> Peer:
@@ -206,17 +198,19 @@ def dinov3_swiglu(folder: Path) -> Peer:
     return dinov3(folder, swiglu_mlp=True, swiglu_align_to=8)
 
 
-def torchvision_plain(folder: Path, *, old: bool = False) -> Peer:
-    """old: the names of the MLP's layers, and torch's format, in files of the first releases."""
+def torchvision_plain(folder: Path, names: dict[str, str] | None = None) -> Peer:
     model = random(vision_transformer.VisionTransformer(32, PATCH, DEPTH, HEADS, WIDTH, MLP, num_classes=5))
 
     def tokens(images: Tensor) -> Tensor:
         x = model._process_input(images)
         return model.encoder(torch.cat([model.class_token.expand(len(x), -1, -1), x], 1))
 
-    names = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."} if old else {}
-    torch.save(renamed(model.state_dict(), names), folder / "torchvision.pth", _use_new_zipfile_serialization=not old)
+    torch.save(renamed(model.state_dict(), names or {}), folder / "torchvision.pth")
     return Peer(folder / "torchvision.pth", tokens, {"heads": HEADS}, *IMAGENET, size=(32, 32))
+
+
+def torchvision_of_its_first_releases(folder: Path) -> Peer:
+    return torchvision_plain(folder, {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."})
 
 
 def hugging(kind: str, **changes: Any) -> nn.Module:
@@ -350,9 +344,9 @@ def google_hybrid(folder: Path) -> Peer:
 PEERS = {
     function.__name__: function
     for function in (
-        google, google_hybrid, timm_plain, timm_hybrid, timm_without_positions_of_the_class, timm_without_class_token,
-        timm_dinov2, timm_registers_with_positions, dinov2, deit, mae, torchvision_plain, huggingface, huggingface_deit,
-        huggingface_mae, huggingface_dinov2, huggingface_dinov2_with_registers,
+        google, google_hybrid, timm_plain, timm_without_positions_of_the_class, timm_without_class_token,
+        timm_dinov2, dinov2, deit, mae, torchvision_plain, torchvision_of_its_first_releases, huggingface,
+        huggingface_deit, huggingface_mae, huggingface_dinov2, huggingface_dinov2_with_registers,
         timm_dinov2_giant, dinov2_giant, huggingface_dinov2_giant,
         timm_dinov3, timm_dinov3_with_biases, timm_dinov3_swiglu, dinov3, dinov3_swiglu, huggingface_dinov3,
         huggingface_dinov3_swiglu,

@@ -29,7 +29,7 @@ FREE = (
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
 
 SCHEMA = 1
-_LARGEST = 1 << 20  # maximum bytes of a config.yaml; typical files have a few thousand
+_MAX_BYTES = 1 << 20  # of a config.yaml; typical files have a few thousand
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*)*")
 _GROUP = re.compile(r"[A-Za-z]\w*(@[A-Za-z][\w.]*)?")
@@ -53,15 +53,15 @@ def is_free(option: str, names: Iterable[str] = FREE) -> bool:
     return any(option == name or option.startswith(f"{name}.") for name in names)
 
 
-def refers(text: str) -> bool:
+def has_only_references(text: str) -> bool:
     """Return whether all interpolations in a text are references to options (${data.root}), which execute nothing."""
     return "${" not in _REFERENCE.sub("", text)
 
 
-def foreign(node: object) -> str:
-    """Return the name of the first entry of nested options that is not a value or a reference; "" if there is none."""
+def code_entry(node: object) -> str:
+    """Return the name of the first of nested options that could execute code; "" if all are values or references."""
     for name, key, value in _walk(node):
-        if str(key).startswith("_") or (isinstance(value, str) and not refers(value)):
+        if str(key).startswith("_") or (isinstance(value, str) and not has_only_references(value)):
             return name
     return ""
 
@@ -84,8 +84,7 @@ class Configuration:
         choices = dict(config.choices)
         if choices.get("data") == "pretrained":
             pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
-            kept = {group: file for group, file in choices.items() if group not in pretrained}
-            choices = kept | {group: file for group, file in config.line.brought.items() if group not in kept}
+            choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
         return cls.of(config.written | {"command": config.line.identity}, choices)
 
     @classmethod
@@ -105,20 +104,20 @@ class Configuration:
         values = _load(path)
         if "choices" in values:
             check_schema(values.pop("schema", None), SCHEMA, path, ConfigurationError)
-        if name := foreign(values):
-            raise ConfigurationError(f"{path}: {name}: a run's configuration may hold values only; nothing was run")
+        if name := code_entry(values):
+            raise ConfigurationError(f"{path}: {name}: must be a value, not code; nothing was executed")
         if not (choices := values.pop("choices", None)):
-            raise ConfigurationError(f"{path}: is no configuration of a run (it has no `choices`)")
+            raise ConfigurationError(f"{path}: is no configuration of a run: it has no `choices`")
         if not (
             isinstance(choices, dict)
             and all(map(_GROUP.fullmatch, choices))
             and all(file is None or (isinstance(file, str) and _FILE_NAME.fullmatch(file)) for file in choices.values())
         ):
-            raise ConfigurationError(f"{path}: choices={choices}: must name files of configs/, each by its group")
+            raise ConfigurationError(f"{path}: choices={choices}: must be names of files in configs/ by group")
         return cls(values, choices)
 
-    def write(self) -> bytes:
-        """Return the text of a config.yaml."""
+    def serialized(self) -> bytes:
+        """Return the content of a config.yaml."""
         content = {"schema": SCHEMA, "choices": self.choices, **self.values}
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()
 
@@ -148,9 +147,9 @@ class Configuration:
 def _load(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            text = file.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise ConfigurationError(f"{path}: has more than {_LARGEST} bytes, so no run of ours wrote it")
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise ConfigurationError(f"{path}: has more than {_MAX_BYTES} bytes, and was not written by a run")
         config = yaml.load(text, _Loader)
     except FileNotFoundError:
         raise
@@ -159,8 +158,8 @@ def _load(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
         raise ConfigurationError(f"{path}: is damaged, or was not written by a run") from None
     if not isinstance(config, dict) or not all(isinstance(key, str | None) for _, key, _ in _walk(config)):
-        what = "is empty" if config is None else "is damaged, or was not written by a run"
-        raise ConfigurationError(f"{path}: {what}")
+        problem = "is empty" if config is None else "is damaged, or was not written by a run"
+        raise ConfigurationError(f"{path}: {problem}")
     return config
 
 

@@ -31,34 +31,25 @@ def read(path: Path) -> dict[str, Any]:
         if isinstance(manifest["step"], bool) or not isinstance(manifest["step"], int) or manifest["step"] < 0:
             raise ValueError
         for name in ("encoder", "view"):  # entries that become part of a configuration
-            if part := configuration.foreign(manifest.get(name, {})):
-                raise CheckpointError(f"{path}: {name}.{part}: may hold values only; nothing was run")
+            if part := configuration.code_entry(manifest.get(name, {})):
+                raise CheckpointError(f"{path}: {name}.{part}: must be a value, not code; nothing was executed")
         return manifest
     except OSError as error:
-        raise CheckpointError(f"{path}: no readable manifest.json ({error.strerror}), so it is no checkpoint") from None
+        raise CheckpointError(f"{path}: is no checkpoint: manifest.json cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
 
 
-def steps(run: Path) -> dict[Path, tuple[int, int]]:
-    """Return the entries of a run folder that have the name of a checkpoint, each with two steps.
-
-    The first is the step in the verified manifest, or that in the name if there is no such manifest; the second is the
-    step in the name. Raises OSError if the folder cannot be listed, since it must not be treated as empty.
-    """
-    found = {}
-    for name in os.listdir(run):
-        if match := re.fullmatch(r"step_(\d+)", name, re.A):
-            named = int(match[1])
-            try:
-                found[run / name] = read(run / name)["step"], named
-            except CheckpointError:
-                found[run / name] = named, named
-    return found
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint folder."""
+    return int(path.name.removeprefix("step_"))
 
 
 def complete(run: Path) -> list[Path]:
-    """Return the checkpoints in a run folder sorted by `steps`, newest last. Raises OSError if it cannot be listed."""
-    found = {path: both for path, both in steps(run).items() if path.is_dir()}
-    # If two checkpoints have the same step (one is a copy), the one whose name matches its step comes later.
-    return sorted(found, key=lambda path: (found[path][0], found[path][0] == found[path][1], path.name))
+    """Return the checkpoints in a run folder by their step, newest last.
+
+    Raises:
+        OSError: The folder cannot be listed, which must not be treated as an empty folder.
+    """
+    paths = [run / name for name in os.listdir(run) if re.fullmatch(r"step_\d+", name, re.A)]
+    return sorted((path for path in paths if path.is_dir()), key=step_of)

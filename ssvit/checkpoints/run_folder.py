@@ -15,8 +15,8 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.options import OptionError, UserError, flag
 
 # Files in the folder of a run that has not started.
-_UNBEGUN = {"lock", "config.yaml", ".config.yaml.part"}
-_LONGEST = 200  # maximum bytes of a name: file systems allow 255, and derived file names are longer
+_UNSTARTED = {"lock", "config.yaml", ".config.yaml.part"}
+_MAX_NAME = 200  # maximum bytes of a name: file systems allow 255, and derived file names are longer
 
 
 class RunError(UserError):
@@ -34,7 +34,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
     Incomplete lines, written by a killed process, are skipped. Raises UserError if the file cannot be read.
     """
-    found = []
+    rows = []
     path = folder / "metrics.jsonl"
     try:
         atomic_io.check_regular(path)
@@ -47,8 +47,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             row = json.loads(line)
             row["step"] + 0  # raises TypeError if the step is not a number
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 class RunFolder:
@@ -67,9 +67,9 @@ class RunFolder:
     def __init__(self, outputs: str, name: str | None) -> None:
         if not isinstance(outputs, str) or not outputs:
             raise OptionError("outputs", outputs, "must be the folder of all runs")
-        if name is None or str(name) in ("", ".", "..") or "/" in str(name) or len(os.fsencode(str(name))) > _LONGEST:
-            right = f"must be the name of a folder in outputs, without a slash, of at most {_LONGEST} bytes"
-            raise OptionError("name", name, right)
+        if name is None or str(name) in ("", ".", "..") or "/" in str(name) or len(os.fsencode(str(name))) > _MAX_NAME:
+            expected = f"must be the name of a folder in outputs, without a slash, of at most {_MAX_NAME} bytes"
+            raise OptionError("name", name, expected)
         self.path = Path(outputs, str(name))
         self._stored = self.path / "config.yaml"
         self._lock: TextIO | None = None
@@ -81,7 +81,7 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         if self._lock is None:
             return
-        if error[0] is not None and self._created and not {entry.name for entry in self.path.iterdir()} - _UNBEGUN:
+        if error[0] is not None and self._created and not {entry.name for entry in self.path.iterdir()} - _UNSTARTED:
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # another run has written to the folder
                 for parent in self._created[1:]:
@@ -98,63 +98,56 @@ class RunFolder:
 
         Raises:
             OptionError: `overwrite` is not a flag.
-            RunError: Another process uses the folder, or it contains a run with other options or files of another kind.
+            RunError: Another process uses the folder, it contains a run with other options or files of other programs,
+                or it cannot be written.
         """
         flag("overwrite", overwrite)
         try:
-            # Other programs also write files named config.yaml.
-            is_run = self._holds("step_*/manifest.json", "*/step_*/manifest.json") or self._is_configured()
+            is_run = self._contains("step_*/manifest.json", "*/step_*/manifest.json") or self._is_configured()
             # These are the only files of a run that ended before its configuration was stored.
-            unfinished = _UNBEGUN - {"config.yaml"}
-            if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unfinished:
-                raise RunError(f"name={self.path.name}: {self.path} exists and holds no run; use another name")
+            unconfigured = _UNSTARTED - {"config.yaml"}
+            if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unconfigured:
+                raise RunError(f"name={self.path.name}: {self.path} exists and is no run folder; choose another name")
             created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = atomic_io.lock(self.path / "lock", self._refusal)
+            self._lock = atomic_io.lock(self.path / "lock", self._locked)
             self._created = created
+            if overwrite:
+                self._clear()
+            # A command that failed before training has stored only a configuration, which is replaced.
+            if self._stored.exists() and self._contains("metrics.jsonl", "*step_*", "*/config.yaml"):
+                self._check_difference(config)
+                return
+            atomic_io.replace(self._stored, config.serialized())
+            atomic_io.synchronise(self.path)
+            atomic_io.synchronise(self.path.parent)
         except OSError as error:
-            raise RunError(f"outputs={self.path.parent}: cannot write {self.path} ({error.strerror})") from None
-        if overwrite:
-            self._clear()
-        # A command that failed before training has stored only a configuration, which is replaced.
-        if self._stored.exists() and self._holds("metrics.jsonl", "*step_*", "*/config.yaml"):
-            self._refuse_difference(config)
-        else:
-            self._store(config)
+            raise RunError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from None
 
     def _is_configured(self) -> bool:
+        """Return whether config.yaml is that of a run; other programs write files of this name too."""
         try:
             Configuration.read(self._stored)
         except (FileNotFoundError, ConfigurationError):
             return False
         return True
 
-    def _refusal(self, holder: str) -> RunError:
-        right = "wait until it has ended, or use another name"
-        return RunError(f"name={self.path.name}: {holder} writes in {self.path}; {right}")
+    def _locked(self, holder: str) -> RunError:
+        hint = "wait until it has ended, or choose another name"
+        return RunError(f"name={self.path.name}: {holder} is writing to {self.path}; {hint}")
 
-    def _refuse_difference(self, config: Configuration) -> None:
+    def _check_difference(self, config: Configuration) -> None:
         try:
-            old = Configuration.read(self._stored)
+            stored = Configuration.read(self._stored)
         except ConfigurationError as error:
-            raise RunError(
-                f"{error}; the checkpoints beside it are whole for all that: delete the file, and the run, "
-                "started again, goes on from them, without comparing its options with those of the start"
-            ) from None
-        if difference := config.difference(old):
+            hint = "without this file, the same command continues from the checkpoints and checks no options"
+            raise RunError(f"{error}; {hint}") from None
+        if difference := config.difference(stored):
             name, value, before = difference
-            right = "use that, another name=…, or overwrite=true"
-            raise RunError(f"{name}={value}: the run in {self.path} was started with {before}; {right}")
+            hint = "use that value, another name=…, or overwrite=true"
+            raise RunError(f"{name}={value}: the run in {self.path} was started with {before}; {hint}")
 
-    def _store(self, config: Configuration) -> None:
-        try:
-            atomic_io.replace(self._stored, config.write())
-            atomic_io.synchronise(self.path)
-            atomic_io.synchronise(self.path.parent)
-        except OSError as error:
-            raise RunError(f"{self._stored}: cannot be written ({error.strerror})") from None
-
-    def _holds(self, *patterns: str) -> bool:
+    def _contains(self, *patterns: str) -> bool:
         return any(any(self.path.glob(pattern)) for pattern in patterns)
 
     def _clear(self) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ssvit.atomic_io import check_regular, remove, replace, replaced_folder, sealed, synchronise, write, written
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, steps
+from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, step_of
 
 KEPT = 3
 PLACES = "DCP_SHARDING_INFO"  # header entry of a part with the offsets of its shards, as written by torch
@@ -104,8 +104,8 @@ class Pending:
         except OSError as error:
             file = Path(error.filename or self._part)
             named = self._target / file.name if file.parent == self._part else self._target
-            right = "the checkpoints before it are whole: started again, the run goes on from the newest"
-            raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {right}") from None
+            hint = "earlier checkpoints are unchanged; the same command continues from the newest"
+            raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {hint}") from None
 
 
 def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> Path:
@@ -144,7 +144,7 @@ def check_finite(step: int, name: str, state: Mapping[str, Tensor]) -> None:
     """
     for key, tensor in state.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise CheckpointError(f"step {step}: {key} of the {name} is not finite; nothing was saved")
+            raise CheckpointError(f"step {step}: {key} of the {name} is not finite; no checkpoint was written")
 
 
 def merge(checkpoint: Checkpoint) -> Checkpoint:
@@ -246,7 +246,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
             check_regular(path)
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != expected:
-                raise CheckpointError(f"{path}: is damaged (its sha256 is not the manifest's)")
+                raise CheckpointError(f"{path}: is damaged: its sha256 differs from the manifest")
             tensors = safetensors.torch.load(data)
             if not is_in_parts(checkpoint):
                 states[path.stem] = tensors
@@ -259,9 +259,9 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         except safetensors.SafetensorError as error:
-            raise CheckpointError(f"{path}: is not a safetensors file ({error}), nothing of it was run") from None
+            raise CheckpointError(f"{path}: is not a safetensors file ({error}); nothing was executed") from None
         except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{path}: does not say where its parts lie") from None
+            raise CheckpointError(f"{path}: does not contain the offsets of its shards") from None
     for key in list(pieces):
         state, _, name = key.partition("/")
         states.setdefault(state, {})[name] = _assembled(checkpoint, key, pieces.pop(key))
@@ -270,9 +270,9 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
 
 def _assembled(checkpoint: Checkpoint, name: str, pieces: Sequence[tuple[tuple[slice, ...], Tensor]]) -> Tensor:
     """Assemble a tensor from its shards and their slices."""
-    shape = [max(one.stop for one in dimension) for dimension in zip(*(place for place, _ in pieces), strict=False)]
+    shape = [max(part.stop for part in axis) for axis in zip(*(place for place, _ in pieces), strict=False)]
     if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
-        raise CheckpointError(f"{checkpoint.path}: its parts of {name} do not make a whole")
+        raise CheckpointError(f"{checkpoint.path}: the shards of {name} are incomplete")
     whole = pieces[0][1].new_empty(shape)
     for place, piece in pieces:
         whole[place] = piece
@@ -295,35 +295,31 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
         for name in os.listdir(folder):
             if re.fullmatch(r"\.(step_\d+|best)\.(part|old)", name):
                 remove(folder / name)
-        found, candidates = steps(folder), complete(folder)
+        candidates = complete(folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
-    for path in sorted(found.keys() - set(candidates)):
-        warn(f"warning: {path}: is no folder, so no checkpoint; it is passed over, and renamed if its place is needed")
-    for path in candidates:
-        step, named = found[path]
-        if step != named:
-            warn(f"warning: {path}: is the checkpoint of step {step}, as its manifest says and its name does not")
     for path in reversed(candidates):
         try:
             checkpoint = Checkpoint(path, read(path))
+            if checkpoint.step != step_of(path):
+                raise CheckpointError(f"{path}: contains the checkpoint of another step, {checkpoint.step}")
             return checkpoint, load(checkpoint)
         except CheckpointError as error:
-            warn(f"warning: {error}; falling back to the checkpoint before it")
+            warn(f"warning: {error}; falling back to the previous checkpoint")
             last = error
     if candidates:
-        right = "overwrite=true starts the run anew"
-        raise CheckpointError(f"{folder}: none of its {len(candidates)} checkpoints is usable ({last}); {right}")
+        hint = "overwrite=true starts the run from the beginning"
+        raise CheckpointError(f"{folder}: none of the {len(candidates)} checkpoints can be used ({last}); {hint}")
     return None
 
 
 def set_aside_after(folder: Path, step: int) -> None:
-    """Rename checkpoints beyond a step by their name or manifest, since a continued run writes there again."""
+    """Rename checkpoints of later steps, since a continued run writes them again."""
     try:
-        for path, found in steps(folder).items():
-            if max(found) > step:
+        for path in complete(folder):
+            if step_of(path) > step:
                 _set_aside(path)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None

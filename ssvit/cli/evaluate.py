@@ -20,7 +20,7 @@ from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
-from ssvit.loading.pretrained import offer, stand_in
+from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import folder_to_write, print_lines, within
 from ssvit.progress import progress
@@ -157,8 +157,8 @@ command = Command(
     "evaluate",
     run,
     expansions=SHORT_FORMS,
-    before=offer,
-    stand_in=stand_in,
+    before=select_checkpoint,
+    stand_in=add_placeholders,
     options=Evaluate,
     aliases=_ALIASES,
     common=(

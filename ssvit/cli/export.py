@@ -1,6 +1,6 @@
 """Write a checkpoint for other libraries.
 
-Usage: ssvit export format=onnx|torch_export|safetensors|timm|huggingface.
+Usage: ssvit export format=onnx|safetensors|timm.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
-from ssvit.exchange import export_options, hub
+from ssvit.exchange import export_options
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding import find
@@ -50,10 +50,8 @@ def run(config: Config) -> None:
     else:
         changes = {"image_size": size, "resize": options.resize, **encoder}
         model = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))
-    remarks = export(model, folder, options, facts=checkpoint.facts, run=run)
+    remarks = export(model, folder, options, manifest=checkpoint.facts, run=run)
     print_lines(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks)
-    if options.push is not None:
-        print(f"uploaded to {hub.push(folder, options.push, private=options.private)}")
 
 
 command = Command("export", run, options=Export)

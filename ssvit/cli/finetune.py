@@ -16,8 +16,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.loading.finding import name_of
-from ssvit.loading.pretrained import from_scratch, offer_again, stand_in
+from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.studies import comparison
@@ -32,7 +31,7 @@ def complete(config: Config) -> Config:
     options.check_study()
     Run(options).check()
     config = named(config, _default_name(config) if options.name is None else options.name)
-    return from_scratch(config) if options.checkpoint == SCRATCH else config
+    return with_random_weights(config) if options.checkpoint == SCRATCH else config
 
 
 def _default_name(config: Config) -> str:
@@ -41,7 +40,7 @@ def _default_name(config: Config) -> str:
     kind = "scratch" if options.checkpoint == SCRATCH else "finetune"
     kind = "compare" if options.compare else options.sweep or kind
     if hasattr(options.encoder, "path"):
-        start = name_of(Path(options.encoder.path))
+        start = options.encoder.checkpoint().name
     else:
         start = getattr(options.encoder, "model", Path(config.choices["encoder"]).name)
     data = config.choices["data"]
@@ -82,7 +81,7 @@ def run(config: Config) -> Path:
 
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)
-            return session.run(name, from_scratch(changed) if changed.options.checkpoint == SCRATCH else changed)
+            return session.run(name, with_random_weights(changed) if changed.options.checkpoint == SCRATCH else changed)
 
         if options.compare:
             sides = comparison.sides(options.scratch)
@@ -96,7 +95,7 @@ def run(config: Config) -> Path:
 
 def before(line: CommandLine) -> None:
     """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights."""
-    offer_again(line)
+    select_checkpoint_again(line)
     typed = line.typed
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
     if not named and line.brought.get("data") == EMBEDDED:
@@ -109,7 +108,7 @@ command = Command(
     run,
     expansions=SHORT_FORMS,
     before=before,
-    stand_in=stand_in,
+    stand_in=add_placeholders,
     aliases=ALIASES,
     options=Finetune,
     dry_run=dry_run,

@@ -81,7 +81,7 @@ command = Command(
         "data": "ssvit.training.preset.expand_images",
         "preset": "ssvit.training.preset.expand",
         "encoder": "ssvit.models.timm_options.check_objective",
-        "checkpoint": "ssvit.loading.pretrained.offer_start",
+        "checkpoint": "ssvit.loading.pretrained.select_initial_weights",
     },
     aliases=ALIASES,
     options=Pretrain,

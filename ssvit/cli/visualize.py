@@ -12,7 +12,7 @@ from ssvit.config.declaration import Run
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.loading.encoder_options import pixel_format
-from ssvit.loading.pretrained import offer, stand_in
+from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.timm_options import vit
 from ssvit.options import print_lines
 
@@ -52,8 +52,8 @@ command = Command(
     "visualize",
     run,
     expansions=SHORT_FORMS,
-    before=offer,
-    stand_in=stand_in,
+    before=select_checkpoint,
+    stand_in=add_placeholders,
     positional="images",
     options=Visualize,
 )

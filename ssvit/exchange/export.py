@@ -1,7 +1,7 @@
 """Export a checkpoint as a folder for other libraries: weights, configuration and model card, written atomically."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from ssvit.atomic_io import replaced_folder, write
-from ssvit.exchange import card, dinov3, huggingface, timm, writing
+from ssvit.exchange import card, program, timm
 from ssvit.exchange.export_options import (
     CARD,
     CONFIG,
-    GRAPH_FILES,
-    GRAPHS,
-    INPUTS,
+    GRAPH,
     ONNX,
     OURS,
-    PREPROCESSOR,
-    PROGRAM,
-    TIMM,
     WEIGHTS,
     Export,
 )
-from ssvit.exchange.layout import per_channel
+from ssvit.exchange.layout import OPTIONAL, per_channel
+from ssvit.exchange.layouts import TIMM, TIMM_HEAD
 from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
@@ -35,7 +31,7 @@ from ssvit.options import UserError
 
 
 def export(
-    model: Encoder | Classify, folder: Path, options: Export, *, facts: Mapping[str, Any], run: Path
+    model: Encoder | Classify, folder: Path, options: Export, *, manifest: Mapping[str, Any], run: Path
 ) -> list[str]:
     """Write the folder of an export and return remarks about it.
 
@@ -43,7 +39,7 @@ def export(
         model: The encoder or classifier.
         folder: The folder.
         options: Options of the export.
-        facts: Manifest of the checkpoint.
+        manifest: Manifest of the checkpoint.
         run: Folder of its run, whose options and metrics the card lists.
 
     Raises:
@@ -53,103 +49,96 @@ def export(
     options.check_folder(folder)
     try:
         with replaced_folder(folder.resolve()) as part:  # resolves a link to its target
-            return _write(model, part, options, facts, run)
+            return _write(model, part, options, manifest, run)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
-def _write(model: Encoder | Classify, folder: Path, options: Export, facts: Mapping[str, Any], run: Path) -> list[str]:
+def _write(
+    model: Encoder | Classify, folder: Path, options: Export, manifest: Mapping[str, Any], run: Path
+) -> list[str]:
     encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
-    preprocessing = Preprocessing.of(facts, encoder.image_size)
+    classes = () if head is None else head.classes
+    preprocessing = Preprocessing.of_checkpoint(manifest, encoder.image_size)
     if options.format == OURS:
         remarks = _ours(encoder, head, folder)
     else:
         assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
-        if options.format in GRAPHS:
+        if options.format == ONNX:
             remarks = _program(encoder, head, folder, preprocessing, options)
         else:
-            remarks = (_timm if options.format == TIMM else _huggingface)(encoder, head, folder, preprocessing)
+            transform, remarks = preprocessing.timm()
+            _json(folder / CONFIG, timm.config(encoder, classes, transform))
+            remarks = _weights(folder, _converted(encoder, head)) + remarks
     remarks += preprocessing.remarks()
     if head is not None and head.options.loss == MULTI_LABEL:
         remarks.append("multi-label classifier: its probabilities are the sigmoid of each logit, not a softmax")
     text = card.write(
         run=run,
-        step=facts["step"],
+        step=manifest["step"],
         encoder=encoder.arguments,
         options=options,
         preprocessing=preprocessing.sentence(),
-        classes=_classes(head),
+        classes=classes,
         remarks=remarks,
     )
     write(folder / CARD, text.encode())
     return remarks
 
 
-def _classes(head: Classify | None) -> Sequence[str]:
-    return () if head is None else head.classes
-
-
 def _json(path: Path, content: Mapping[str, object]) -> None:
     write(path, json.dumps(content, indent=1).encode())
 
 
-def _weights(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    write(path, safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
+def _weights(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
+    write(folder / WEIGHTS, safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))
     return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
 
 
 def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
     _json(folder / CONFIG, {"encoder": encoder.arguments} if head is None else head.facts)
-    state = {prefix + name: value.contiguous() for name, value in model.state_dict().items()}
-    return _weights(folder / WEIGHTS, state)
+    return _weights(folder, {prefix + name: value.contiguous() for name, value in model.state_dict().items()})
 
 
-def _timm(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
-    resized, remarks = preprocessing.timm()
-    layout, config = timm.TIMM, timm.config(encoder, _classes(head), resized)
-    if encoder.rotary is not None:
-        layout, config = dinov3.timm_export(encoder, _classes(head), resized)
-        remarks += dinov3.remarks(encoder)
-    _json(folder / CONFIG, config)
-    if encoder.stem is not None and encoder.stem.epsilons != "timm":
-        epsilons = "timm's hybrids have other epsilons than the authors', which this one has"
-        remarks = [f"{epsilons}: outputs differ by some 1e-4", *remarks]
-    return _weights(folder / WEIGHTS, writing.tensors(layout, encoder, head)) + remarks
+@torch.no_grad()
+def _converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
+    """Return timm's tensors of an encoder and of a classifier's head; None: no head.
 
-
-def _huggingface(encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing) -> list[str]:
-    resized, remarks = preprocessing.huggingface()
-    _json(folder / PREPROCESSOR, huggingface.preprocessor(encoder, resized))
-    dinov2 = huggingface.is_dinov2(encoder.arguments)
-    layout = huggingface.DINOV2 if dinov2 else huggingface.HUGGINGFACE
-    several = head is not None and head.options.loss == MULTI_LABEL
-    config = huggingface.config(encoder, _classes(head), multi_label=several)
-    if encoder.rotary is not None:
-        layout, config = dinov3.huggingface_export(encoder)
-        remarks += dinov3.remarks(encoder)
-    _json(folder / CONFIG, config)
-    tensors = writing.tensors(layout, encoder, head, prefix="" if head is None else "vit.")
-    if dinov2:  # DINOv2's model has a mask token, used only in training
-        shape = (1, encoder.width) if encoder.rotary is None else (1, 1, encoder.width)
-        tensors["embeddings.mask_token"] = torch.zeros(shape)
-    return _weights(folder / WEIGHTS, tensors) + remarks
+    Positions of any kind are exported as the rows (t, d) that are added, zeros if there are none. An encoder with
+    registers has rows for the patches only, and the row of its class token is added to the token.
+    """
+    state, options = encoder.state_dict(), encoder.arguments
+    special = [name for name in ("class_token", "distillation_token") if name in state]
+    rows = torch.zeros(len(special) + encoder.patches, encoder.width)
+    if len(encoder.positions):
+        rows = encoder.positions[0]()
+    if options["registers"] and special:
+        state["class_token"], rows = state["class_token"] + rows[:1], rows[1:]
+    state["positions.0.embedding"] = rows
+    p, q = encoder.patch_size
+    sizes = {"c": encoder.channels, "p": p, "q": q}
+    absent = [name for name in OPTIONAL if name.format(i=0) not in state]
+    mappings = [*TIMM.mappings(depth=len(encoder.blocks), absent=absent), *TIMM_HEAD]
+    if head is not None:
+        state |= head.state_dict()
+    tensors = dict(mapping.write(state[mapping.ours], sizes) for mapping in mappings if mapping.ours in state)
+    # Copies, since safetensors rejects tensors that share memory.
+    return {name: value.contiguous().clone() for name, value in tensors.items()}
 
 
 def _program(
     encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing, options: Export
 ) -> list[str]:
-    """Write a graph, as ONNX or torch.export, with its metadata in the same file."""
-    from ssvit.exchange import program
-
-    any_size = f"of any size that the patches divide; positions resized as {options.resize}"
+    """Write a graph as ONNX, with its metadata in the same file, and compare it with the model."""
+    any_size = f"of any size that is divisible by the patch size; positions are resized by resize={options.resize}"
     remarks = [f"any number of images, {any_size if options.any_size else 'all of one size'}"]
     metadata = {
-        "images": f"(batch, {encoder.channels}, height, width), {INPUTS[options.input]}",
+        "images": f"(batch, {encoder.channels}, height, width), float32 in [0, 1]",
         "image_size": list(encoder.image_size),
         "any_size": options.any_size,
         "patch_size": list(encoder.patch_size),
-        "normalisation": "inside the program: give images as they are",
+        "normalisation": "inside the program: images are not normalised",
         "mean": per_channel(encoder.arguments["mean"], encoder.channels),
         "std": per_channel(encoder.arguments["std"], encoder.channels),
         "preprocessing": " ".join([preprocessing.sentence(), *preprocessing.remarks()]),
@@ -157,14 +146,10 @@ def _program(
         **({"probabilities": "the sigmoid of each logit"} if head and head.options.loss == MULTI_LABEL else {}),
     }
     model = program.Program(encoder if head is None else head, options).eval()
-    if options.format == PROGRAM:
-        program.write_torch(model, metadata, folder / GRAPH_FILES[PROGRAM])
-        return remarks
-    path = folder / GRAPH_FILES[ONNX]
-    program.write_onnx(model, metadata, path)
-    difference = program.difference(model, path)
+    program.write(model, metadata, folder / GRAPH)
+    difference = program.difference(model, folder / GRAPH)
     if difference is None:
         return [*remarks, "not compared with onnxruntime, which is not installed"]
     if not difference < program.TOLERANCE:
-        raise UserError(f"format=onnx: onnxruntime gives outputs that differ by {difference:.1g}; nothing was written")
-    return [*remarks, f"largest difference from torch in onnxruntime {difference:.1e}"]
+        raise UserError(f"format=onnx: the outputs of onnxruntime differ by {difference:.1g}; nothing was written")
+    return [*remarks, f"largest difference between torch and onnxruntime: {difference:.1e}"]

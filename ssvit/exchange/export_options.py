@@ -1,71 +1,43 @@
 """Define the options of an export."""
 
 import importlib.util
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated
 
-from pydantic import model_validator
-
-from ssvit.config.declaration import Name, OneOf, Options, Size
-from ssvit.exchange import dinov3, hub, huggingface, timm
+from ssvit.config.declaration import OneOf, Options, Size
+from ssvit.exchange import timm
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import Resize, ViT
 from ssvit.options import OptionError, UserError
 
-ONNX, PROGRAM, OURS, TIMM, HUGGINGFACE = FORMATS = ("onnx", "torch_export", "safetensors", "timm", "huggingface")
-GRAPHS = (ONNX, PROGRAM)
+ONNX, OURS, TIMM = FORMATS = ("onnx", "safetensors", "timm")
 # The files of an export, which identify a folder as one.
-CARD, CONFIG, PREPROCESSOR, WEIGHTS = "README.md", "config.json", "preprocessor_config.json", "model.safetensors"
-GRAPH_FILES: Mapping[str, str] = {ONNX: "model.onnx", PROGRAM: "model.pt2"}
-_FILES = {CARD, CONFIG, PREPROCESSOR, WEIGHTS, *GRAPH_FILES.values(), "model.onnx.data"}  # the last: above 2 GB
-# Input types of a program, as described in its file and its card.
-FLOAT: Final = "float"
-UINT8: Final = "uint8"
-INPUTS: Mapping[str, str] = {FLOAT: "float32 in [0, 1]", UINT8: "uint8, 0 to 255"}
-_LACKS: Mapping[str, Callable[..., str | None]] = {TIMM: timm.lacks, HUGGINGFACE: huggingface.lacks}
+CARD, CONFIG, WEIGHTS, GRAPH = "README.md", "config.json", "model.safetensors", "model.onnx"
+_FILES = {CARD, CONFIG, WEIGHTS, GRAPH, f"{GRAPH}.data"}  # the last: above 2 GB
 
 
 class Export(Options):
     """Set the format of an export."""
 
     format: Annotated[str, OneOf(FORMATS)]
-    """Format: onnx, torch_export, safetensors (ssvit's format), timm, or huggingface."""
+    """Format: onnx, safetensors (ssvit's format), or timm, which transformers opens too."""
     image_size: Size | None = None
     """Pixels of the images, or [height, width], to which positions are resampled; null: the checkpoint's."""
     resize: Resize = "paper"
     """How positions are resampled: as in the authors' code (paper) or as in timm."""
     any_size: bool = False
-    """Whether an exported program (onnx, torch_export) takes images of any multiple of the patch size."""
-    input: Literal["float", "uint8"] = FLOAT
-    """Input of an exported program (onnx, torch_export): float32 in [0, 1] (float), or uint8, 0 to 255."""
+    """Whether format=onnx takes images of any multiple of the patch size."""
     overwrite: bool = False
     """Whether to replace an existing export."""
-    license: Name | None = None
-    """Licence of the weights in the model card, by its identifier on the Hugging Face Hub, for instance apache-2.0;
-    null: none."""
-    push: Name | None = None
-    """Repository on the Hugging Face Hub to which the folder is uploaded, OWNER/NAME; needs ssvit[hub] and `hf auth
-    login`; null: no upload."""
-    private: bool = True
-    """Whether a repository that push creates is private."""
 
-    @model_validator(mode="after")
-    def _check_format(self) -> Self:
-        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
-            raise OptionError("license", self.license, "must be an identifier of the Hub, as apache-2.0, or null")
-        if self.push is not None:
-            hub.check("push", self.push)
-        graphs = f"is for format={' or '.join(GRAPHS)}"
-        if self.input != FLOAT and self.format not in GRAPHS:
-            raise OptionError("input", self.input, f"{graphs}; other models take normalised floats")
-        if self.any_size and self.format not in GRAPHS:
-            raise OptionError("any_size", True, graphs)
+    def check_consistency(self) -> None:
+        """Check that the format supports any_size and that its packages are installed."""
+        if self.any_size and self.format != ONNX:
+            raise OptionError("any_size", True, f"requires format={ONNX}")
         missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
         if missing and self.format == ONNX:
-            raise UserError(f"format={ONNX} needs {' and '.join(missing)}: pip install ssvit[export]")
-        return self
+            raise UserError(f"format={ONNX}: needs {' and '.join(missing)} (pip install ssvit[export])")
 
     def check_folder(self, folder: Path, *, checkpoint: Path | None = None) -> None:
         """Check that the output folder does not exist, or is a replaceable export without the checkpoint.
@@ -82,11 +54,11 @@ class Export(Options):
         if not folder.is_dir():
             raise OptionError("output", folder, "must be a folder, and this is a file")
         if checkpoint is not None and checkpoint.resolve().is_relative_to(folder.resolve()):
-            raise OptionError("output", folder, "holds the checkpoint; give another folder")
+            raise OptionError("output", folder, "contains the checkpoint; choose another folder")
         if others := {entry.name for entry in folder.iterdir()} - _FILES:
-            raise OptionError("output", folder, f"is there and is no export: it holds {min(others)}; give another one")
+            raise OptionError("output", folder, f"contains {min(others)}, which is no export; choose another folder")
         if not self.overwrite:
-            raise OptionError("output", folder, "is there; overwrite=true replaces it")
+            raise OptionError("output", folder, "exists; overwrite=true replaces it")
 
     def check_model(self, encoder: Normalized, classifier: Mapping[str, object] | None) -> None:
         """Check that the format supports an encoder and its head.
@@ -100,20 +72,16 @@ class Export(Options):
         """
         if not isinstance(encoder, ViT):
             if self.format != OURS:
-                raise OptionError("format", self.format, f"is for a ViT; only {OURS} takes {encoder.label}")
+                raise OptionError("format", self.format, f"requires a ViT; only {OURS} supports {encoder.label}")
             return
         if self.any_size and encoder.positions == "relative":
-            raise OptionError("any_size", True, "is not for relative positions; give image_size, one for each export")
-        if self.format in _LACKS:
-            reason: str | None
-            if encoder.positions == "relative":
-                reason = "relative positions"
-            elif encoder.positions == "rotary":
-                reason = dinov3.lacks(encoder.values(), classifier, of_timm=self.format == TIMM)
+            raise OptionError("any_size", True, "does not support relative positions; set image_size for each export")
+        if self.format == TIMM:
+            reason = timm.unsupported(encoder.values(), classifier)
+            if encoder.positions in ("relative", "rotary"):
+                reason = f"positions={encoder.positions}"
             elif encoder.positions_at != "stem":
                 reason = f"positions_at={encoder.positions_at}"
-            else:
-                reason = _LACKS[self.format](encoder.values(), classifier)
             if reason:
-                right = f"has no model with {reason}; onnx and torch_export take any encoder"
-                raise OptionError("format", self.format, right)
+                expected = f"has no model with {reason}; onnx supports any ViT"
+                raise OptionError("format", self.format, expected)

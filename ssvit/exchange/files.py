@@ -1,11 +1,10 @@
-"""Read files of weights: names and shapes of tensors, and the tensors; shapes need torch only for torch's formats.
+"""Read files of weights: names and shapes of tensors, and the tensors; shapes need torch only for torch's format.
 
 Shapes are compared with the size of the file before memory is allocated, and no code in a file is executed.
 """
 
 import hashlib
 import math
-import stat
 import struct
 import zipfile
 from collections.abc import Collection, Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssvit.atomic_io import check_regular
 from ssvit.exchange import torch_format
 from ssvit.exchange.layout import Shapes
 from ssvit.options import UserError
@@ -20,8 +20,9 @@ from ssvit.options import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LONGEST_HEADER = 10_000_000  # bytes of JSON, enough for about 100,000 tensors
-_MOST_MEMBERS = 20_000  # maximum number of arrays in an .npz file
+_MAX_HEADER = 10_000_000  # bytes of JSON, enough for about 100,000 tensors
+_MAX_MEMBERS = 20_000  # maximum number of arrays in an .npz file
+_SHOWN = 3  # maximum number of names in a message
 
 
 class ForeignError(UserError):
@@ -35,23 +36,24 @@ def shapes(path: Path) -> Shapes:
         ForeignError: The file is damaged, or the shapes exceed its size.
     """
     with _reading(path):
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise ForeignError(f"{path}: is no regular file")
+        check_regular(path)
         read = {".safetensors": _safetensors, ".npz": _npz}.get(path.suffix, _torch)
-        found = read(path)
-        if any(side < 0 for shape in found.values() for side in shape):
+        stored = read(path)
+        if any(side < 0 for shape in stored.values() for side in shape):
             raise ValueError
-        sizes = {name: math.prod(shape) for name, shape in found.items()}
-    if sum(sizes.values()) > facts.st_size:
-        most = shown(max(sizes, key=sizes.__getitem__))
-        raise ForeignError(f"{path}: names more numbers than its {facts.st_size:,} bytes can hold, most in {most}")
-    return found
+        sizes = {name: math.prod(shape) for name, shape in stored.items()}
+        bytes_of_file = path.stat().st_size
+    if sum(sizes.values()) > bytes_of_file:
+        largest = shown(max(sizes, key=sizes.__getitem__))
+        raise ForeignError(f"{path}: has {bytes_of_file:,} bytes, too few for its tensors, such as {largest}")
+    return stored
 
 
-def shown(name: str) -> str:
-    """Format a tensor's name for a one-line message."""
-    return ascii(name)[1:-1] if len(name) <= 100 else f"{ascii(name[:100])[1:-1]}…"
+def shown(*names: str) -> str:
+    """Format the first of some tensor names for a one-line message."""
+    texts = [f"{ascii(name[:100])[1:-1]}{'…' * (len(name) > 100)}" for name in names[:_SHOWN]]
+    more = len(names) - _SHOWN
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
 @contextmanager
@@ -61,10 +63,10 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except torch_format.RefusedError as error:
+    except torch_format.ContentError as error:
         raise ForeignError(f"{path}: {error}") from None
     except OSError as error:
-        raise ForeignError(f"{path}: cannot be read ({error.strerror or 'an error of the system'})") from None
+        raise ForeignError(f"{path}: cannot be read ({error.strerror or 'system error'})") from None
     except Exception:  # a malicious file can cause any exception in a parser
         raise ForeignError(f"{path}: is damaged, or no {path.suffix} file") from None
 
@@ -75,8 +77,8 @@ def _safetensors(path: Path) -> Shapes:
 
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-    if length > _LONGEST_HEADER:
-        raise ForeignError(f"{path}: says that its header has {length:,} bytes; at most {_LONGEST_HEADER:,} are read")
+    if length > _MAX_HEADER:
+        raise ForeignError(f"{path}: has a header of {length:,} bytes; at most {_MAX_HEADER:,} are read")
     with safetensors.safe_open(path, "numpy") as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 
@@ -85,25 +87,21 @@ def _npz(path: Path) -> Shapes:
     """Return the names and shapes in an .npz file, whose members are arrays with separate headers."""
     from numpy.lib import format
 
-    found: dict[str, tuple[int, ...]] = {}
+    stored: dict[str, tuple[int, ...]] = {}
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        if len(members) > _MOST_MEMBERS:
-            raise ForeignError(f"{path}: has {len(members):,} members; at most {_MOST_MEMBERS:,} are read")
+        if len(members) > _MAX_MEMBERS:
+            raise ForeignError(f"{path}: has {len(members):,} members; at most {_MAX_MEMBERS:,} are read")
         for member in members:
             name = member.filename.removesuffix(".npy")
-            if member.flag_bits & 1:
-                raise ForeignError(f"{path}: {shown(name)} is encrypted")
-            if name in found:
-                raise ForeignError(f"{path}: holds {shown(name)} twice")
             with archive.open(member) as file:
                 if format.read_magic(file) != (1, 0):  # later versions allow headers of more than 64 kB
                     raise ValueError
                 shape, _, dtype = format.read_array_header_1_0(file)
             if dtype.hasobject:
-                raise ForeignError(f"{path}: {shown(name)} holds Python objects, which are not loaded")
-            found[name] = shape
-    return found
+                raise ForeignError(f"{path}: {shown(name)} contains Python objects, which are not loaded")
+            stored[name] = shape
+    return stored
 
 
 def _torch(path: Path) -> Shapes:
@@ -118,13 +116,13 @@ def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
         ForeignError: A tensor cannot be read, or is not finite in float32.
     """
     read = {".safetensors": _safetensors_tensors, ".npz": _npz_tensors}.get(path.suffix, _torch_tensors)
-    found = {}
+    converted = {}
     with _reading(path):
         for name, tensor in read(path, names):
-            if not tensor.is_floating_point() or not (converted := tensor.float()).isfinite().all():
-                raise ForeignError(f"{path}: {shown(name)} is not made of finite numbers in float32")
-            found[name] = converted
-    return found
+            if not tensor.is_floating_point() or not (value := tensor.float()).isfinite().all():
+                raise ForeignError(f"{path}: {shown(name)} must contain finite numbers in float32")
+            converted[name] = value
+    return converted
 
 
 def _safetensors_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Tensor"]]:
@@ -147,8 +145,6 @@ def _npz_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Ten
             elif array.dtype.kind == "f":  # torch supports neither non-native byte order nor more than 64 bits
                 with numpy.errstate(over="ignore"):
                     array = array.astype(numpy.float32)
-            elif array.dtype.kind not in "iubc":
-                raise ForeignError(f"{path}: {shown(name)} is not made of numbers")
             yield name, torch.from_numpy(array)
 
 

@@ -1,31 +1,29 @@
-"""Export an encoder, or a classifier, as one program for ONNX and torch.export.
+"""Export an encoder, or a classifier, as one graph of ONNX.
 
-Images are float in [0, 1], or uint8; normalisation is part of the program. A program takes any number of images and,
-with any_size, any size that is a multiple of the patch size: the encoder then resamples its positions.
+Images are float in [0, 1]; normalisation is part of the program. A program takes any number of images and, with
+any_size, any size that is a multiple of the patch size: the encoder then resamples its positions.
 
 Letters: b images, c channels, t tokens, d width, k classes.
 """
 
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssvit import private
-from ssvit.atomic_io import write
-from ssvit.exchange.export_options import FLOAT, Export
+from ssvit.exchange.export_options import Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
 
 INPUT = "images"
 TOLERANCE = 1e-4  # maximum difference of onnxruntime and torch, for outputs of the last norm (about 1)
-_LARGEST = 1024  # maximum number of patches along a side, a bound that the tracer requires
+_MAX_PATCHES = 1024  # maximum number of patches along a side, a bound that the tracer requires
 
 
 class Program(nn.Module):
@@ -33,7 +31,7 @@ class Program(nn.Module):
 
     Args:
         model: The encoder or classifier.
-        options: Options of the export, of which `any_size`, `resize` and `input` are used.
+        options: Options of the export, of which `any_size` and `resize` are used.
     """
 
     def __init__(self, model: ViT | Classify, options: Export) -> None:
@@ -58,7 +56,7 @@ class Program(nn.Module):
         return (self.model.logits(images),)
 
     def example(self, count: int, height: int, width: int) -> Tensor:
-        """Return example images of the input type, with fixed random pixels.
+        """Return example images with fixed random pixels.
 
         Args:
             count: Number of images.
@@ -68,60 +66,37 @@ class Program(nn.Module):
         Returns:
             Images, (count, c, height, width).
         """
-        images = torch.rand(count, self.encoder.channels, height, width, generator=torch.Generator().manual_seed(count))
-        return images if self.options.input == FLOAT else (255 * images).round().to(torch.uint8)
+        generator = torch.Generator().manual_seed(count)
+        return torch.rand(count, self.encoder.channels, height, width, generator=generator)
 
 
 @torch.no_grad()
-def trace(program: Program) -> ExportedProgram:
-    """Trace the program to one graph, without paths of this machine.
-
-    Raises:
-        UserError: It cannot be traced.
-    """
-    (height, width), (p, q) = program.encoder.image_size, program.encoder.patch_size
-    shape: dict[int, Dim] = {0: Dim("batch")}
-    if program.options.any_size:
-        shape |= {2: p * Dim("rows", max=_LARGEST), 3: q * Dim("columns", max=_LARGEST)}
-        # The sizes differ from each other and from the encoder's, so that the tracer does not identify them.
-        height, width = height + p, width + 2 * q
-    images = program.example(2, height, width)
-    try:
-        # The math implementation of attention gives the same strides on every machine and in ONNX.
-        with sdpa_kernel(SDPBackend.MATH):
-            exported = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
-    except private.tracing_errors() as error:
-        raise UserError(f"the encoder cannot be traced: {str(error).splitlines()[0]}") from None
-    for node in exported.graph.nodes:
-        for source in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
-            node.meta.pop(source, None)
-    return exported
-
-
-def write_torch(program: Program, metadata: Mapping[str, object], path: Path) -> None:
-    """Write a program for torch.export.load.
-
-    Args:
-        program: The program.
-        metadata: Metadata, which extra_files={"metadata.json": ""} reads.
-        path: The file.
-    """
-    data = io.BytesIO()  # torch's writer reports no reason when a disk is full
-    torch.export.save(trace(program), data, extra_files={"metadata.json": json.dumps(metadata, ensure_ascii=False)})
-    write(path, data.getbuffer())
-
-
-def write_onnx(program: Program, metadata: Mapping[str, object], path: Path) -> None:
-    """Write a program as ONNX, including the weights.
+def write(program: Program, metadata: Mapping[str, object], path: Path) -> None:
+    """Write a program as ONNX, including the weights, without paths of this machine.
 
     Args:
         program: The program.
         metadata: Metadata, stored as metadata_props, in JSON unless it is text.
         path: The file.
+
+    Raises:
+        UserError: The program cannot be traced.
     """
-    exported, outputs = trace(program), program.outputs
-    with sdpa_kernel(SDPBackend.MATH):
-        written = torch.onnx.export(exported, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)
+    (height, width), (p, q) = program.encoder.image_size, program.encoder.patch_size
+    shape: dict[int, Dim] = {0: Dim("batch")}
+    if program.options.any_size:
+        shape |= {2: p * Dim("rows", max=_MAX_PATCHES), 3: q * Dim("columns", max=_MAX_PATCHES)}
+        # The sizes differ from each other and from the encoder's, so that the tracer does not identify them.
+        height, width = height + p, width + 2 * q
+    images = program.example(2, height, width)
+    with sdpa_kernel(SDPBackend.MATH):  # the only implementation of attention with the same strides in ONNX
+        try:
+            graph = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
+        except private.tracing_errors() as error:
+            raise UserError(f"the encoder cannot be traced: {str(error).splitlines()[0]}") from None
+        written = torch.onnx.export(
+            graph, input_names=[INPUT], output_names=program.outputs, dynamo=True, verbose=False
+        )
     assert written is not None
     model = written.model
     for node in (model.graph, *model.graph, *model.functions.values()):

@@ -21,5 +21,4 @@ class ForeignEncoder(Options):
     """Pixels, or [height, width], of the training images of such an encoder; null: derived from its positions."""
 
 
-# Options for a file of another project, of a ViT and of a timm model.
-FOREIGN_OPTIONS = (*ForeignEncoder.model_fields, "model", "arguments")
+FOREIGN_OPTIONS = tuple(ForeignEncoder.model_fields)

@@ -6,24 +6,22 @@ The opcodes of the pickles are counted first, as torch.load does not bound the m
 import io
 import pickletools
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Limits on a file; an encoder of 1,000 layers is below them.
-_LONGEST_PICKLE = 10_000_000  # bytes
-_MOST_OPCODES = 1_000_000
-_MOST_TUPLES = 60_000  # a tensor needs four; hashing 100,000 nested tuples overflows the stack
-_DEEPEST = 16  # nested dictionaries
-_LONGEST_NAME = 256  # characters
-_OLD_PICKLES = 5  # pickles in a file before torch 1.6: magic number, version, system, contents, storage keys
+_MAX_PICKLE = 10_000_000  # bytes
+_MAX_OPCODES = 1_000_000
+_MAX_TUPLES = 60_000  # a tensor needs four; hashing 100,000 nested tuples overflows the stack
+_MAX_DEPTH = 16  # nested dictionaries
 _TENSORS = {f"torch._utils _rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter", "parameter_with_state")}
 
 
-class RefusedError(ValueError):
+class ContentError(ValueError):
     """Report content of a file that is not read; the message names it."""
 
 
@@ -43,52 +41,41 @@ class _Ignored:
 def read(path: Path) -> dict[str, "Tensor"]:
     """Return the tensors of a file by their full names ({"model": {"norm": …}} as model.norm).
 
-    Any other content is ignored. Values are memory-mapped from the file, except in files of torch before 1.6.
+    Any other content is ignored. Values are memory-mapped from the file.
 
     Raises:
-        RefusedError: The file contains something that is not read.
+        ContentError: The file contains something that is not read, or torch before 1.6 wrote it.
         Exception: The file is damaged, as torch, zipfile and pickletools report it.
     """
-    with open(path, "rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"
-        file.seek(0)
-        names = {name for pickle in (_zipped if zipped else _consecutive)(file) for name in _globals(pickle)}
+    if not zipfile.is_zipfile(path):
+        raise ContentError("must be a file of torch 1.6 or newer (torch.save); it is older, or damaged")
+    names: set[str] = set()
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+                raise ContentError(f"{member.filename!a} is compressed or encrypted, which torch never writes")
+            if member.filename.endswith("data.pkl"):
+                if member.file_size > _MAX_PICKLE:
+                    raise ContentError(f"its pickle is longer than {_MAX_PICKLE:,} bytes")
+                names |= _globals(archive.read(member))
     import torch
 
     with torch.serialization.safe_globals([(_Ignored, name.replace(" ", ".")) for name in names]):
-        return _named(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped))
+        return _named(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 
-def _zipped(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield the pickles of a zip file, after checking their sizes."""
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-                raise RefusedError(f"{member.filename!a} is compressed or encrypted, which torch never writes")
-            if member.filename.endswith("data.pkl"):
-                if member.file_size > _LONGEST_PICKLE:
-                    raise RefusedError(f"its pickle is longer than {_LONGEST_PICKLE:,} bytes")
-                yield io.BytesIO(archive.read(member))
-
-
-def _consecutive(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Return the consecutive pickles of a file before torch 1.6."""
-    pickles = io.BytesIO(file.read(_LONGEST_PICKLE))
-    return (pickles for _ in range(_OLD_PICKLES))
-
-
-def _globals(pickle: BinaryIO) -> set[str]:
+def _globals(pickle: bytes) -> set[str]:
     """Return the classes and functions that a pickle names, as "module name"."""
     names, tuples = set(), 0
-    for count, (code, argument, _) in enumerate(pickletools.genops(pickle)):
+    for count, (code, argument, _) in enumerate(pickletools.genops(io.BytesIO(pickle))):
         tuples += code.name.startswith("TUPLE")
-        if count >= _MOST_OPCODES or tuples > _MOST_TUPLES:
-            raise RefusedError(f"its pickle has more than {_MOST_OPCODES:,} opcodes or {_MOST_TUPLES:,} tuples")
+        if count >= _MAX_OPCODES or tuples > _MAX_TUPLES:
+            raise ContentError(f"its pickle has more than {_MAX_OPCODES:,} opcodes or {_MAX_TUPLES:,} tuples")
         if code.name == "GLOBAL":
             assert isinstance(argument, str)
-            of_tensors = argument.startswith("torch._utils _rebuild")
-            if (of_tensors and argument not in _TENSORS) or argument.endswith(" bytearray"):
-                raise RefusedError(f"it calls {argument.split()[-1]!a}, and plain tensors alone are read")
+            is_tensor = argument.startswith("torch._utils _rebuild")
+            if (is_tensor and argument not in _TENSORS) or argument.endswith(" bytearray"):
+                raise ContentError(f"its pickle calls {argument.split()[-1]!a}; only plain tensors are read")
             names.add(argument)
     return names
 
@@ -103,14 +90,10 @@ def _named(root: object) -> dict[str, "Tensor"]:
     while waiting:
         keys, value = waiting.pop()
         if isinstance(value, Tensor):
-            if sum(map(len, keys)) > _LONGEST_NAME:
-                raise RefusedError(f"it holds a name of more than {_LONGEST_NAME} characters")
-            if (name := ".".join(keys)) in tensors:
-                raise RefusedError(f"it holds {name!a} twice")
-            tensors[name] = value
+            tensors[".".join(keys)] = value
         elif isinstance(value, Mapping) and id(value) not in entered:
             entered.add(id(value))
-            if len(keys) == _DEEPEST:
-                raise RefusedError(f"its dictionaries stand more than {_DEEPEST} deep in one another")
+            if len(keys) == _MAX_DEPTH:
+                raise ContentError(f"its dictionaries are nested more than {_MAX_DEPTH} deep")
             waiting += [((*keys, str(key)), part) for key, part in reversed(list(value.items()))]
     return tensors

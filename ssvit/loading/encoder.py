@@ -1,13 +1,14 @@
 """Build encoders and classifiers from a checkpoint, or from a file of foreign weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.loading.encoder_options import LoadEncoder, LoadLayers
+from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.timm_options import of
@@ -26,14 +27,13 @@ def load_encoder(options: LoadEncoder) -> Encoder:
     """
     checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
-    try:
-        weights = _trained(checkpoint, states)
+    with _building(checkpoint, "encoder"):
+        weights = _weights(checkpoint, states)
+        prefix = f"{checkpoint.backbone}."
+        loaded = {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}
         trained = of(checkpoint.encoder).build()
-        loaded = _load(trained, weights, prefix=f"{checkpoint.backbone}.")
+        trained.load_state_dict(loaded)
         encoder = _changed(trained, options)
-    except (KeyError, TypeError, UserError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{checkpoint.path}: its encoder cannot be built: {reason}") from None
     if options.announce and is_main_process():
         averaged = ", averaged weights" if "ema" in states else ""
         notes = [f"{checkpoint.path}: loaded {len(loaded)} of {len(loaded)} tensors of the encoder{averaged}"]
@@ -41,8 +41,8 @@ def load_encoder(options: LoadEncoder) -> Encoder:
             before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
             if before != after:
                 notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
-        if left := sorted({name.split(".")[0] for name in weights.keys() - loaded}):
-            notes.append(f"left behind: {', '.join(left)}")
+        if others := sorted({name.split(".")[0] for name in weights if not name.startswith(prefix)}):
+            notes.append(f"not loaded: {', '.join(others)}")
         print_lines("; ".join([*notes, *checkpoint.facts.get("notes", ())]))
     encoder.origin = checkpoint.checksum
     return encoder.eval()
@@ -71,21 +71,27 @@ def load_classifier(options: LoadEncoder) -> Classify:
         CheckpointError: The checkpoint is damaged or contains no classifier.
     """
     checkpoint = options.checkpoint()
-    states = storage.load(checkpoint, without="optimizer")
     if not checkpoint.has_classifier:
-        right = "holds no classifier, only an encoder: the command finetune trains one"
-        raise CheckpointError(f"{checkpoint.path}: {right}")
-    try:
+        raise CheckpointError(f"{checkpoint.path}: {NO_CLASSIFIER}")
+    states = storage.load(checkpoint, without="optimizer")
+    with _building(checkpoint, "classifier"):
         classifier = Classify(ClassifyOptions(**checkpoint.facts["classifier"]), encoder=of(checkpoint.encoder).build())
-        _load(classifier, _trained(checkpoint, states), prefix="")
+        classifier.load_state_dict(_weights(checkpoint, states))
         classifier.encoder = _changed(classifier.encoder, options)
-    except (KeyError, TypeError, UserError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{checkpoint.path}: its classifier cannot be built: {reason}") from None
     return classifier.eval()
 
 
-def _trained(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+@contextmanager
+def _building(checkpoint: Checkpoint, part: str) -> Iterator[None]:
+    """Convert errors of wrong options and wrong tensors to CheckpointError."""
+    try:
+        yield
+    except (KeyError, TypeError, UserError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{checkpoint.path}: the {part} cannot be built: {reason}") from None
+
+
+def _weights(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Return the averaged weights if available, otherwise the weights; LoRA matrices are merged into them."""
     weights = states.get("ema", states["model"])
     return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
@@ -98,10 +104,3 @@ def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     encoder = of(trained.arguments | options.changes).build()
     encoder.take(trained, how=options.resize)
     return encoder
-
-
-def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> set[str]:
-    """Load the tensors with a prefix strictly, and return their names."""
-    names = {name for name in weights if name.startswith(prefix)}
-    module.load_state_dict({name.removeprefix(prefix): weights[name] for name in names})
-    return names

@@ -1,11 +1,9 @@
 """Define the options of encoders and classifiers that are loaded from a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import Any, ClassVar
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
@@ -18,6 +16,8 @@ from ssvit.models.encoder_options import Normalized
 from ssvit.models.timm_options import of, vit
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, pair
+
+NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune trains one"
 
 
 class LoadEncoder(ForeignEncoder):
@@ -43,10 +43,6 @@ class LoadEncoder(ForeignEncoder):
     """Probability of skipping the last layer in training."""
     activation_checkpointing: bool | None = None
     """Recompute each layer in the backward pass: less memory, more time."""
-    model: str | None = None
-    """Name in timm of the model of a foreign file. None: a ViT, identified by its tensors."""
-    arguments: Mapping[str, object] | None = None
-    """Keyword arguments of timm's model."""
     patch_size: int | Sequence[int] | None = None
     """Must be the checkpoint's, as for the next two options; other options refer to it."""
     width: int | None = None
@@ -82,14 +78,12 @@ class LoadLayers(Options):
     layer: Count | None = None
     """Number of the last of these layers, from 1; None: all layers."""
 
-    @model_validator(mode="after")
-    def _check_layer(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that the checkpoint's encoder has the layer."""
         if self.layer is not None and self.checkpoint is not None:
             depth = vit(self.checkpoint.encoder).depth
             if self.layer > depth:
-                right = f"must be at most {depth}, the layers of the checkpoint's encoder"
-                raise OptionError("layer", self.layer, right)
-        return self
+                raise OptionError("layer", self.layer, f"must be at most {depth}, as in the checkpoint's encoder")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -103,36 +97,34 @@ class LoadLayers(Options):
         """Check that both encoders have the same patch size and number of channels."""
         if self.checkpoint is None or not isinstance(run.encoder, ViT):
             return
-        vits = run.encoder, vit(self.checkpoint.encoder)
-        patch, theirs = ("x".join(map(str, (one.channels, *pair("patch_size", one.patch_size)))) for one in vits)
-        if patch != theirs:
-            raise OptionError("path", self.path, f"has patches of {theirs}, and the encoder has patches of {patch}")
+        encoders = run.encoder, vit(self.checkpoint.encoder)
+        trained, loaded = ("x".join(map(str, (vit.channels, *pair("patch_size", vit.patch_size)))) for vit in encoders)
+        if trained != loaded:
+            raise OptionError("path", self.path, f"must have patches of {trained}, as the encoder; has {loaded}")
 
 
 class LoadClassifier(LoadEncoder):
     """The classifier of a checkpoint."""
 
-    @model_validator(mode="after")
-    def _check_head(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that the checkpoint has a classifier, and that the options match it."""
         try:
             checkpoint = self.checkpoint()
         except OptionError as error:
             name = error.name if error.name in type(self).model_fields else "path"
             raise OptionError(name, getattr(self, name), error.expectation) from None
         if not checkpoint.has_classifier:
-            right = "holds no classifier, only an encoder: the command finetune trains one"
-            raise OptionError("path", self.path, right)
+            raise OptionError("path", self.path, NO_CLASSIFIER)
         self.loaded()
-        return self
 
     def check(self, run: Run) -> None:
         """Check that the classifier accepts the images of the encoder, as a teacher must."""
         if not isinstance(run.encoder, Normalized):
             return
-        vits = run.encoder, of(self.checkpoint().encoder)
-        size, teachers = ("x".join(map(str, (one.channels, *pair("image_size", one.image_size)))) for one in vits)
-        if size != teachers:
-            raise OptionError("path", self.path, f"takes images of {teachers}, and the encoder takes {size}")
+        encoders = run.encoder, of(self.checkpoint().encoder)
+        size, loaded = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in encoders)
+        if size != loaded:
+            raise OptionError("path", self.path, f"must have images of {size}, as the encoder; has {loaded}")
 
 
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:

@@ -32,102 +32,129 @@ _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 
 
-def offer(line: CommandLine, own: str | None = None) -> None:
+def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
     """Find the checkpoint of the command line, and add its encoder and data set to the choices of the command.
 
     Args:
         line: The command line.
-        own: Checkpoint that replaces newest; None for no replacement.
+        newest: Checkpoint for checkpoint=newest; None: that of the newest run.
 
     Raises:
         OptionError: There is no checkpoint, or an option contradicts it.
         UserError: Neither the checkpoint's run nor the command line names a data set.
     """
     arguments = line.typed
-    if "encoder.path" in arguments:
-        where = arguments["encoder.path"]
-        raise OptionError("encoder.path", where, f"must be checkpoint={where}, with which its run's images come too")
-    wanted = arguments.get("checkpoint", "newest")
-    if wanted == SCRATCH:
-        if "encoder" in arguments and ("data" in arguments or "experiment" in arguments):
+    if path := arguments.get("encoder.path"):
+        raise OptionError("encoder.path", path, f"must be checkpoint={path}, which also selects the data set")
+    path = arguments.get("checkpoint", NEWEST)
+    if path == SCRATCH:
+        if "encoder" in arguments and _selects_data(arguments):
             return
-        wanted = "newest"
-    elif arguments.get("encoder") == "timm":  # its weights are in a file
-        if wanted == NEWEST:
-            right = f"must be a file of weights of timm's model, or {SCRATCH}"
-            raise OptionError("checkpoint", wanted, right)
-        line.added += ["encoder=pretrained", *_own_images(_offer(wanted, line, arguments), arguments)]
-        return
+        path = NEWEST
     elif "encoder" in arguments:
-        raise OptionError("encoder", arguments["encoder"], f"a checkpoint brings its own; or give checkpoint={SCRATCH}")
-    if wanted == "newest" and own is not None:
-        wanted = own
-    line.added += _own_images(_offer(wanted, line, arguments), arguments)
+        expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
+        raise OptionError("encoder", arguments["encoder"], expected)
+    checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
+    line.added += _pixels_of_encoder(checkpoint, arguments)
 
 
-def offer_start(line: CommandLine) -> None:
-    """Apply `offer` for pre-training, where the default is random weights.
+def select_initial_weights(line: CommandLine) -> None:
+    """Apply `select_checkpoint` for pre-training, where the default is random weights.
 
     Raises:
-        OptionError: As in `offer`, or an option of the encoder is determined by its weights.
+        OptionError: As in `select_checkpoint`, or an option of the encoder is determined by its weights.
     """
     arguments = line.values
-    wanted = arguments["checkpoint"]
-    if wanted in (NEWEST, SCRATCH):
-        right = "must be the folder of a run or of a checkpoint, a file of foreign weights, or null for random weights"
-        raise OptionError("checkpoint", wanted, right)
+    path = arguments["checkpoint"]
+    if path in (NEWEST, SCRATCH):
+        expected = "must be the folder of a run or checkpoint, a file of foreign weights, or null for random weights"
+        raise OptionError("checkpoint", path, expected)
     for name, value in arguments.items():
-        if name == "encoder":
-            raise OptionError(name, value, "a checkpoint brings its own")
-        if name.startswith("encoder.") and name.split(".")[1] in _FIXED:
-            raise OptionError(name, value, f"is the checkpoint's own; {', '.join(CHANGEABLE)} can be changed")
-    found = _offer(wanted, line, arguments, refer=_REFERRED)
-    chosen = "data" in arguments or "experiment" in arguments
-    start = re.sub(r"[^\w.+-]+", "-", found.name)
-    parts = ["${hydra:runtime.choices.objective}", *["${hydra:runtime.choices.data}"] * chosen, "from", start]
+        if name == "encoder" or (name.startswith("encoder.") and name.split(".")[1] in _FIXED):
+            expected = f"must not be set with a checkpoint, which allows only {', '.join(CHANGEABLE)}"
+            raise OptionError(name, value, expected)
+    checkpoint = _add_choices(path, line, arguments, refer=_REFERRED)
+    selects_data = _selects_data(arguments)
+    start = re.sub(r"[^\w.+-]+", "-", checkpoint.name)
+    parts = ["${hydra:runtime.choices.objective}", *["${hydra:runtime.choices.data}"] * selects_data, "from", start]
     line.added += [
         "encoder=pretrained",
-        *([] if chosen else ["data=pretrained"]),
+        *([] if selects_data else ["data=pretrained"]),
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
-        *_own_images(found, arguments),
+        *_pixels_of_encoder(checkpoint, arguments),
     ]
-    line.finish = _keep_weights
+    line.finish = _without_fixed_options
 
 
-def _own_images(found: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
+def select_checkpoint_again(line: CommandLine) -> None:
+    """Apply `select_checkpoint` for fine-tuning; an existing run of this name or command keeps its checkpoint."""
+    newest, arguments = None, line.typed
+    if arguments.get("overwrite") != "true":
+        outputs, name = Path(arguments.get("outputs", "outputs")), arguments.get("name")
+        files = sorted(outputs.rglob("config.yaml")) if name is None else [outputs / name / "config.yaml"]
+        for file in files:
+            newest = newest or _checkpoint_of_run(file, line.identity if name is None else None)
+    select_checkpoint(line, newest)
+
+
+def add_placeholders(line: CommandLine) -> None:
+    """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
+    changeable = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
+    node = {"_target_": LoadEncoder.part_name(), "path": "???", "resize": "paper", **changeable}
+    line.nodes["encoder", "pretrained"] = node
+    line.brought = {"data": "synthetic"}
+    line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
+
+
+def with_random_weights(config: Config) -> Config:
+    """Return the configuration with random weights instead of the checkpoint's weights."""
+    values = config.values["encoder"]
+    if "path" not in values:
+        return config
+    trained = of(open_checkpoint(values["path"], values).encoder)
+    changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in values}
+    return config.changed({"encoder": {"_target_": trained.part_name(), **trained.values(), **changes}})
+
+
+def _selects_data(arguments: Mapping[str, str]) -> bool:
+    return "data" in arguments or "experiment" in arguments
+
+
+def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
     """Return the options that make other images match those on which a run's encoder was trained.
 
     These are the image size, which the file of a data set sets for any encoder, and the channels, their range and their
     normalisation unless they are those of photographs in colour. Foreign weights keep the options in the file: DINOv2's
     are trained at 518 px and used at 224.
     """
-    if found.foreign or "data" not in arguments or "experiment" in arguments:
+    if checkpoint.foreign or "data" not in arguments or "experiment" in arguments:
         return ()
-    own, pixels = {"image_size": found.encoder["image_size"]}, pixel_format(found)
+    options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
     if pixels != RGB:
-        own |= vars(pixels) | {name: found.encoder[name] for name in ("mean", "std")}
-    options = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in own.items()}
-    return [f"++{name}={value}" for name, value in options.items() if name not in arguments]
+        options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}
+    texts = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in options.items()}
+    return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
 
 
-def _keep_weights(config: Config) -> Config:
+def _without_fixed_options(config: Config) -> Config:
     """Remove options of the encoder that are set by another file but determined by a checkpoint's weights.
 
     Raises:
         OptionError: The file adds a distillation token, and the checkpoint has none.
     """
-    given = config.values["encoder"]
-    if given.get("distillation_token") and not open_checkpoint(given["path"], given).encoder.get("distillation_token"):
-        right = "has no distillation token, which distillation=… needs: give one that has, or null for random weights"
-        raise OptionError("checkpoint", config.value("checkpoint"), right)
-    return config.without(*(f"encoder.{name}" for name in _FIXED.intersection(given) - {*_REFERRED}))
+    values = config.values["encoder"]
+    trained = open_checkpoint(values["path"], values).encoder
+    if values.get("distillation_token") and not trained.get("distillation_token"):
+        expected = "must have a distillation token, which distillation=… requires, or be null for random weights"
+        raise OptionError("checkpoint", config.value("checkpoint"), expected)
+    return config.without(*(f"encoder.{name}" for name in _FIXED.intersection(values) - {*_REFERRED}))
 
 
-def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:
+def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:
     """Add a checkpoint's encoder, data set and augmentation to the choices of a command.
 
     Args:
-        wanted: Value of the option checkpoint=.
+        path: Value of the option checkpoint=.
         line: The command line.
         arguments: Values of the options by name.
         refer: Options of the encoder that are determined by its weights and that other options refer to.
@@ -136,60 +163,37 @@ def _offer(wanted: str, line: CommandLine, arguments: Mapping[str, str], refer: 
         The checkpoint.
     """
     foreign = _foreign_options(arguments)
-    found = find(wanted, outputs=arguments.get("outputs", "outputs"), stage=PRETRAIN, say=line.say, options=foreign)
-    trained = found.encoder
+    outputs = arguments.get("outputs", "outputs")
+    checkpoint = find(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
+    trained = checkpoint.encoder
     line.nodes["encoder", "pretrained"] = {
         "_target_": LoadEncoder.part_name(),
-        "path": str(found.path),
+        "path": str(checkpoint.path),
         "resize": "paper",
         "announce": True,
         # Checkpoints do not contain this option, which only affects the computation of gradients.
         **({"activation_checkpointing": False} if kind(trained) is ViT else {}),
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "image_size": "${data.image_size}",
-        **(foreign if found.foreign else {}),
+        **(foreign if checkpoint.foreign else {}),
     }
-    chooses = "data" in arguments or "experiment" in arguments
+    file = checkpoint.path.parent / "config.yaml"
     try:
-        data, choices = _data(found.path.parent / "config.yaml", line)
-    except FileNotFoundError:
-        if not chooses:
-            raise UserError(f"{found.path}: no config.yaml of a run beside it tells its images; give data=…") from None
-    except ConfigurationError as error:
-        if not chooses:
-            raise UserError(f"{error}; or give data=…") from None
-    else:
-        line.brought = choices
-        augment = data.pop("augment", None)
-        if augment is not None:  # a separate choice, so that it can be replaced
-            line.nodes["augment", "pretrained"] = augment
-            data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
-        line.nodes["data", "pretrained"] = data
-    return found
+        data, line.brought = _data(file, line)
+    except (FileNotFoundError, ConfigurationError) as error:
+        if not _selects_data(arguments):
+            reason = f"{file}: does not exist" if isinstance(error, FileNotFoundError) else str(error)
+            raise UserError(f"{reason}; select a data set by data=…") from None
+        return checkpoint
+    augment = data.pop("augment", None)
+    if augment is not None:  # a separate choice, so that it can be replaced
+        line.nodes["augment", "pretrained"] = augment
+        data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
+    line.nodes["data", "pretrained"] = data
+    return checkpoint
 
 
-def stand_in(line: CommandLine) -> None:
-    """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
-    free = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
-    node = {"_target_": LoadEncoder.part_name(), "path": "???", "resize": "paper", **free}
-    line.nodes["encoder", "pretrained"] = node
-    line.brought = {"data": "synthetic"}
-    line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
-
-
-def offer_again(line: CommandLine) -> None:
-    """Apply `offer` for fine-tuning; an existing run of this name or of the same command keeps its checkpoint."""
-    own, arguments = None, line.typed
-    if arguments.get("overwrite") != "true":
-        outputs = Path(arguments.get("outputs", "outputs"))
-        named = arguments.get("name")
-        files = outputs.rglob("config.yaml") if named is None else [outputs / named / "config.yaml"]
-        for file in sorted(files):
-            own = own or _began_with(file, None if named is not None else line.identity)
-    offer(line, own)
-
-
-def _began_with(file: Path, command: str | None) -> str | None:
+def _checkpoint_of_run(file: Path, command: str | None) -> str | None:
     """Return the checkpoint that a run selected as newest, if a command continues the run; otherwise None.
 
     Args:
@@ -201,13 +205,13 @@ def _began_with(file: Path, command: str | None) -> str | None:
         return None  # a run of a comparison
     try:
         values = Configuration.read(file).values
-        if values["checkpoint"] != "newest" or command not in (None, values["command"]):
+        if values["checkpoint"] != NEWEST or command not in (None, values["command"]):
             return None
-        done = any((folder / name).exists() for name in ("comparison.json", "sweep.json"))
+        is_finished = any((folder / name).exists() for name in ("comparison.json", "sweep.json"))
         if last := manifest.complete(folder)[-1:]:
             facts = manifest.read(last[0])
-            done = facts["step"] == values["recipe"]["steps"] or facts.get("ended", False)
-        return None if done and command is not None else values["encoder"]["path"]
+            is_finished = facts["step"] == values["recipe"]["steps"] or facts.get("ended", False)
+        return None if is_finished and command is not None else values["encoder"]["path"]
     except (UserError, OSError, KeyError, TypeError):
         return None
 
@@ -221,14 +225,14 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
     try:
         choices, values = Configuration.read(file).data()
     except (KeyError, TypeError):
-        raise ConfigurationError(f"{file}: does not tell the run's images") from None
+        raise ConfigurationError(f"{file}: does not describe a data set") from None
     node = _composed(choices, file, line)
     if getattr(find_options(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
         # Several views per image belong to the objective; later commands use the data set's single view.
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}
         node = _composed(choices, file, line)
-    _fill(node, values, f"{file}: data")
+    _set_values(node, values, f"{file}: data")
     return node, choices
 
 
@@ -237,20 +241,20 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
     try:
         return composition.group(line, "data", choices)
     except Failure:
-        named = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
-        right = "is not here; give the package (--plugin) or the folder (--config-dir) that has it"
-        raise ConfigurationError(f"{file}: {named}: {right}") from None
+        names = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
+        hint = "is not installed; give its package (--plugin) or its folder (--config-dir)"
+        raise ConfigurationError(f"{file}: {names}: {hint}") from None
 
 
-def _fill(node: dict[str, Any], values: Any, name: str) -> None:
+def _set_values(node: dict[str, Any], values: Any, name: str) -> None:
     """Set the options of a node to values of the same names; raise ConfigurationError if an option is unknown."""
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{name}={values}: must hold options")
+        raise ConfigurationError(f"{name}={values}: must be a group of options")
     for key, value in values.items():
         if key not in node or (isinstance(value, Mapping) and not isinstance(node[key], Mapping)):
-            raise ConfigurationError(f"{name}.{key}: there is no such option in this version")
+            raise ConfigurationError(f"{name}.{key}: this version has no such option")
         if isinstance(node[key], Mapping):
-            _fill(node[key], value, f"{name}.{key}")
+            _set_values(node[key], value, f"{name}.{key}")
         else:
             node[key] = value
 
@@ -258,25 +262,6 @@ def _fill(node: dict[str, Any], values: Any, name: str) -> None:
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """Return the options for foreign files on the command line; None for each that is not set."""
     try:
-        found = {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}
-        each = {
-            name.partition(".arguments.")[2]: yaml.safe_load(value)
-            for name, value in arguments.items()
-            if name.startswith("encoder.arguments.")
-        }
+        return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}
     except yaml.YAMLError:
-        raise UserError(f"one of encoder.{', '.join(FOREIGN_OPTIONS)} cannot be read") from None
-    if not isinstance(found["arguments"], dict | None):
-        raise OptionError("encoder.arguments", found["arguments"], "must be {name: value}")
-    return found | {"arguments": {**(found["arguments"] or {}), **each} or None}
-
-
-def from_scratch(config: Config) -> Config:
-    """Return the configuration with random weights instead of the checkpoint's weights."""
-    given = config.values["encoder"]
-    if "path" not in given:
-        return config
-    trained = of(open_checkpoint(given["path"], given).encoder)
-    changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in given}
-    encoder = {"_target_": trained.part_name(), **trained.values(), **changes}
-    return config.changed({"encoder": encoder})
+        raise UserError(f"one of encoder.{', '.join(FOREIGN_OPTIONS)}: must be a value in YAML") from None

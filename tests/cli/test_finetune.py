@@ -49,11 +49,11 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool)
     done = tool("finetune", *SHORT, "evaluators.test.batch_size=7")
     run = outputs / f"finetune_{RUN}"
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{outputs / RUN / 'step_00000006'}: of the pre-training run that was finished last")
+    assert lines[0].startswith(f"checkpoint=newest: {outputs / RUN / 'step_00000006'}")
     assert lines[1].startswith(f"finetune_{RUN}: starts from {outputs / RUN / 'step_00000006'}")
     names = {name for name in state(outputs / RUN / "step_00000006") if name.startswith("encoder.")}
     loaded = next(line for line in lines if "loaded" in line)
-    assert f"loaded {len(names)} of {len(names)} tensors of the encoder; left behind: head, mask_token" in loaded
+    assert f"loaded {len(names)} of {len(names)} tensors of the encoder; not loaded: head, mask_token" in loaded
     assert sum(line.startswith("step ") for line in lines) == 6
     assert any("top-1" in line for line in lines)
     for picture in ("confusion.png", "mistakes.png", "learning.png"):
@@ -250,7 +250,7 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     )
     done = tool("finetune", *SHORT, "subset.part=[0.5,1]")
     assert "supervised_synthetic" in done.stdout.splitlines()[0]
-    assert "left behind: head" in done.stdout
+    assert "not loaded: head" in done.stdout
     teacher = tmp_path / "outputs" / "supervised_synthetic"
     done = tool("pretrain", *(option for option in TINY if "target" not in option), "objective=supervised",
                 "distillation=deit", f"teacher={teacher / 'step_00000006'}", "name=student")  # fmt: skip
@@ -258,7 +258,7 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     assert student["encoder"]["distillation_token"] is True
     assert not any("teacher" in name for name in state(tmp_path / "outputs" / "student" / "step_00000006"))
     done = tool("finetune", *SHORT, f"checkpoint={tmp_path}/outputs/student", "name=of_student")
-    assert "left behind: distilled_head, head" in done.stdout
+    assert "not loaded: distilled_head, head" in done.stdout
     tool("pretrain", *SHORT, f"checkpoint={tmp_path}/outputs/student", "objective=supervised", "distillation=deit",
          f"teacher={teacher}", "name=longer")  # fmt: skip
     longer = tmp_path / "outputs" / "longer" / "step_00000006"
@@ -352,5 +352,5 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
 
 def test_without_a_finished_run_it_says_what_to_do(tool, no_torch):
     line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
-    assert "there is no pre-training run under" in line
+    assert line.startswith("ssvit: checkpoint=newest: ")
     assert "pretrain" in line

@@ -5,21 +5,18 @@ import peers
 import pytest
 import timm
 import torch
-import transformers
 from command import TINY
 from exported import images
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ssvit.exchange import reading
-from ssvit.exchange.export_options import Export
 from ssvit.exchange.files import ForeignError
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.positions import Rotary, rotate
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
 
 ROTARY = {"positions": "rotary", "registers": 3, "layer_scale": 0.3, "norm_epsilon": 1e-5}
 BOTH = {**ROTARY, "mlp": "swiglu"}
@@ -74,25 +71,15 @@ def test_files_of_others_are_refused(tmp_path):
     peers.timm_dinov3(tmp_path)
     tensors = load_file(tmp_path / "timm.safetensors")
     for changes, said in (
-        ({"reg_token": None}, "timm's layout wants"),
-        ({"blocks.0.attn.q_norm.weight": torch.ones(12)}, "there is no place for blocks.0.attn.q_norm.weight"),
-        ({"blocks.1.gamma_2": None}, "timm's DINOv3's layout wants blocks.1.gamma_2"),
-        ({"blocks.0.attn.q_bias": torch.ones(48)}, "there is no place for blocks.0.attn.q_bias"),
+        ({"reg_token": None}, "lacks tensors in timm's layout"),
+        ({"blocks.0.attn.q_norm.weight": torch.ones(12)}, "unknown tensors .*blocks.0.attn.q_norm.weight"),
+        ({"blocks.1.gamma_2": None}, "lacks tensors in timm's DINOv3's layout: blocks.1.gamma_2"),
+        ({"blocks.0.attn.q_bias": torch.ones(48)}, "unknown tensors .*blocks.0.attn.q_bias"),
     ):
         changed = {name: value for name, value in (tensors | changes).items() if value is not None}
         save_file(changed, tmp_path / "changed.safetensors")
         with pytest.raises(ForeignError, match=said):
             reading.read(tmp_path / "changed.safetensors", peers.TOLD)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"rope_theta": 10.0}, "rope_theta 10.0 is not 100"), ({"use_gated_mlp": True}, "hidden_act 'gelu' is no SiLU")],
-)
-def test_other_models_of_hugging_face_are_refused(changes, said, tmp_path):
-    peer = peers.huggingface_dinov3(tmp_path, **changes)
-    with pytest.raises(UserError, match=said):
-        reading.read(peer.path, {})
 
 
 def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
@@ -107,34 +94,8 @@ def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
         assert 0.98 * limit < matrix.abs().max() <= limit
 
 
-@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 @torch.no_grad()
-def test_timm_and_transformers_open_it(mlp, tmp_path):
-    """With a bias of keys, which training gives it; DINOv3's have none."""
-    ours, x = exported.encoder(**{**ROTARY, "mlp": mlp}), images()
-    opened = {
-        "timm": lambda folder: timm.create_model(f"local-dir:{folder}", pretrained=True).eval().forward_features,
-        "huggingface": lambda folder: transformers.DINOv3ViTModel.from_pretrained(folder).eval(),
-    }
-    for format, open_ in opened.items():
-        folder, said = exported.written(ours, tmp_path, format)
-        assert not any("periods" in line for line in said)
-        tokens = open_(folder)(ours.normalise(x))
-        tokens = tokens if isinstance(tokens, torch.Tensor) else tokens.last_hidden_state
-        assert (tokens - ours(x)).abs().max() < 1e-5
-        back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
-        assert (back(x) - ours(x)).abs().max() < 1e-5
-    ours.rotary.periods.copy_(ours.rotary.periods.bfloat16())
-    _, said = exported.written(ours, tmp_path, "timm", overwrite=True)
-    assert any("periods differ by up to 0.3%" in line or "periods differ by up to 0.2%" in line for line in said)
-
-
-@torch.no_grad()
-def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
-    ours = exported.classifier(**BOTH)
-    folder, _ = exported.written(ours, tmp_path / "rotary", "timm")
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert (model(ours.encoder.normalise(images())) - ours.logits(images())).abs().max() < 1e-5
+def test_timm_opens_an_encoder_with_swiglu(tmp_path):
     for changes in ({}, {"layer_scale": 0.5, "registers": 2, "pooling": "patch_mean"}):
         encoder = exported.encoder(mlp="swiglu", **changes)
         folder, _ = exported.written(encoder, tmp_path / f"{len(changes)}", "timm")
@@ -142,22 +103,6 @@ def test_timm_opens_a_classifier_and_an_encoder_with_swiglu(tmp_path):
         assert (model.forward_features(encoder.normalise(images())) - encoder(images())).abs().max() < 1e-5
         back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
         assert (back(images()) - encoder(images())).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("format", "changes", "said"),
-    [
-        ("timm", {**ROTARY, "registers": 0}, "rotary positions without registers"),
-        ("huggingface", {**ROTARY, "layer_scale": None}, "rotary positions without layer_scale"),
-        ("timm", {**ROTARY, "norm_epsilon": 1e-6}, "rotary positions and norm_epsilon=1e-06"),
-        ("timm", {"norm_epsilon": 1e-5}, "norm_epsilon=1e-05"),
-        ("timm", {"mlp": "swiglu", "distillation_token": True}, "mlp=swiglu in a hybrid or beside"),
-        ("huggingface", {"mlp": "swiglu"}, "mlp=swiglu beside learned positions"),
-    ],
-)
-def test_exports_that_a_peer_has_no_model_for_are_refused(format, changes, said):
-    with pytest.raises(OptionError, match=f"has no model with {said}"):
-        Export(format=format).check_model(vit_options.ViT(**{**exported.SHAPE, **changes}), None)
 
 
 @pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])

@@ -7,7 +7,6 @@ import peers
 import pytest
 import timm
 import torch
-import transformers
 from safetensors.torch import save_file
 
 from ssvit.exchange import reading
@@ -21,9 +20,8 @@ from ssvit.options import OptionError, UserError
 
 def test_it_is_said_of_the_authors_files_alone(tmp_path):
     google, plain = peers.google(tmp_path), peers.timm_plain(tmp_path)
-    assert "gelu tanh, as Google's" in reading.read(google.path, google.told).notes
-    found = reading.read(plain.path, plain.told)
-    assert not any("gelu" in note for note in found.notes)
+    assert "gelu tanh" in reading.read(google.path, google.told).notes
+    assert "gelu exact" in reading.read(plain.path, plain.told).notes
     assert open_checkpoint(plain.path, plain.told).encoder["gelu"] == "exact"
 
 
@@ -36,11 +34,7 @@ def test_weights_move_between_encoders_of_one_gelu_alone():
         ViT(vit_options.ViT(**{**exported.SHAPE, "gelu": "relu"}))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"distillation_token": True}, {"stem": {"layers": [], "width": 64, "epsilons": "timm"}}],
-    ids=["plain", "distilled", "hybrid"],
-)
+@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}], ids=["plain", "distilled"])
 @torch.no_grad()
 def test_timm_reads_it_and_writes_it_back(changes, tmp_path):
     ours, x = exported.encoder(gelu="tanh", **changes), exported.images()
@@ -53,31 +47,18 @@ def test_timm_reads_it_and_writes_it_back(changes, tmp_path):
     assert back.arguments["gelu"] == "tanh"
 
 
-@torch.no_grad()
-def test_hugging_face_reads_it_and_writes_it_back(tmp_path):
-    ours, x = exported.encoder(gelu="tanh"), exported.images()
-    folder, _ = exported.written(ours, tmp_path, "huggingface")
-    model = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    assert (model(ours.normalise(x)).last_hidden_state - ours(x)).abs().max() < exported.LIMIT
-    assert (
-        loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors")).arguments["gelu"] == "tanh"
-    )
-    config = json.loads((folder / "config.json").read_text())
+def test_the_gelu_of_hugging_face_is_that_of_its_configuration(tmp_path):
+    peer = peers.huggingface(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
     for name, gelu in (("gelu", "exact"), ("gelu_new", "tanh"), ("gelu_pytorch_tanh", "tanh")):
-        (folder / "config.json").write_text(json.dumps(config | {"hidden_act": name}))
-        assert (
-            loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors")).arguments["gelu"]
-            == gelu
-        )
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "quick_gelu"}))
-    with pytest.raises(UserError, match="hidden_act 'quick_gelu' is no GELU"):
-        reading.read(folder / "model.safetensors", {})
+        (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": name}))
+        assert open_checkpoint(peer.path).encoder["gelu"] == gelu
 
 
 def test_timms_other_activations_are_refused(tmp_path):
     save_file(peers.of_timm().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_args": {"act_layer": "quick_gelu"}}))
-    with pytest.raises(UserError, match="act_layer 'quick_gelu' is no GELU"):
+    with pytest.raises(UserError, match="act_layer='quick_gelu': must be a GELU"):
         reading.read(tmp_path / "model.safetensors", peers.TOLD)
 
 
@@ -89,7 +70,4 @@ def test_programs_compute_it(tmp_path):
         for block in ours.blocks:
             block.expand.weight *= 20
     _, said = exported.written(ours, tmp_path, "onnx")
-    assert any("largest difference" in line for line in said)
-    folder, _ = exported.written(ours, tmp_path, "torch_export")
-    tokens, _ = torch.export.load(folder / "model.pt2").module()(exported.images())
-    assert (tokens - ours(exported.images())).abs().max() < exported.LIMIT
+    assert any("difference" in line for line in said)

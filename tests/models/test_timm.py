@@ -1,6 +1,5 @@
 """Models of timm as encoders: their outputs, layers and files against timm's own, runs that resume, one-line errors."""
 
-import json
 import os
 import signal
 
@@ -8,7 +7,6 @@ import pytest
 import timm
 import tiny
 import torch
-from safetensors.torch import save_file
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
@@ -16,8 +14,6 @@ import ssvit
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.loader import Loader
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.finding import open_checkpoint
 from ssvit.models import timm_options
 from ssvit.models.encoder_options import PATCHES
@@ -154,67 +150,11 @@ def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is
     assert torch.equal(model[1].running_var, (alone[1].running_var + other[4:]) / 2)
 
 
-@pytest.fixture
-def file(tmp_path):
-    """The weights of a model with a classifier."""
-    torch.manual_seed(1)
-    model = timm.create_model("resnet10t", num_classes=7)
-    save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    torch.save(model.state_dict(), tmp_path / "weights.pth")
-    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "training.pth")
-    return model, tmp_path
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pth", "training.pth"])
-@torch.no_grad()
-def test_a_file_of_timms_gives_timms_features(file, name):
-    model, folder = file
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder / name, model="resnet10t", image_size=48))
-    images = torch.rand(2, 3, 48, 48)
-    mean, std = (torch.tensor(values)[:, None, None] for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    expected = model.eval().forward_head(model.forward_features((images - mean) / std), pre_logits=True)
-    torch.testing.assert_close(encoder.represent(images), expected)
-
-
-def test_what_stands_beside_a_file_is_heeded(file):
-    _, folder = file
-    trained = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 64, 96]}
-    (folder / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": trained}))
-    found = open_checkpoint(folder / "weights.pth", {"model": "resnet10t"}).encoder
-    assert found["mean"] == trained["mean"]
-    assert found["std"] == trained["std"]
-    assert found["image_size"] == [64, 96]
-    told = open_checkpoint(folder / "weights.pth", {"model": "resnet10t", "mean": 0.5, "trained_size": 32}).encoder
-    assert told["mean"] == 0.5
-    assert told["std"] == trained["std"]
-    assert told["image_size"] == 32
-
-
-def test_a_wrong_file_is_told_by_its_tensors(file, tmp_path):
-    model, folder = file
-    with pytest.raises(UserError) as refused:
-        loading.load_encoder(loading_options.LoadEncoder(path=folder / "weights.pth", model="resnet18d", image_size=32))
-    line = str(refused.value)
-    assert "weights.pth: is not timm's resnet18d for images of 224x224: missing: layer1.1.conv1.weight" in line
-    assert "\n" not in line
-    assert len(line) < 400
-    state = {name: one for name, one in model.state_dict().items() if name != "layer1.0.bn1.weight"}
-    save_file({**state, "other": torch.zeros(2)}, tmp_path / "damaged.safetensors")
-    with pytest.raises(UserError, match=r"missing: layer1\.0\.bn1\.weight; unexpected: other$"):
-        loading.load_encoder(
-            loading_options.LoadEncoder(path=tmp_path / "damaged.safetensors", model="resnet10t", image_size=32)
-        )
-    torch.save({"model": model.state_dict()["fc.weight"].to(torch.complex64)}, tmp_path / "odd.pth")
-    with pytest.raises(UserError):
-        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "odd.pth", model="resnet10t", image_size=32))
-
-
-def test_a_file_is_fine_tuned_and_every_command_reads_what_it_left(file):
-    _, folder = file
-    outputs, model = folder / "outputs", {"encoder": "timm", "encoder.model": "resnet10t"}
+def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
+    outputs, model = tmp_path / "outputs", {"encoder": "timm", "encoder.model": "resnet10t"}
     own = {"outputs": outputs, "verbose": False}
-    run = ssvit.finetune(folder / "weights.pth", **SHORT, **model, **own, ema=0.9)
-    assert run.folder.name == "finetune_weights_synthetic"
+    run = ssvit.finetune("scratch", **SHORT, **model, **own, ema=0.9)
+    assert run.folder.name == "scratch_resnet10t_synthetic"
     assert "test/accuracy" in run.metrics
     assert open_checkpoint(run.folder).encoder["model"] == "resnet10t"
     pictures = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
@@ -241,7 +181,7 @@ def run_tool(name: str, *options: str) -> object:
         ("finetune", {"encoder.model": "resnet18dd"},
          "encoder.model=resnet18dd: "),
         ("finetune", {}, "encoder.model: has no default and must be given"),
-        ("finetune", {"encoder.model": "resnet10t", "checkpoint": None}, "checkpoint=newest: must be a file of"),
+        ("finetune", {"encoder.model": "resnet10t", "checkpoint": None}, "encoder=timm: must not be set"),
         ("finetune", {"encoder.model": "resnet10t", "objective.trained": 1}, "objective.trained=1: must be all"),
         ("finetune", {"encoder.model": "resnet10t", "encoder.arguments": {"num_classes": 3}},
          "encoder.arguments.num_classes=3: is set by other options"),

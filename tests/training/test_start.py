@@ -41,7 +41,7 @@ def test_it_starts_from_the_weights_of_a_run_and_on_its_images(outputs, tool):
     done = tool("pretrain", *SHORT, *UNMOVED, f"checkpoint={outputs / RUN}", "objective=mae")
     first, second, *_ = done.stdout.splitlines()
     assert first == f"mae_from_{RUN}: starts from {outputs / RUN / 'step_00000006'}"
-    assert "tensors of the encoder; left behind: head, mask_token" in second
+    assert "tensors of the encoder; not loaded: head, mask_token" in second
     assert "64 images" in done.stdout
     run = outputs / f"mae_from_{RUN}"
     before, after = encoder_of(state(outputs / RUN)), encoder_of(state(run))
