@@ -182,7 +182,8 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
         data, line.brought = _data(file, line)
     except (FileNotFoundError, ConfigurationError) as error:
         if not _selects_data(arguments):
-            reason = f"{file}: does not exist" if isinstance(error, FileNotFoundError) else str(error)
+            missing = f"{checkpoint.path}: has no config.yaml of a run next to it"
+            reason = missing if isinstance(error, FileNotFoundError) else error
             raise UserError(f"{reason}; select a data set by data=…") from None
         return checkpoint
     augment = data.pop("augment", None)
