@@ -7,20 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ssvit.atomic_io import seal
-from ssvit.checkpoints import configuration
+from ssvit.atomic_io import sealed
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
-from ssvit.checkpoints.manifest import SCHEMA
 from ssvit.config.command_line import CommandLine
 from ssvit.loading import finding, pretrained
 from ssvit.options import UserError
 
-ENCODER = {
-    "image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "mlp_width": None, "channels": 3,
-    "class_token": True, "pooling": "patch_mean", "positions": "learned_1d", "positions_at": "stem", "dropout": 0.0,
-    "stochastic_depth": 0.0, "mean": 0.5, "std": 0.25,
-}  # fmt: skip
-DATA = {"image_size": 16, "images": 64, "held_out_images": 32, "mean": 0.5}
+STORED = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
 TUNED = {"stage": FINETUNE}
 SCRATCH = {**TUNED, "start": "scratch"}
 RATE = {**TUNED, "sweep": "table4"}
@@ -34,14 +27,11 @@ def run(folder: Path, name: str, *, written: int, stage: str = PRETRAIN, step: i
     """Write the folder of a run with one checkpoint, whose manifest has a time in seconds."""
     path = folder / "outputs" / name / f"step_{step:08d}"
     path.mkdir(parents=True, exist_ok=True)
-    facts = {"schema": SCHEMA, "step": step, "stage": stage, "start": start, "encoder": ENCODER}
-    facts["sha256"] = {"model.safetensors": ""}
-    (path / "manifest.json").write_text(json.dumps({**facts, "seal": seal(facts)}))
+    manifest = json.loads((STORED / "step_00000006" / "manifest.json").read_text())
+    (path / "manifest.json").write_bytes(sealed({**manifest, "step": step, "stage": stage, "start": start}))
     os.utime(path / "manifest.json", (written, written))
-    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    values = {"checkpoint": "newest", "recipe": {"steps": 6}, "data": DATA, **config}
-    text = yaml.safe_dump({"schema": configuration.SCHEMA, "choices": choices, **values})
-    (path.parent / "config.yaml").write_text(text)
+    values = yaml.safe_load((STORED / "config.yaml").read_text()) | {"checkpoint": "newest", **config}
+    (path.parent / "config.yaml").write_text(yaml.safe_dump(values))
     return path
 
 

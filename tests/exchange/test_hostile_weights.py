@@ -60,9 +60,9 @@ def array(header, version=1):
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(data)) + data
 
 
-def numbers(value, **options):
+def numbers(value):
     file = io.BytesIO()
-    numpy.save(file, value, **options)
+    numpy.save(file, value)
     return file.getvalue()
 
 
@@ -92,21 +92,14 @@ def pth(path, **changes):
     torch.save({**weights(), **changes}, path)
 
 
-def recompressed(path):
-    pth(path, **{"norm.weight": torch.zeros(1 << 20)})
+def rewritten(path, compression=zipfile.ZIP_STORED, old=b"", new=b""):
+    """A file of torch whose members are compressed, or have other bytes."""
+    pth(path, **{"norm.weight": torch.zeros(70)})
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in members.items():
-            archive.writestr(name, data)
-
-
-def encrypted(path):
-    numpy.savez(path, **peers.arrays())
-    data = bytearray(path.read_bytes())
-    data[6] |= 1
-    data[data.index(b"PK\x01\x02") + 8] |= 1
-    path.write_bytes(data)
+            archive.writestr(name, data.replace(old, new) if old else data)
 
 
 def dictionaries(path):
@@ -122,16 +115,6 @@ def bomb(path):
     npz(path, **{"head/kernel": header(f"({1 << 26},)") + bytes(1 << 28)})
 
 
-def overread(path):
-    """A pickle that names more numbers than its storage's member has."""
-    torch.save({"patch_embed.proj.weight": torch.ones(70)}, path)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data.replace(b"K\x46", b"J\0\0\0\x10"))
-
-
 def header(shape, descr="<f4"):
     return array(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}")
 
@@ -139,8 +122,9 @@ def header(shape, descr="<f4"):
 ATTACKS = {
     # What is not there is not made.
     "expanded.pth": (lambda path: pth(path, **{"norm.weight": torch.zeros(1).expand(1 << 31)}), "too few for"),
-    "compressed.pth": (recompressed, "compressed or encrypted"),
-    "overread.pth": (overread, "is damaged"),
+    "compressed.pth": (lambda path: rewritten(path, zipfile.ZIP_DEFLATED), "compressed or encrypted"),
+    # A pickle with more numbers than the member of its storage.
+    "overread.pth": (lambda path: rewritten(path, old=b"K\x46", new=b"J\0\0\0\x10"), "is damaged"),
     "claimed.npz": (lambda path: npz(path, cls=header(f"(1, 1, {1 << 31})")), "too few for"),
     "bomb.npz": (bomb, "too few for .* head/kernel"),
     # What calls, hashes or enters itself.
@@ -153,16 +137,12 @@ ATTACKS = {
     "name.pth": (lambda path: torch.save({"x" * 300: torch.ones(1)}, path), "must have the layout"),
     # Headers.
     "literal.npz": (lambda path: npz(path, cls=array("(" + "1," * 2_000_000 + ")", version=2)), "is damaged"),
-    "nested.npz": (lambda path: npz(path, cls=array("-" * 9_000 + "1")), "is damaged"),
     "parentheses.npz": (lambda path: npz(path, cls=array("(" * 60_000)), "is damaged"),
     "negative.npz": (lambda path: npz(path, cls=header("(-1, 1, 48)")), "is damaged"),
     "digits.npz": (lambda path: npz(path, cls=header("(9" + "9" * 4_000 + ",)")), "too few for"),
     "magic.npz": (lambda path: npz(path, cls=b"nonsense" * 9), "is damaged"),
-    "objects.npz": (lambda path: npz(path, cls=numbers(numpy.array([{}]), allow_pickle=True)), "cls contains Python"),
-    "encrypted.npz": (encrypted, "is damaged"),
     "members.npz": (lambda path: npz(path, **{str(i): b"" for i in range(20_000)}), "members; at most 20,000"),
     "object.safetensors": (lambda path: safetensors(path, b'{"a":' * 100_000), "is damaged"),
-    "list.safetensors": (lambda path: safetensors(path, b"[" * 5_000_000), "is damaged"),
     "long.safetensors": (lambda path: safetensors(path, b" " * 11_000_000), "header of 11,000,000 bytes"),
     "layers.safetensors": (lambda path: safetensors(path, empty(
         "patch_embed.proj.weight", "pos_embed", *(f"blocks.{i}.norm1.weight" for i in range(20_000)))), "lacks"),
@@ -170,9 +150,8 @@ ATTACKS = {
         "patch_embed.proj.weight", f"blocks.{'9' * 5_000}.norm1.weight")), "lacks tensors"),
     # Tensors of other kinds.
     "sparse.pth": (lambda path: pth(path, **{"norm.weight": torch.ones(48).to_sparse()}), "_rebuild_sparse_tensor"),
-    "meta.pth": (lambda path: pth(path, **{"norm.weight": torch.ones(1 << 40, device="meta")}), "_rebuild_meta_tensor"),
-    "quantised.pth": (lambda path: pth(path, **{"norm.weight": torch.quantize_per_tensor(
-        torch.ones(48), 0.1, 0, torch.qint8)}), "_rebuild_qtensor"),
+    "names.safetensors": (lambda path: save_file(
+        {**weights(), "evil\n\x1b[31m" + "x" * 5_000: torch.ones(1)}, path), "unknown tensors"),
     # No files of weights.
     "folder.pth": (lambda path: path.mkdir(), "not a regular file"),
     "pipe.pth": (os.mkfifo, "not a regular file"),
@@ -318,21 +297,5 @@ def test_a_config_that_does_not_describe_a_vit_is_rejected(content, tmp_path):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError) as caught:
         reading.read(peer.path, {})
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 500
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_rejected(tmp_path):
-    pth(tmp_path / "closed.pth")
-    (tmp_path / "closed.pth").chmod(0)
-    with pytest.raises(ForeignError, match="Permission denied"):
-        reading.read(tmp_path / "closed.pth", peers.TOLD)
-
-
-def test_names_cannot_move_the_cursor(tmp_path):
-    save_file({**weights(), "evil\n\x1b[31m" + "x" * 5_000: torch.ones(1)}, tmp_path / "names.safetensors")
-    with pytest.raises(ForeignError, match="unknown tensors") as caught:
-        reading.read(tmp_path / "names.safetensors", peers.TOLD)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
