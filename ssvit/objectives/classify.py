@@ -7,7 +7,6 @@ Letters: b images, c channels, d width, k classes.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -74,12 +73,9 @@ class Distillation:
         )
         if actual != expected:
             raise UserError(f"distillation.teacher: requires images of {actual}, and this encoder images of {expected}")
-        for number, (actual, expected) in enumerate(zip_longest(self.teacher.classes, classes)):
-            if actual != expected:
-                raise UserError(
-                    f"distillation.teacher: must have the same classes in the same order, but class {number} of its "
-                    f"{len(self.teacher.classes)} is {actual}, and class {number} of these {len(classes)} is {expected}"
-                )
+        if self.teacher.classes != tuple(classes):
+            actual, expected = (", ".join(names[:10]) for names in (self.teacher.classes, classes))
+            raise UserError(f"distillation.teacher: must have the classes {expected}, in this order, not {actual}")
 
     def loss(self, logits: Tensor, images: Tensor) -> Tensor:
         """Return the mean loss of a student's logits against the teacher's predictions.

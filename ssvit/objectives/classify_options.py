@@ -98,8 +98,6 @@ class Classify(Objective):
         weights = self.class_weights
         if weights is None or isinstance(weights, str):
             return
-        if not any(weights):
-            raise OptionError("class_weights", weights, "one of them must be above 0")
         if self.classes is not None and len(weights) != len(self.classes):
             expected = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
             raise OptionError("class_weights", weights, expected)
@@ -122,10 +120,10 @@ class Classify(Objective):
             raise OptionError("distillation", "{…}", "must be null for multi-label images")
 
     def fits(self, encoder: Normalized) -> None:
-        """Check that the encoder has the layers that are to be trained and is wide enough for LoRA.
+        """Check that the encoder has the layers that are to be trained.
 
         Raises:
-            OptionError: It has fewer layers, is narrower than the rank, or is not a ViT.
+            OptionError: It has fewer layers, or is not a ViT.
         """
         if not isinstance(encoder, ViT):
             if self.trained != "all" or self.lora is not None:
@@ -133,9 +131,6 @@ class Classify(Objective):
             return
         if isinstance(self.trained, int) and self.trained > encoder.depth:
             raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
-        if self.lora is not None and self.lora.rank > encoder.width:
-            expected = f"must be at most {encoder.width}, the width of the encoder"
-            raise OptionError("lora.rank", self.lora.rank, expected)
 
     def check(self, run: Run) -> None:
         """Check also that the labels of the images are supported."""

@@ -10,15 +10,16 @@ from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError, RootOptionError
 from ssvit.schedule import Between, Schedule, ScheduleFunction
 
+VIEWS = {"override /augment@data.augment": "multi_crop_small"}  # two global views and smaller local ones
+RECIPE = {"optimizer": "adamw", "lr": 2e-3}  # muon has not been measured with these objectives
+COLLAPSE = "ssvit.evaluation.panels.collapse"
+
 
 @choice(
     "objective",
     "dino",
-    also={"override /augment@data.augment": "multi_crop_small"},  # two global views and smaller local ones
-    sets={
-        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.collapse.Collapse"}},
-    },
+    also=VIEWS,
+    sets={"recipe": RECIPE, "evaluators": {"held_out": {"_target_": f"{COLLAPSE}.Collapse"}}},
 )
 class Dino(Objective):
     """Self-distil with no labels (Caron et al. 2021); the defaults are for small sets of small images.
@@ -61,11 +62,8 @@ class Dino(Objective):
 @choice(
     "objective",
     "ibot",
-    also={"override /augment@data.augment": "multi_crop_small"},
-    sets={
-        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.collapse.PatchCollapse"}},
-    },
+    also=VIEWS,
+    sets={"recipe": RECIPE, "evaluators": {"held_out": {"_target_": f"{COLLAPSE}.PatchCollapse"}}},
 )
 class IBot(Dino):
     """Self-distil with masked patches (Zhou et al. 2022); the defaults are for small sets of small images.

@@ -85,14 +85,36 @@ class Latent(Objective):
         Returns:
             Visible patches (b, k, n - m) and masked patches (b, k, m).
         """
-        own, grid = self.options, self.encoder.grid
-        masked = own.count(self.encoder.patches)
+        masked = self.options.count(self.encoder.patches)
         visible = self.encoder.patches - masked
-        orders = [
-            visible_blocks(slots, seed=seed, grid=grid, visible=visible, length=own.block, adjust=own.adjust, view=mask)
-            for mask in range(own.masks)
-        ]
+        orders = [self.visible_blocks(slots, visible, seed=seed, mask=mask) for mask in range(self.options.masks)]
         return Masks(*torch.stack(orders, dim=1).split([visible, masked], dim=2))
+
+    def visible_blocks(self, slots: Tensor, visible: int, *, seed: int, mask: int) -> Tensor:
+        """Return an order of the patches whose first `visible` ones lie in blocks: inverse block masking.
+
+        Square blocks are centred on random patches and cropped at the image border; their number would cover the
+        fraction of visible patches, plus the option `adjust`, without overlap. Random patches are added or removed
+        until the number is exact (fairseq: compute_block_mask_2d).
+
+        Args:
+            slots: Slots of the images, (b,).
+            visible: Number of visible patches.
+            seed: Seed of the run.
+            mask: Index of the mask of an image.
+
+        Returns:
+            Patch indices, (b, n).
+        """
+        (_, width), n, length = self.encoder.grid, self.encoder.patches, self.options.block
+        count = max(1, int(n * (visible / n + self.options.adjust) / length**2))
+        center = (uniform(seed, "block centres", slots, count, mask) * n).long()
+        place = torch.arange(n, device=slots.device)
+        # Offsets start at -(length // 2); for an even length, the block is not symmetric, as in the authors' code.
+        rows = place // width - (center // width)[..., None] + length // 2
+        columns = place % width - (center % width)[..., None] + length // 2
+        inside = (rows >= 0) & (rows < length) & (columns >= 0) & (columns < length)  # (b, blocks, n)
+        return (uniform(seed, "block order", slots, n, mask) + ~inside.any(1)).argsort(dim=1)
 
     @torch.no_grad()
     def targets(self, images: Tensor) -> Tensor:
@@ -160,36 +182,3 @@ class Latent(Objective):
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update the teacher."""
         self.teacher.update(self.encoder, scheduled["teacher_momentum"], applied)
-
-
-def visible_blocks(
-    slots: Tensor, *, seed: int, grid: tuple[int, int], visible: int, length: int, adjust: float = 0.0, view: int = 0
-) -> Tensor:
-    """Return an order of the patches whose first `visible` ones lie in blocks: inverse block masking.
-
-    Blocks of length x length are centred on random patches and cropped at the image border; their number would cover
-    visible / n + adjust of the image without overlap. Random patches are added or removed until the number is exact
-    (data2vec 2.0, Baevski et al. 2022; fairseq: compute_block_mask_2d). A function of (seed, slot, view, grid) alone.
-
-    Args:
-        slots: Slots of the images, (b,).
-        seed: Seed of the run.
-        grid: Rows and columns of patches.
-        visible: Number of visible patches.
-        length: Side of a block, in patches.
-        adjust: Fraction of the image added when blocks are counted, since blocks overlap.
-        view: Index of the mask of an image.
-
-    Returns:
-        Patch indices, (b, n).
-    """
-    height, width = grid
-    n = height * width
-    count = max(1, int(n * (visible / n + adjust) / length**2))
-    center = (uniform(seed, "block centres", slots, count, view) * n).long()
-    place = torch.arange(n, device=slots.device)
-    # Offsets start at -(length // 2); for an even length, the block is not symmetric, as in the authors' code.
-    rows = place // width - (center // width)[..., None] + length // 2
-    columns = place % width - (center % width)[..., None] + length // 2
-    inside = (rows >= 0) & (rows < length) & (columns >= 0) & (columns < length)  # (b, blocks, n)
-    return (uniform(seed, "block order", slots, n, view) + ~inside.any(1)).argsort(dim=1)

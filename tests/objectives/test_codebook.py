@@ -1,7 +1,6 @@
 """The codebook beside plain loops in float64; what is fitted before the first step, and what a run keeps of it."""
 
 import itertools
-import json
 import math
 
 import numpy as np
@@ -10,7 +9,6 @@ import tiny
 import torch
 from command import TINY, one_line
 from PIL import Image
-from runs import final, rows
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -19,12 +17,10 @@ from ssvit.data.loader import Loader
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models.block import gather
-from ssvit.objectives import codebook, codebook_options, masked_patch_options
+from ssvit.objectives import codebook, codebook_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
-from ssvit.objectives.masked_patch import MaskedPatch, Masking
 
 SIZE = (12, 16)
-STAGES = pytest.mark.parametrize("features", [False, True], ids=["windows", "features"])
 
 
 def images_of(count: int = 24, seed: int = 0) -> torch.Tensor:
@@ -80,13 +76,13 @@ def test_labels_are_those_of_a_plain_loop(patch, window, used):
 
 def test_windows_are_whitened_by_their_principal_components():
     images = images_of(40)
-    windows = Windows(patch_size=(4, 4), window=(12, 12), channels=3, components=9)
+    windows = Windows(codebook_options.Codebook(patch_size=4, window=12, components=9))
     windows.fit(images)  # by all windows, since there are few
     flat = np.array([window for image in images for window in loop_windows(image, (4, 4), (12, 12))])
     lengths, axes = np.linalg.eigh(np.cov(flat.T))
     exact = axes[:, ::-1][:, :9] / np.sqrt(lengths[::-1][:9])
-    found = windows.projection.flatten(1).T.double().numpy()
-    np.testing.assert_allclose(np.abs((exact * found).sum(0) / (exact**2).sum(0)), 1, atol=1e-3)
+    fitted_axes = windows.projection.flatten(1).T.double().numpy()
+    np.testing.assert_allclose(np.abs((exact * fitted_axes).sum(0) / (exact**2).sum(0)), 1, atol=1e-3)
     vectors = windows(images).flatten(0, 1).double()
     torch.testing.assert_close(vectors.mean(0), torch.zeros(9).double(), atol=1e-4, rtol=0)
     torch.testing.assert_close(vectors.T.cov(), torch.eye(9).double(), atol=1e-3, rtol=0)
@@ -115,21 +111,20 @@ def test_k_means_finds_clusters_that_lie_apart_and_the_same_ones_again():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_the_fit_takes_the_first_images_and_says_what_it_found():
+def test_the_fit_takes_the_first_images_and_reports_the_perplexity():
     images = images_of()
-    target = Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10))
-    assert not any(buffer.any() for buffer in target.buffers())
+    targets = [
+        Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10)) for _ in range(2)
+    ]
+    assert not any(buffer.any() for buffer in targets[0].buffers())
     batches = endless(images)
-    line = target.prepare(batches)
+    line = targets[0].prepare(batches)
     assert next(batches).slots[0] == 20  # 4 batches of 5 are enough
-    other = images_of(seed=1)
-    again = Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10))
-    again.prepare(endless(torch.cat([images[:18], other])))
-    assert all(torch.equal(one, two) for one, two in zip(target.buffers(), again.buffers(), strict=True))
-    counts = target.labels(images[:18]).flatten().bincount(minlength=7).double() / (18 * 12)
-    perplexity = math.exp(-torch.xlogy(counts, counts).sum().item())
-    assert line.startswith("codebook: 7 clusters of the 12-px windows of 216 patches, ")
-    assert line.endswith(f"; perplexity {perplexity:.0f}, {(counts == 0).sum()} empty")
+    targets[1].prepare(endless(torch.cat([images[:18], images_of(seed=1)])))
+    assert all(map(torch.equal, *(target.buffers() for target in targets)))
+    shares = targets[0].labels(images[:18]).flatten().bincount(minlength=7).double() / (18 * 12)
+    perplexity = math.exp(-torch.xlogy(shares, shares).sum().item())
+    assert line == f"codebook: 7 clusters of 216 patches; perplexity {perplexity:.0f}, {(shares == 0).sum()} empty"
 
 
 def test_a_cluster_is_painted_with_the_mean_pixels_of_its_patches():
@@ -146,54 +141,18 @@ def test_a_cluster_is_painted_with_the_mean_pixels_of_its_patches():
         torch.testing.assert_close(painted[0].double(), torch.stack(patches).mean(0), atol=1e-5, rtol=0)
 
 
-def test_losses_scores_and_baselines_are_those_of_classes():
-    target, images = fitted(images_of()), images_of(seed=3)
-    labels = target.labels(images)
-    prediction = torch.randn(24, 12, 7, generator=torch.Generator().manual_seed(0))
-    expected = torch.nn.functional.cross_entropy(prediction.mT, labels[..., 0], reduction="none")
-    torch.testing.assert_close(target.losses(prediction.bfloat16(), labels), expected, atol=0.05, rtol=0)
-    torch.testing.assert_close(target.losses(prediction, labels), expected)
-    assert torch.equal(target.guess(prediction), prediction.argmax(-1, keepdim=True))
-    shares = labels.flatten().bincount(minlength=7) / labels.numel()
-    entropy, guess = target.constant(labels)
-    assert entropy == pytest.approx(-torch.xlogy(shares, shares).sum().item(), rel=1e-5)
-    assert guess.tolist() == [shares.argmax().item()]
-    assert target.score(guess.expand_as(labels), labels).mean().item() == pytest.approx(shares.max().item())
-
-
 def test_features_are_those_after_the_layer_of_a_frozen_encoder():
     objective, images = tiny.codebook(0.3, features=True), tiny.pictures(20)
     objective.prepare(endless(images))
     objective.train()  # the frozen encoder stays without dropout
-    target, teacher = objective.target, objective.target.vectors.teacher.module
+    target = objective.target
     torch.manual_seed(7)
     whole = tiny.encoder(0.5).eval()
     features = whole.norm(next(whole.layers(images)))[:, 1:]
     torch.testing.assert_close(target.vectors(images), features)
     nearest = torch.cdist(features.double(), target.centroids.double()).argmin(-1)
     assert torch.equal(target.labels(images)[..., 0], nearest)
-    assert len(teacher.blocks) == 1
     assert not any(parameter.requires_grad for parameter in target.parameters())
-    noise = objective.sample(torch.arange(20), seed=0)
-    objective(Batch.of(images), noise)["loss"].backward()
-    assert all(parameter.grad is None for parameter in target.parameters())
-    assert set(objective.facts) == {"encoder", "target_weights"}
-    assert set(tiny.codebook().facts) == {"encoder"}
-
-
-def test_a_decoder_predicts_clusters_as_the_head_does():
-    target, images = tiny.codebook().target, tiny.pictures(20)
-    masking = Masking(mask=1.0, replace=0.0, keep=0.0)
-    decoder = {"depth": 1, "width": 8, "heads": 2}
-    objective = MaskedPatch(
-        masked_patch_options.MaskedPatch(masking=masking, decoder=decoder), encoder=tiny.encoder(0.0), target=target
-    )
-    objective.prepare(endless(images))
-    noise = objective.sample(torch.arange(20), seed=0)
-    prediction = objective.predict(images, noise)
-    assert prediction.shape == (20, 8, 6)
-    expected = torch.nn.functional.cross_entropy(prediction.mT, gather(target.labels(images), noise.ids)[..., 0])
-    torch.testing.assert_close(objective(Batch.of(images), noise)["loss"], expected)
 
 
 def test_labels_are_compared_in_float32_under_autocast():
@@ -204,67 +163,52 @@ def test_labels_are_compared_in_float32_under_autocast():
         assert torch.equal(objective.target.labels(images), expected)
 
 
-@STAGES
-def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_fits_once(tmp_path, features, monkeypatch):
+@pytest.mark.parametrize("features", [False, True], ids=["windows", "features"])
+def test_a_run_that_continues_does_not_fit_again(tmp_path, features, monkeypatch):
+    """Exact resumption of all objectives: test_objective_contract.py."""
     fits = []
     monkeypatch.setattr(codebook, "k_means", lambda *given: fits.append(given) or k_means(*given))
-    tiny.train(tmp_path / "whole", objective=tiny.codebook(0.2, features=features), accumulate=2)
-    assert len(fits) == 1
-    for calls, count in ((3, 2), (9, 3), (9, 3)):  # before the first checkpoint, and after it
+    for calls, count in ((3, 1), (9, 2), (9, 2)):  # before the first checkpoint, and after it
         objective = tiny.interrupted(tiny.codebook(0.2, features=features), calls)
         with pytest.raises(tiny.Interrupted):
-            tiny.train(tmp_path / "broken", objective=objective, accumulate=2)
+            tiny.train(tmp_path, objective=objective, accumulate=2)
         assert len(fits) == count
-    _, objective = tiny.train(tmp_path / "broken", objective=tiny.codebook(0.2, 1, features=features), accumulate=2)
-    assert len(fits) == 3
-    assert set(final(tmp_path / "whole")) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-    assert rows(tmp_path / "broken", "train/loss") == rows(tmp_path / "whole", "train/loss")
-    states = storage.load(Checkpoint.open(tmp_path / "broken" / "step_00000012"))
+    _, objective = tiny.train(tmp_path, objective=tiny.codebook(0.2, 1, features=features), accumulate=2)
+    assert len(fits) == 2
+    states = storage.load(Checkpoint.open(tmp_path / "step_00000012"))
     for state in (states["model"], states["ema"]):
         assert state["target.centroids"].equal(objective.target.centroids)
         assert state["target.centroids"].any()
     assert not any("target" in name for name in states["optimizer"])
-    images = tiny.pictures(3)
-    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "whole"))(images).shape == (3, 17, 16)
 
 
-def test_an_objective_that_fits_nothing_is_given_no_images(tmp_path, monkeypatch):
-    asked = []
-    batches = Loader.batches
-    monkeypatch.setattr(Loader, "batches", lambda loader, *steps: asked.append(steps) or batches(loader, *steps))
+def test_an_objective_without_a_fit_reads_no_images_before_the_first_step(tmp_path, monkeypatch):
+    calls, batches = [], Loader.batches
+    monkeypatch.setattr(Loader, "batches", lambda loader, *steps: calls.append(steps) or batches(loader, *steps))
     tiny.train(tmp_path / "mae", objective=tiny.mae(), steps=2, warmup=1)
-    assert asked == [(0, 2)]
+    assert calls == [(0, 2)]
     assert tiny.model().prepare(iter(())) == ""
 
 
 @pytest.mark.slow
 def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first(tool, tmp_path):
-    own = [option for option in TINY if not option.startswith("target.")]
-    given = [*own, "target=codebook", "target.clusters=12", "target.images=40", "probe=[]"]
-    first = tool("pretrain", *given, "name=first")
-    assert "codebook: 12 clusters of the 12-px windows of 640 patches" in first.stdout
+    run = [option for option in TINY if not option.startswith("target.")]
+    run += ["target=codebook", "target.clusters=12", "target.images=40", "probe=[]"]
+    assert "codebook: 12 clusters of 640 patches" in tool("pretrain", *run, "name=first").stdout
     stage = ["name=second", "target.checkpoint=outputs/first", "target.layer=1"]
-    done = tool("pretrain", *given, *stage, "recipe.steps=4")
-    assert "codebook: 12 clusters of the features after layer 1 of 640 patches" in done.stdout
+    done = tool("pretrain", *run, *stage, "recipe.steps=4")
+    assert "codebook: 12 clusters of 640 patches" in done.stdout
     with Image.open(tmp_path / "outputs" / "second" / "mosaic.png") as image:
         assert min(image.size) > 200
-    manifest = json.loads((tmp_path / "outputs" / "second" / "step_00000004" / "manifest.json").read_text())
-    kept = storage.load(Checkpoint.open(tmp_path / "outputs" / "second"))["model"]
-    for name, value in (
-        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "outputs" / "first")).state_dict().items()
-    ):
+    weights = storage.load(Checkpoint.open(tmp_path / "outputs" / "second"))["model"]
+    first = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "outputs" / "first"))
+    for name, value in first.state_dict().items():
         if not name.startswith("blocks.1."):
-            assert kept[f"target.vectors.teacher.module.{name}"].equal(value)
-    assert len(manifest["target_weights"]) == 64
-    assert "is finished" in tool("pretrain", *given, *stage, "recipe.steps=4").stdout
-    # Another run in the place of the first one, and then none.
-    tool("pretrain", *given, "name=first", "recipe.seed=1", "overwrite=true")
-    refused = tool("pretrain", *given, *stage, "recipe.steps=4", status=1)
-    assert "target_weights: is not what the run in" in refused.stderr
+            assert weights[f"target.vectors.teacher.module.{name}"].equal(value)
+    assert "is finished" in tool("pretrain", *run, *stage, "recipe.steps=4").stdout
     stage[1] = "target.checkpoint=outputs/gone"
-    line = one_line(tool("pretrain", *given, *stage, "recipe.steps=4", status=2))
-    assert line.startswith("ssvit: target.checkpoint=outputs/gone: no such folder")
+    line = one_line(tool("pretrain", *run, *stage, "recipe.steps=4", status=2))
+    assert line.startswith("ssvit: target.checkpoint=outputs/gone: ")
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric"))]
     assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
     assert "knn" in tool("evaluate", "checkpoint=outputs/second", "probes=[knn]", "train_images=32").stdout.lower()

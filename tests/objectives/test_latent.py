@@ -12,19 +12,21 @@ from ssvit.data.batch import Batch
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
-from ssvit.objectives.latent import Latent, visible_blocks
+from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import Masks
 from ssvit.randomness import uniform
 
 DECODER = {"depth": 3, "width": 12, "groups": 4}
 
 
-def build(decoder=DECODER, masks=3, layers=2, class_token_weight=0.3, masked=0.75, **encoder) -> Latent:
+def build(masks=3, layers=2, class_token_weight=0.3, masked=0.75, block=3, **encoder) -> Latent:
     """A small objective with every weight random, the teacher's too."""
     torch.manual_seed(0)
     encoder = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 3, "heads": 3} | encoder
-    own = {"masks": masks, "layers": layers, "class_token_weight": class_token_weight, "masked": masked}
-    model = Latent(latent_options.Latent(decoder=decoder, **own), encoder=ViT(vit_options.ViT(**encoder)))
+    options = latent_options.Latent(
+        decoder=DECODER, masks=masks, layers=layers, class_token_weight=class_token_weight, masked=masked, block=block
+    )
+    model = Latent(options, encoder=ViT(vit_options.ViT(**encoder)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -32,8 +34,8 @@ def build(decoder=DECODER, masks=3, layers=2, class_token_weight=0.3, masked=0.7
 
 
 def test_visible_patches_lie_in_blocks():
-    slots = torch.arange(300)
-    order = visible_blocks(slots, seed=3, grid=(14, 14), visible=39, length=3, adjust=0.07)
+    model = build(image_size=56)
+    order = model.visible_blocks(torch.arange(300), 39, seed=3, mask=0)
     assert torch.equal(order.sort(1).values, torch.arange(196).expand(300, -1))
     scattered = order.gather(1, torch.rand(300, 196).argsort(1))  # the same number at random
     for ids, whole_blocks in ((order, True), (scattered, False)):
@@ -44,17 +46,17 @@ def test_visible_patches_lie_in_blocks():
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 def test_blocks_are_those_of_plain_loops(length):
-    """At the border cut off, which is where the authors' clamp leaves them."""
-    slots, (rows_, columns) = torch.arange(50), (6, 7)
-    visible = 8
-    order = visible_blocks(slots, seed=0, grid=(6, 7), visible=visible, length=length, adjust=0.05, view=2)
-    blocks = max(1, int(42 * (visible / 42 + 0.05) / length**2))
-    centers = (uniform(0, "block centres", slots, blocks, 2) * 42).long().tolist()
-    for image, own in enumerate(centers):
+    """At the border they are cut off, which is where the authors' clamp leaves them."""
+    (rows, columns), visible = (6, 7), 8
+    model = build(image_size=(24, 28), block=length)
+    order = model.visible_blocks(torch.arange(50), visible, seed=0, mask=2)
+    blocks = max(1, int(42 * (visible / 42 + 0.07) / length**2))
+    centers = (uniform(0, "block centres", torch.arange(50), blocks, 2) * 42).long().tolist()
+    for image, of_image in enumerate(centers):
         inside = set()
-        for center in own:
+        for center in of_image:
             for i, j in itertools.product(range(length), repeat=2):
-                y = min(max(center // columns + i - length // 2, 0), rows_ - 1)
+                y = min(max(center // columns + i - length // 2, 0), rows - 1)
                 x = min(max(center % columns + j - length // 2, 0), columns - 1)
                 inside.add(y * columns + x)
         first = set(order[image, :visible].tolist())
