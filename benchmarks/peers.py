@@ -22,7 +22,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.block import gather
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
-from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.base import EMPTY, Objective
 from ssvit.objectives.masked_patch import Corruption, MaskedPatch
 from ssvit.objectives.targets import MeanColor
 from ssvit.training.options import Pretrain
@@ -52,7 +52,7 @@ class Peer(Objective):
         """Return the loss of one view of the images."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the loss alone."""
         return {"loss": self.loss(batch.only_view(), noise)}
 
@@ -191,7 +191,7 @@ class LightlyDINO(Peer):
             deactivate_requires_grad(teacher)
         self.criterion = DINOLoss(output_dim=self.options.prototypes)
 
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the loss alone."""
         views = [view for group in batch.views.values() for view in group.unbind(1)]
         teacher = [self.teacher_head(self.teacher(view)) for view in views[:2]]
@@ -218,7 +218,7 @@ class LightlySimCLR(Peer):
         self.head = SimCLRProjectionHead(self.size.width, self.options.hidden, self.options.projection)
         self.criterion = NTXentLoss(temperature=self.options.temperature)
 
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the loss alone."""
         first, second = (self.head(self.model(view)) for view in batch.views["global"].unbind(1))
         return {"loss": self.criterion(first, second)}

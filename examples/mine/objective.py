@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.models.block import gather
-from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.base import EMPTY, Objective
 from ssvit.randomness import uniform
 from ssvit.schedule import Schedule
 
@@ -27,7 +27,7 @@ class HiddenPatches(Objective):
     def sample(self, slots, *, seed):
         return Hidden(uniform(seed, "hidden patches", slots, self.encoder.patches).argsort(1)[:, : self.count])
 
-    def forward(self, batch, noise, scheduled=NOTHING):
+    def forward(self, batch, noise, scheduled=EMPTY):
         tokens = self.encoder.embed(batch.only_view())
         tokens = tokens.scatter(1, noise.ids[..., None].expand(-1, -1, tokens.shape[-1]), 0.0)
         depth_noise = self.depth_noise(batch)

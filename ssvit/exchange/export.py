@@ -97,7 +97,7 @@ def _weights(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
-    _json(folder / CONFIG, {"encoder": encoder.arguments} if head is None else head.facts)
+    _json(folder / CONFIG, {"encoder": encoder.arguments} if head is None else head.metadata)
     return _weights(folder, {prefix + name: value.contiguous() for name, value in model.state_dict().items()})
 
 

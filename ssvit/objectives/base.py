@@ -15,7 +15,7 @@ from ssvit.models.encoder import UNDECAYED, Encoder
 from ssvit.options import UserError
 from ssvit.schedule import ScheduleFunction
 
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})  # scheduled values of an objective without schedules
+EMPTY: Mapping[str, Tensor] = MappingProxyType({})  # scheduled values of an objective without schedules
 BACKBONE = "encoder"  # default name of the backbone in a checkpoint
 VIEWS = 2  # number of global views of an image
 
@@ -107,7 +107,7 @@ class Objective(nn.Module):
         """
         super().__init__()
         if options is not None and encoder is not None:
-            options.fits(encoder.options)
+            options.check_encoder(encoder.options)
             self.options, self.schedules, self.encoder = options, options.schedules, encoder
 
     def backbone(self) -> Encoder:
@@ -121,7 +121,7 @@ class Objective(nn.Module):
         return next(name for name, module in self.named_modules() if module is backbone)
 
     @property
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """Return the metadata of the model that a checkpoint stores to construct it again."""
         # Activation checkpointing does not change the weights, so a run may be resumed with or without it.
         arguments = self.backbone().arguments
@@ -164,7 +164,7 @@ class Objective(nn.Module):
         """
         return self.encoder.depth_noise(batch.slots, seed=batch.seed, views=views)
 
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Compute the loss of a micro-batch.
 
         Args:

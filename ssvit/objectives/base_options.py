@@ -17,7 +17,7 @@ class Objective(Options):
     Attributes:
         built_from: Arguments of the objective's constructor, by name, with the part of the run that provides each.
         views: Names of the required views of an image. A single view is called "image".
-        takes_local: Whether any number of local views is accepted.
+        accepts_local_views: Whether any number of local views is accepted.
         samples_patches: Whether patches are sampled by index, so that training images must have the size of the
             encoder's images.
         needs_labels: Whether the objective is constructed with the classes and the labels of the training images.
@@ -26,7 +26,7 @@ class Objective(Options):
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder"}
     views: ClassVar[tuple[str, ...]] = ("image",)
-    takes_local: ClassVar[bool] = False
+    accepts_local_views: ClassVar[bool] = False
     samples_patches: ClassVar[bool] = False
     needs_patches: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class Objective(Options):
         fields = type(self).model_fields
         return {name: value for name, value in self if any(isinstance(m, Between) for m in fields[name].metadata)}
 
-    def fits(self, encoder: Any) -> None:
+    def check_encoder(self, encoder: Any) -> None:
         """Check these options against those of the encoder, for `check` and for the constructor of the objective.
 
         Args:
@@ -57,7 +57,7 @@ class Objective(Options):
             expected = "must be a ViT for this objective; objective=supervised and simclr take any encoder"
             raise RootOptionError("encoder", run.encoder.label, expected)
         if isinstance(run.encoder, Normalized):
-            self.fits(run.encoder)
+            self.check_encoder(run.encoder)
         if isinstance(run.augment, Augmentation):
             self._check_views(run.augment)
         if self.samples_patches:
@@ -82,6 +82,6 @@ class Objective(Options):
                 "augment@data.augment=two_crops for global views, multi_crop for global and local ones"
             )
             raise RootOptionError("data.augment", type(augment).__name__, expected)
-        if augment.number_of_local_views and not self.takes_local:
+        if augment.number_of_local_views and not self.accepts_local_views:
             expected = "must be 0: the objective takes only global views, such as augment@data.augment=two_crops"
             raise RootOptionError("data.augment.local_views", augment.number_of_local_views, expected)

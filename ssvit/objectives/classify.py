@@ -21,7 +21,7 @@ from ssvit.models.block import lecun_normal_
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
-from ssvit.objectives.base import NOTHING, Objective, at_least_float32
+from ssvit.objectives.base import EMPTY, Objective, at_least_float32
 from ssvit.options import OptionError, UserError
 
 
@@ -162,11 +162,11 @@ class Classify(Objective):
         self._freeze()
 
     @property
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """Return the base class's metadata, "classifier" (options of the heads) and "lora" (options of `Lora`)."""
         classifier = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
         adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
-        return super().facts | {"classifier": classifier} | adapted
+        return super().metadata | {"classifier": classifier} | adapted
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
@@ -193,7 +193,7 @@ class Classify(Objective):
         """Return the probabilities of the classes from logits: (b, k) -> (b, k); multi-label ones need not sum to 1."""
         return logits.sigmoid() if self.options.loss == classify_options.MULTI_LABEL else logits.softmax(-1)
 
-    def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = NOTHING) -> Any:
+    def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = EMPTY) -> Any:
         """Return the mean loss and the accuracy; the label of a mixed image is the class with the larger share.
 
         For multi_label, "exact_match" replaces the accuracy: the fraction of images whose classes are all predicted

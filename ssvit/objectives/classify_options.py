@@ -119,7 +119,7 @@ class Classify(Objective):
         elif self.distillation is not None:
             raise OptionError("distillation", "{…}", "must be null for multi-label images")
 
-    def fits(self, encoder: Normalized) -> None:
+    def check_encoder(self, encoder: Normalized) -> None:
         """Check that the encoder has the layers that are to be trained.
 
         Raises:

@@ -26,11 +26,11 @@ from ssvit.objectives.targets import Classes
 from ssvit.objectives.teacher import Teacher
 from ssvit.randomness import key, uniform
 
-_TOGETHER = 64  # images per batch while fitting
-_WINDOWS = 20_000  # number of windows from which the whitening is computed
-_ROWS = 1 << 14  # patches that are compared with all clusters in one product
+_BATCH_SIZE = 64  # images per batch while fitting
+_MAX_WINDOWS = 20_000  # number of windows from which the whitening is computed
+_CHUNK = 1 << 14  # patches that are compared with all clusters in one product
 _SEED = key(0, "codebook") & 0x7FFFFFFF
-_LEAST = 1e-3  # minimum standard deviation of a component relative to the first, which limits the whitening
+_MIN_DEVIATION = 1e-3  # minimum standard deviation of a component relative to the first, which limits the whitening
 
 
 class Windows(nn.Module):
@@ -62,15 +62,15 @@ class Windows(nn.Module):
     def fit(self, images: Tensor) -> None:
         """Compute the principal components from a sample of the windows of images (b, c, h, w)."""
         patches = math.prod(side // patch for side, patch in zip(images.shape[2:], self.patch_size, strict=True))
-        count = min(patches, math.ceil(_WINDOWS / len(images)))
+        count = min(patches, math.ceil(_MAX_WINDOWS / len(images)))
         order = uniform(0, "windows", torch.arange(len(images), device=images.device), patches).argsort(1)
-        parts = zip(images.split(_TOGETHER), order[:, :count].split(_TOGETHER), strict=True)
+        parts = zip(images.split(_BATCH_SIZE), order[:, :count].split(_BATCH_SIZE), strict=True)
         x = torch.cat([gather(self.windows(part), ids).flatten(0, 1).cpu() for part, ids in parts])
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
             torch.manual_seed(_SEED)  # seed of the random initialisation, on which the result hardly depends
             _, lengths, axes = torch.pca_lowrank(x, min(*x.shape, self.width + 32), niter=4)
         deviation = lengths[: self.width] / math.sqrt(len(x) - 1)
-        projection = (axes[:, : self.width] / deviation.clamp(min=_LEAST * deviation[0].item())).T
+        projection = (axes[:, : self.width] / deviation.clamp(min=_MIN_DEVIATION * deviation[0].item())).T
         # If there are fewer windows than components, the remaining components stay zero.
         self.offset[: len(projection)] = -(projection @ x.mean(0))
         self.projection[: len(projection)] = projection.unflatten(1, self.projection.shape[1:])
@@ -130,7 +130,7 @@ class Codebook(nn.Module, Classes):
             lengths = self.centroids.square().sum(1) / 2
             nearest = [
                 (part @ self.centroids.T - lengths).argmax(1)
-                for part in vectors.to(self.centroids.dtype).flatten(0, 1).split(_ROWS)
+                for part in vectors.to(self.centroids.dtype).flatten(0, 1).split(_CHUNK)
             ]
         return torch.cat(nearest).view(*vectors.shape[:2], 1)
 
@@ -148,7 +148,7 @@ class Codebook(nn.Module, Classes):
         images = torch.cat(parts)[: self.options.images]
         if isinstance(self.vectors, Windows):
             self.vectors.fit(images)
-        vectors = torch.cat([self.vectors(part).flatten(0, 1).float().cpu() for part in images.split(_TOGETHER)])
+        vectors = torch.cat([self.vectors(part).flatten(0, 1).float().cpu() for part in images.split(_BATCH_SIZE)])
         self.centroids.copy_(k_means(vectors, self.classes))
         shares = self._paint_with(images)
         perplexity = (-torch.xlogy(shares, shares).sum()).exp().item()
@@ -159,7 +159,7 @@ class Codebook(nn.Module, Classes):
         """Compute the mean pixels of the clusters from images and return the share of patches per cluster, (k,)."""
         sums, counts = torch.zeros_like(self.colors).flatten(1), torch.zeros_like(self.colors[:, 0, 0, 0])
         p, q = self.patch_size
-        for part in images.split(_TOGETHER):
+        for part in images.split(_BATCH_SIZE):
             pixels = rearrange(part.to(sums.dtype), "b c (y p) (x q) -> (b y x) (c p q)", p=p, q=q)
             labels = self.labels(part).flatten()
             sums.index_add_(0, labels, pixels / (255.0 if part.dtype == torch.uint8 else 1.0))

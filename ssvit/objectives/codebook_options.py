@@ -11,7 +11,7 @@ from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
 from ssvit.options import OptionError, pair
 
-POINTS = 39  # minimum number of vectors per cluster below which faiss warns of poor clusters
+MIN_PATCHES = 39  # minimum number of vectors per cluster below which faiss warns of poor clusters
 
 
 class Codebook(Patches):
@@ -46,15 +46,19 @@ class Codebook(Patches):
         """Check that the options can be combined and that the checkpoint exists."""
         patch = self.patch_size
         if any(window < side for window, side in zip(self.window_size, patch, strict=True)):
-            raise OptionError("window", self.window, "must be at least the patch")
+            raise OptionError("window", self.window, f"must be at least the patch size, {patch[0]}x{patch[1]}")
         if self.checkpoint is None:
             if self.layer is not None:
-                raise OptionError("layer", self.layer, "needs the checkpoint of an earlier run, as target.checkpoint=…")
+                raise OptionError(
+                    "layer",
+                    self.layer,
+                    "must be null without target.checkpoint",
+                )
             return
         if not os.path.exists(self.checkpoint):
             raise OptionError("checkpoint", self.checkpoint, "no such folder or file")
         if self.layer is None:
-            raise OptionError("layer", None, "must be given with a checkpoint; a middle one is usual")
+            raise OptionError("layer", None, "must be set with target.checkpoint; a middle layer is common")
 
     def check(self, run: Run) -> None:
         """Check also that images are larger than a window and have enough patches for the clusters."""
@@ -65,8 +69,12 @@ class Codebook(Patches):
         if self.checkpoint is None and any(
             (window - part + 1) // 2 >= side for window, part, side in zip(self.window_size, patch, size, strict=True)
         ):
-            raise OptionError("window", self.window, f"reaches too far beyond the borders of images of {size} pixels")
-        fewest = math.ceil(POINTS * self.clusters / math.prod(run.encoder.grid))
-        if self.images < fewest:
-            right = f"must be at least {fewest}, which have {POINTS} patches for each of {self.clusters} clusters"
-            raise OptionError("images", self.images, right)
+            raise OptionError(
+                "window",
+                self.window,
+                f"must be smaller for images of {size[0]}x{size[1]} pixels",
+            )
+        minimum = math.ceil(MIN_PATCHES * self.clusters / math.prod(run.encoder.grid))
+        if self.images < minimum:
+            expected = f"must be at least {minimum}: {MIN_PATCHES} patches for each of {self.clusters} clusters"
+            raise OptionError("images", self.images, expected)

@@ -18,7 +18,7 @@ from torchvision.ops import MLP
 from ssvit.data.batch import Batch
 from ssvit.models.vit import ViT
 from ssvit.objectives import contrastive_options
-from ssvit.objectives.base import NOTHING, VIEWS, Objective, at_least_float32, scale_gradient, two_views
+from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
 from ssvit.randomness import uniform
 
 
@@ -68,23 +68,23 @@ def matching(logits: Tensor, positives: Tensor) -> dict[str, Tensor]:
     return {"loss": F.cross_entropy(logits, positives), "accuracy": accuracy}
 
 
-def similarities(projections: Tensor, every: Tensor, first: int, temperature: float) -> tuple[Tensor, Tensor]:
+def similarities(projections: Tensor, others: Tensor, offset: int, temperature: float) -> tuple[Tensor, Tensor]:
     """Return the logits of NT-Xent (Chen et al. 2020, equation 1) and the index of each view's positive pair.
 
     This is equal to lightly's NTXentLoss, which selects logits by a mask: their number then depends on data, which
     synchronises host and device.
 
     Args:
-        projections: Unit projections of this process, (v b, e): the rows of `every` from `first` on.
-        every: Unit projections of all processes, (s, e).
-        first: Row offset of this rank.
+        projections: Unit projections of this process, (v b, e): the rows of `others` from `offset` on.
+        others: Unit projections of all processes, (s, e).
+        offset: Row offset of this rank.
         temperature: Divisor of the cosines.
 
     Returns:
         Logits (v b, s), -inf for a view with itself, and the row of the other view of each image, (v b,).
     """
-    rows = first + torch.arange(len(projections), device=projections.device)
-    logits = (cosines(projections, every) / temperature).scatter(1, rows[:, None], -math.inf)
+    rows = offset + torch.arange(len(projections), device=projections.device)
+    logits = (cosines(projections, others) / temperature).scatter(1, rows[:, None], -math.inf)
     return logits, rows.roll(len(projections) // VIEWS)
 
 
@@ -151,7 +151,7 @@ class SimCLR(Contrastive):
         return math.log(VIEWS * images - 1)
 
     def forward(
-        self, batch: Batch, noise: tuple[Tensor, ...], scheduled: Mapping[str, Tensor] = NOTHING
+        self, batch: Batch, noise: tuple[Tensor, ...], scheduled: Mapping[str, Tensor] = EMPTY
     ) -> dict[str, Tensor]:
         """Return the mean loss and the top-1 accuracy of matching positive pairs, among the views of all processes."""
         units = unit(self.project(two_views(batch), noise, self.depth_noise(batch, VIEWS)))
@@ -228,13 +228,13 @@ class ContrastiveTuning(Contrastive):
         """Return log(b): one of the b predictions is the positive."""
         return math.log(images)
 
-    def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the mean loss, the accuracy, and for `after_step` the new queue entries, for all processes."""
         b = len(batch.slots)
         projections = self.project(two_views(batch), scheduled["encoder_gradient"], self.depth_noise(batch, VIEWS))
-        every, first = gathered(unit(self.predictor(projections)))
-        logits = self.logits(projections, rearrange(every, "(r v b) e -> (v r b) e", v=VIEWS, b=b))
-        positives = (first // VIEWS + torch.arange(b, device=logits.device)).repeat(VIEWS)
+        predictions, offset = gathered(unit(self.predictor(projections)))
+        logits = self.logits(projections, rearrange(predictions, "(r v b) e -> (v r b) e", v=VIEWS, b=b))
+        positives = (offset // VIEWS + torch.arange(b, device=logits.device)).repeat(VIEWS)
         position = batch.slots % len(self.queue)
         newest = unit(projections[:b].detach()).to(self.queue.dtype)
         return {

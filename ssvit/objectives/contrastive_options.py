@@ -49,7 +49,7 @@ class SimCLR(Objective):
     """Fraction of a view's patches that are encoded in training, sampled for each view; 1: all; 0.5 halves the time of
     a step."""
 
-    def fits(self, encoder: Normalized) -> None:
+    def check_encoder(self, encoder: Normalized) -> None:
         """Check that the encoder can omit patches if `keep` requires it.
 
         Raises:
@@ -100,7 +100,7 @@ class ContrastiveTuning(Objective):
     heads_only: Fraction = 0.2
     """Fraction of the run in which only the heads are trained; the authors use 0.5."""
 
-    def fits(self, encoder: ViT) -> None:
+    def check_encoder(self, encoder: ViT) -> None:
         """Check that the encoder has the layers that are to be trained.
 
         Raises:

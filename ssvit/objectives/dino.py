@@ -22,7 +22,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.block import gather
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
-from ssvit.objectives.base import NOTHING, VIEWS, Objective, at_least_float32, scale_gradient, two_views
+from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
 from ssvit.objectives.masked_patch import rectangle_order
 from ssvit.objectives.teacher import Teacher
 from ssvit.randomness import uniform
@@ -104,7 +104,7 @@ class Dino(Objective):
         """Return the encoder and the head."""
         return Student(self.encoder, self.head)
 
-    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Any, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the mean loss, the entropy of the targets, and for `after_step` the mean teacher logits, (k,)."""
         views = groups(batch)
         with torch.no_grad():
@@ -134,7 +134,7 @@ class Dino(Objective):
 
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update the centre and the teacher."""
-        follow(self.center, outputs["teacher_mean"], self.options.center_momentum, applied)
+        update_mean(self.center, outputs["teacher_mean"], self.options.center_momentum, applied)
         self.teacher.update(self.student, scheduled["teacher_momentum"], applied)
 
 
@@ -183,14 +183,14 @@ class IBot(Dino):
         for view in range(VIEWS):
             order = uniform(seed, "masked patches", slots, n, view)
             order = order + rectangle_order(slots, seed=seed, grid=self.encoder.grid, view=view)
-            chance, place = uniform(seed, "masked fraction", slots, 2, view).unbind(1)
-            count = ((options.masked + options.spread * (2 * place - 1)) * n).round().clamp(min=1)
-            ids.append(order.argsort(dim=1)[:, : options.most(n)])
+            chance, deviation = uniform(seed, "masked fraction", slots, 2, view).unbind(1)
+            count = ((options.masked + options.spread * (2 * deviation - 1)) * n).round().clamp(min=1)
+            ids.append(order.argsort(dim=1)[:, : options.max_masked(n)])
             counts.append(torch.where(chance < options.probability, count, 0).long())
         return Masks(torch.stack(ids, dim=1), torch.stack(counts, dim=1))
 
     @torch.no_grad()
-    def teacher_answers(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def teacher_logits(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the teacher's logits.
 
         Args:
@@ -211,7 +211,7 @@ class IBot(Dino):
         mean = head.compare(projected.mean((0, 1)))
         return head(encoder.pool(outputs)), head.compare(gather(projected, ids)), mean
 
-    def student_answers(
+    def student_logits(
         self,
         images: Tensor,
         ids: Tensor,
@@ -240,16 +240,16 @@ class IBot(Dino):
         patches = gather(outputs, ids + encoder.num_prefix_tokens)
         return self.head(encoder.pool(outputs), gradient), self.head(patches, gradient)
 
-    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the loss, its terms, the target entropies, and for `after_step` the mean teacher logits, (k,)."""
         views = groups(batch)
         images = rearrange(views[0], "b v c h w -> (v b) c h w")
         ids, counts = rearrange(noise.ids, "b v m -> (v b) m"), rearrange(noise.counts, "b v -> (v b)")
         gradient = scheduled["last_layer"]
-        teacher, teacher_patches, patch_mean = self.teacher_answers(images, ids)
+        teacher, teacher_patches, patch_mean = self.teacher_logits(images, ids)
         depth_noise = self.depth_noise(batch, number_of_views(views))
         first, rest = (None, None) if depth_noise is None else depth_noise.tensor_split([len(images)])
-        student, student_patches = self.student_answers(images, ids, counts, gradient, first)
+        student, student_patches = self.student_logits(images, ids, counts, gradient, first)
         teacher, student = (rearrange(x, "(v b) k -> v b k", v=VIEWS) for x in (teacher, student))
         if views[1:]:
             student = torch.cat([student, logits(self, views[1:], gradient, rest)])
@@ -270,7 +270,7 @@ class IBot(Dino):
     def after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update both centres and the teacher."""
         super().after_step(outputs, scheduled, applied)
-        follow(self.patch_center, outputs["patch_teacher_mean"], self.options.center_momentum, applied)
+        update_mean(self.patch_center, outputs["patch_teacher_mean"], self.options.center_momentum, applied)
 
 
 def groups(batch: Batch) -> list[Tensor]:
@@ -283,7 +283,7 @@ def groups(batch: Batch) -> list[Tensor]:
     return [two_views(batch)] if local is None else [two_views(batch), local]
 
 
-def follow(center: Tensor, mean: Tensor, momentum: float, applied: Tensor) -> None:
+def update_mean(center: Tensor, mean: Tensor, momentum: float, applied: Tensor) -> None:
     """Update a running mean in place, unless the step was skipped.
 
     Args:
@@ -349,7 +349,7 @@ def cross_entropy(targets: Tensor, log_probabilities: Tensor) -> Tensor:
     """
     pairs = len(targets) * (len(log_probabilities) - 1)
     if not pairs:
-        raise ValueError("one view alone has no other to be compared with")
+        raise ValueError("one view: must be two or more, whose pairs are compared")
     losses = -torch.einsum("tbk,vbk->tv", targets, log_probabilities) / targets.shape[1]
     return (losses.sum() - losses.diagonal().sum()) / pairs
 

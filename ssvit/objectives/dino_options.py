@@ -28,7 +28,7 @@ class Dino(Objective):
     """
 
     views: ClassVar[tuple[str, ...]] = ("global",)
-    takes_local: ClassVar[bool] = True
+    accepts_local_views: ClassVar[bool] = True
 
     prototypes: Annotated[int, Ge(2)] = 1024
     """Number of prototypes; the authors use 65536 for ImageNet."""
@@ -97,6 +97,6 @@ class IBot(Dino):
         if self.spread > maximum:
             raise OptionError("spread", self.spread, f"must be at most {maximum:g} with masked={self.masked:g}")
 
-    def most(self, patches: int) -> int:
+    def max_masked(self, patches: int) -> int:
         """Return the maximum number of masked patches per view."""
         return max(1, round((self.masked + self.spread) * patches))

@@ -21,7 +21,7 @@ from ssvit.models.block import gather
 from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
-from ssvit.objectives.base import NOTHING, Objective, at_least_float32
+from ssvit.objectives.base import EMPTY, Objective, at_least_float32
 from ssvit.objectives.mae import Masks
 from ssvit.objectives.teacher import Teacher
 from ssvit.randomness import uniform
@@ -109,10 +109,10 @@ class Latent(Objective):
         (_, width), n, length = self.encoder.grid, self.encoder.patches, self.options.block
         count = max(1, int(n * (visible / n + self.options.adjust) / length**2))
         center = (uniform(seed, "block centres", slots, count, mask) * n).long()
-        place = torch.arange(n, device=slots.device)
+        patches = torch.arange(n, device=slots.device)
         # Offsets start at -(length // 2); for an even length, the block is not symmetric, as in the authors' code.
-        rows = place // width - (center // width)[..., None] + length // 2
-        columns = place % width - (center % width)[..., None] + length // 2
+        rows = patches // width - (center // width)[..., None] + length // 2
+        columns = patches % width - (center % width)[..., None] + length // 2
         inside = (rows >= 0) & (rows < length) & (columns >= 0) & (columns < length)  # (b, blocks, n)
         return (uniform(seed, "block order", slots, n, mask) + ~inside.any(1)).argsort(dim=1)
 
@@ -165,15 +165,12 @@ class Latent(Objective):
         """Return the squared error summed over channels, divided by sqrt(d), its mean over vectors: (..., d) -> ()."""
         return (at_least_float32(prediction) - truth).square().mean() * math.sqrt(truth.shape[-1])
 
-    def masked(self, targets: Tensor, noise: Masks) -> Tensor:
-        """Return the targets of the masked patches: (b, n, d) -> (b, k, m, d)."""
-        return gather(targets, noise.masked_ids.flatten(1)).unflatten(1, noise.masked_ids.shape[1:])
-
-    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the loss of the masked patches plus that of the class token, which predicts the mean target."""
         targets = self.targets(batch.only_view())
         prediction, token = self.predict(batch.only_view(), noise, self.depth_noise(batch, self.options.masks))
-        loss = patch_loss = self.loss(prediction, self.masked(targets, noise))
+        truth = gather(targets, noise.masked_ids.flatten(1)).unflatten(1, noise.masked_ids.shape[1:])
+        loss = patch_loss = self.loss(prediction, truth)
         if self.options.class_token_weight:
             mean = targets.mean(1, keepdim=True).expand_as(token)
             loss = patch_loss + self.options.class_token_weight * self.loss(token, mean)

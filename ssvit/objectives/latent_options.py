@@ -65,7 +65,7 @@ class Latent(Masked):
     decoder: Convolutions = Convolutions(depth=3, width=128)
     """Decoder of the masked patches; the authors' has depth 6, width 768, kernel 3 and groups 16."""
 
-    def fits(self, encoder: ViT) -> None:
+    def check_encoder(self, encoder: ViT) -> None:
         """Check the encoder's depth, patches, width and class token against the options.
 
         Raises:
@@ -73,7 +73,7 @@ class Latent(Masked):
         """
         if self.layers > encoder.depth:
             raise OptionError("layers", self.layers, f"must be at most {encoder.depth}, the layers of the encoder")
-        super().fits(encoder)
+        super().check_encoder(encoder)
         if self.class_token_weight and not encoder.class_token:
             raise OptionError("class_token_weight", self.class_token_weight, "must be 0 without encoder.class_token")
         groups = self.decoder.groups

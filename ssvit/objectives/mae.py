@@ -19,7 +19,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
-from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.base import EMPTY, Objective
 from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
@@ -118,7 +118,7 @@ class MAE(Objective):
         channel_mean, channel_std = (value[:, None, None] for value in (self.encoder.mean, self.encoder.std))
         return (painted * channel_std + channel_mean).clamp(0, 1)
 
-    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the mean squared error over the pixels of the masked patches."""
         prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
         truth = self.labels(batch.only_view(), noise.masked_ids)

@@ -19,7 +19,7 @@ class Masked(Objective):
     masked: Share
     """Fraction of an image's patches that are masked and predicted."""
 
-    def fits(self, encoder: ViT) -> None:
+    def check_encoder(self, encoder: ViT) -> None:
         """Check that an image has patches to mask and visible patches.
 
         Raises:
@@ -28,7 +28,11 @@ class Masked(Objective):
         if encoder.grid == (1, 1):
             raise OptionError("masked", self.masked, "needs images of at least two patches")
         if encoder.stem is not None:
-            raise OptionError("masked", self.masked, "needs an encoder without a stem, which would see masked patches")
+            raise OptionError(
+                "masked",
+                self.masked,
+                "needs an encoder without a stem, which mixes masked and visible patches",
+            )
 
     def count(self, patches: int) -> int:
         """Return the number of masked patches per image: the fraction, rounded, at least one, and fewer than all."""

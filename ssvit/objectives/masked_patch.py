@@ -22,7 +22,7 @@ from ssvit.models.block import gather
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
-from ssvit.objectives.base import NOTHING, Objective
+from ssvit.objectives.base import EMPTY, Objective
 from ssvit.objectives.targets import Target
 from ssvit.randomness import uniform
 
@@ -58,7 +58,7 @@ class Masking(masked_patch_options.Masking):
         Returns:
             Corrupted patches, corruption types and replacement indices.
         """
-        n, units = grid[0] * grid[1], self.divide(grid)
+        n, units = grid[0] * grid[1], self.grid_of_units(grid)
         order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
         if self.shape == "block":
             order = order + rectangle_order(slots, seed=seed, grid=units)
@@ -135,7 +135,7 @@ class MaskedPatch(Objective):
         """Return the labels of the corrupted patches, (b, m, ...)."""
         return gather(self.target.labels(images), noise.ids)
 
-    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = NOTHING) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the mean loss and the mean score of the most probable labels, over the corrupted patches."""
         prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
         truth = self.corrupted_labels(batch.only_view(), noise)

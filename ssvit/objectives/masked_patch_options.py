@@ -42,9 +42,9 @@ class Masking(Options):
     def check(self, run: Run) -> None:
         """Check that the encoder's patch grid can be corrupted."""
         if isinstance(run.encoder, ViT):
-            self.divide(run.encoder.grid)
+            self.grid_of_units(run.encoder.grid)
 
-    def divide(self, grid: tuple[int, int]) -> tuple[int, int]:
+    def grid_of_units(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of units on a grid of patches.
 
         Raises:
@@ -53,8 +53,8 @@ class Masking(Options):
         if self.replace > 0 and grid == (1, 1):
             raise OptionError("replace", self.replace, "needs images of at least two patches")
         if any(side % self.unit for side in grid):
-            right = f"must divide the grid of {grid[0]}x{grid[1]} patches"
-            raise OptionError("unit", self.unit, right)
+            expected = f"must divide the grid of {grid[0]}x{grid[1]} patches"
+            raise OptionError("unit", self.unit, expected)
         return grid[0] // self.unit, grid[1] // self.unit
 
 
@@ -86,10 +86,10 @@ class MaskedPatch(Objective):
             return
         for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
             if getattr(self.masking, name) != share:
-                right = f"must be {share} with a decoder, as the encoder sees nothing of corrupted patches"
-                raise OptionError(f"masking.{name}", getattr(self.masking, name), right)
+                expected = f"must be {share} with a decoder: the encoder does not encode corrupted patches"
+                raise OptionError(f"masking.{name}", getattr(self.masking, name), expected)
 
-    def fits(self, encoder: ViT) -> None:
+    def check_encoder(self, encoder: ViT) -> None:
         """Check that with a decoder the encoder can omit corrupted patches and has uncorrupted patches.
 
         Raises:
@@ -98,8 +98,12 @@ class MaskedPatch(Objective):
         if self.decoder is None:
             return
         if encoder.stem is not None:
-            raise OptionError("decoder", "{…}", "needs an encoder without a stem, which would see corrupted patches")
+            raise OptionError(
+                "decoder",
+                "{…}",
+                "needs an encoder without a stem, which mixes corrupted and other patches",
+            )
         patches = math.prod(encoder.grid)
         if self.masking.count(patches) == patches:
-            right = "must leave patches to see for the encoder"
-            raise OptionError("masking.corrupted", self.masking.corrupted, right)
+            expected = "must leave patches for the encoder"
+            raise OptionError("masking.corrupted", self.masking.corrupted, expected)

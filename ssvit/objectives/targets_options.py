@@ -25,7 +25,7 @@ class Patches(Options):
         expected = {"patch_size": pair("patch_size", run.encoder.patch_size), "channels": run.encoder.channels}
         for name, value in expected.items():
             if getattr(self, name) != value:
-                raise OptionError(name, getattr(self, name), f"must be {typed(value)}, as of the encoder")
+                raise OptionError(name, getattr(self, name), f"must be encoder.{name}={typed(value)}")
 
 
 @choice("target", "pixels")
@@ -44,16 +44,16 @@ class MeanColor(Patches):
     """Bits per channel: each channel has 2^bits levels; 3 bits give 512 classes."""
 
     @property
-    def side(self) -> int:
+    def grid_side(self) -> int:
         """Return the number of cells in a row and in a column of the patch."""
         return 1
 
     def check_consistency(self) -> None:
         """Check that the number of classes is supported."""
         if self.bits > 8 or self.bits * self.channels > 16:
-            most = min(8, 16 // self.channels)
-            others = "; target=pixels, hog and codebook take any number of them" if self.channels > 3 else ""
-            raise OptionError("bits", self.bits, f"must be at most {most} for {self.channels} channels{others}")
+            maximum = min(8, 16 // self.channels)
+            others = "; target=pixels, hog and codebook accept any number of channels" if self.channels > 3 else ""
+            raise OptionError("bits", self.bits, f"must be at most {maximum} for {self.channels} channels{others}")
 
 
 @choice("target", "color_grid")
@@ -64,7 +64,7 @@ class ColorGrid(MeanColor):
     """Number of cells in a row and in a column of the patch."""
 
     @property
-    def side(self) -> int:
+    def grid_side(self) -> int:
         """Return the number of cells in a row and in a column of the patch."""
         return self.grid
 
@@ -95,8 +95,8 @@ class Hog(Patches):
     def check_consistency(self) -> None:
         """Check that the window surrounds the patch symmetrically and that the cells divide it."""
         patch, cell, window = self.patch_size, self.cell, self.window_size
-        if any(side < least or (side - least) % 2 for side, least in zip(window, patch, strict=True)):
-            right = f"must be the patch's {patch[0]}x{patch[1]} pixels, or larger by an even number"
-            raise OptionError("window", self.window, right)
+        if any(side < inner or (side - inner) % 2 for side, inner in zip(window, patch, strict=True)):
+            expected = f"must be {patch[0]}x{patch[1]}, the size of the patch, or larger by an even number of pixels"
+            raise OptionError("window", self.window, expected)
         if any(side % part for side, part in zip(window, cell, strict=True)):
             raise OptionError("cell", self.cell, f"must divide the window of {window[0]}x{window[1]} pixels")

@@ -36,8 +36,8 @@ class Teacher(nn.Module, Generic[Student]):
             applied: Whether the student was updated, () bool, not read by the host; if false, nothing changes.
         """
         approach(list(self.module.parameters()), list(student.parameters()), (1 - momentum) * applied)
-        for own, other in zip(self.module.buffers(), student.buffers(), strict=True):
-            own.copy_(torch.where(applied, other, own))
+        for buffer, source in zip(self.module.buffers(), student.buffers(), strict=True):
+            buffer.copy_(torch.where(applied, source, buffer))
 
 
 def approach(weights: list[Tensor], others: list[Tensor], rate: Tensor) -> None:

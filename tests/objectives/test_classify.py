@@ -250,7 +250,7 @@ def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
 @pytest.mark.parametrize("hidden", [None, 7])
 def test_its_metadata_are_enough_to_build_it_again(hidden, token, loss):
     model = build(hidden=hidden, token=token, loss=loss).eval()
-    facts = json.loads(json.dumps(model.facts))
+    facts = json.loads(json.dumps(model.metadata))
     vit = ViT(vit_options.ViT(**facts["encoder"]))
     again = Classify(classify_options.Classify(**facts["classifier"]), encoder=vit).double().eval()
     again.load_state_dict(model.state_dict())

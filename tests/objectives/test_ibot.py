@@ -109,13 +109,13 @@ def test_only_the_first_ids_are_masked_and_the_teacher_encodes_all_patches():
     objective, images = tiny.ibot().eval(), tiny.pictures(1)
     objective.mask_token += 0.5
     ids, counts = torch.randperm(16)[None, :6], torch.tensor([4])
-    student, teacher = objective.student_answers(images, ids, counts), objective.teacher_answers(images, ids)
+    student, teacher = objective.student_logits(images, ids, counts), objective.teacher_logits(images, ids)
     for place in range(16):
         changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
         changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
-        same = map(torch.equal, student, objective.student_answers(changed, ids, counts))
+        same = map(torch.equal, student, objective.student_logits(changed, ids, counts))
         assert all(same) == (place in ids[0, :4])
-        assert not objective.teacher_answers(changed, ids)[1].equal(teacher[1])
+        assert not objective.teacher_logits(changed, ids)[1].equal(teacher[1])
 
 
 def test_after_step_updates_both_centres():

@@ -140,7 +140,7 @@ def test_it_is_one_graph_for_every_step(case):
 
 @EVERY
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
-    facts = build(case).facts
+    facts = build(case).metadata
     options = {"accumulate": 2, "weight_decay": 0.1, "layer_decay": 0.7, "facts": facts}
     start = copy.deepcopy(build(case, 0.2).state_dict())
     _, objective = tiny.train(tmp_path / "whole", objective=build(case, 0.2), **options)
@@ -335,7 +335,7 @@ def test_hidden_patches_change_no_prediction_and_all_others_do(case):
         if case == "simclr":
             return objective.project(torch.stack([images, images], 1), noise)[:6]
         if case == "ibot":
-            return objective.student_answers(images, noise.ids[:, 0], torch.full((6,), 2))[1]
+            return objective.student_logits(images, noise.ids[:, 0], torch.full((6,), 2))[1]
         return objective.predict(images, noise)[0][:, 0] if case == "latent" else objective.predict(images, noise)
 
     before = predict(images)
@@ -381,7 +381,7 @@ def test_its_state_and_its_metadata_are_enough_to_build_it_again(case):
     given = batch(objective)
     assert torch.equal(run(other, given)["loss"], run(objective, given)["loss"])
     assert torch.equal(run(copy.deepcopy(objective), given)["loss"], run(objective, given)["loss"])
-    facts = json.loads(json.dumps(objective.facts))
+    facts = json.loads(json.dumps(objective.metadata))
     prefix = f"{facts.get('backbone', 'encoder')}."
     assert objective.get_submodule(prefix[:-1]) is objective.backbone()
     if not case.endswith("lora"):
@@ -499,7 +499,7 @@ def test_an_invalid_option_is_named(options, name, values_):
 def test_an_option_that_does_not_fit_the_encoder_is_named(name, case, options, encoder):
     shape = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2}
     with pytest.raises(OptionError) as refused:
-        case(**options).fits(of(shape | encoder))
+        case(**options).check_encoder(of(shape | encoder))
     assert refused.value.name == name
 
 

@@ -114,7 +114,7 @@ def test_lora_is_its_formula():
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
     model = tiny.classify(**LORA)
-    tiny.train(tmp_path, objective=model, facts=model.facts, ema=ema)
+    tiny.train(tmp_path, objective=model, facts=model.metadata, ema=ema)
     states = storage.load(Checkpoint.open(tmp_path))
     weights = states["ema" if ema else "model"]
     assert "encoder.blocks.0.attention.qkv.parametrizations.weight.0.b" in weights

@@ -112,8 +112,8 @@ class PatchCollapse(Collapse):
             ids = noise.ids[:, 0]
             counts = torch.full((len(ids),), ids.shape[1], device=ids.device)
             with torch.autocast(ids.device.type, enabled=False):
-                _, teacher, _ = objective.teacher_answers(images, ids)
-                _, student = objective.student_answers(images, ids, counts)
+                _, teacher, _ = objective.teacher_logits(images, ids)
+                _, student = objective.student_logits(images, ids, counts)
                 targets = sharpened(teacher, objective.patch_center, temperature)
             features = gather(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
             logits = student / objective.options.student_temperature
