@@ -49,11 +49,7 @@ class Codebook(Patches):
             raise OptionError("window", self.window, f"must be at least the patch size, {patch[0]}x{patch[1]}")
         if self.checkpoint is None:
             if self.layer is not None:
-                raise OptionError(
-                    "layer",
-                    self.layer,
-                    "must be null without target.checkpoint",
-                )
+                raise OptionError("layer", self.layer, "must be null without target.checkpoint")
             return
         if not os.path.exists(self.checkpoint):
             raise OptionError("checkpoint", self.checkpoint, "no such folder or file")
@@ -69,11 +65,7 @@ class Codebook(Patches):
         if self.checkpoint is None and any(
             (window - part + 1) // 2 >= side for window, part, side in zip(self.window_size, patch, size, strict=True)
         ):
-            raise OptionError(
-                "window",
-                self.window,
-                f"must be smaller for images of {size[0]}x{size[1]} pixels",
-            )
+            raise OptionError("window", self.window, f"must be smaller for images of {size[0]}x{size[1]} pixels")
         minimum = math.ceil(MIN_PATCHES * self.clusters / math.prod(run.encoder.grid))
         if self.images < minimum:
             expected = f"must be at least {minimum}: {MIN_PATCHES} patches for each of {self.clusters} clusters"

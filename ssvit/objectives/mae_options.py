@@ -29,9 +29,7 @@ class Masked(Objective):
             raise OptionError("masked", self.masked, "needs images of at least two patches")
         if encoder.stem is not None:
             raise OptionError(
-                "masked",
-                self.masked,
-                "needs an encoder without a stem, which mixes masked and visible patches",
+                "masked", self.masked, "needs an encoder without a stem, which mixes masked and visible patches"
             )
 
     def count(self, patches: int) -> int:

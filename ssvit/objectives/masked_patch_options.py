@@ -99,9 +99,7 @@ class MaskedPatch(Objective):
             return
         if encoder.stem is not None:
             raise OptionError(
-                "decoder",
-                "{…}",
-                "needs an encoder without a stem, which mixes corrupted and other patches",
+                "decoder", "{…}", "needs an encoder without a stem, which mixes corrupted and other patches"
             )
         patches = math.prod(encoder.grid)
         if self.masking.count(patches) == patches:
