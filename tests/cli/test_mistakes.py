@@ -11,6 +11,9 @@ import pytest
 from command import LIMIT
 from PIL import Image
 
+from ssvit.cli import find
+from ssvit.options import Failure
+
 LONG = "a" * 5000
 CLASSIFIER = Path(__file__).parents[1] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
 BANDS = (
@@ -116,7 +119,7 @@ MISTAKES = (
     "pretrain target=codebook target.layer=4",
     "pretrain target=codebook target.checkpoint={classifier} -> target.layer=null",
     "pretrain target=codebook target.checkpoint={classifier} target.layer=9",
-    "pretrain target=codebook target.checkpoint={classifier} target.layer=1 encoder.patch_size=8 -> target.encoder",
+    "pretrain target=codebook target.checkpoint={classifier} target.layer=1 encoder.patch_size=8 -> target.checkpoint",
     "pretrain objective.masking.mask=0.5 -> objective.masking.mask + replace + keep=0.7",
     "pretrain objective.masking.unit=3",
     "pretrain encoder.patch_size=32 -> objective.masking.replace=0.1",
@@ -132,8 +135,8 @@ MISTAKES = (
     "pretrain objective=supervised objective.loss=multi_label objective.label_smoothing=0.1",
     "pretrain objective=supervised objective.trained=9",
     "pretrain objective=supervised 'objective.lora={rank: 4, alpha: 8}' -> objective.trained=all",
-    "pretrain objective=supervised data=stl10 data.root=few -> the images have no labels",
-    "pretrain objective=supervised distillation=deit teacher={classifier} -> objective.distillation.teacher.path",
+    "pretrain objective=supervised objective.trained=head 'objective.lora={rank: 1000, alpha: 8}' -> objective.lora",
+    "pretrain objective=supervised distillation=deit teacher={classifier} -> teacher=",
     "finetune checkpoint=/no/where",
     f"finetune checkpoint={LONG} -> checkpoint={LONG[:200]}…",
     "finetune encoder=ti",
@@ -262,3 +265,12 @@ def test_a_mistake_is_one_line_before_torch_is_loaded(results, mistake):
 def test_a_mistake_ends_the_process_of_a_command(tool, no_torch):
     done = tool("pretrain", "recipe.lr=-0.1", status=2, PYTHONPATH=no_torch)
     assert (done.stdout, done.stderr.startswith("ssvit: recipe.lr=-0.1: ")) == ("", True)
+
+
+@pytest.mark.parametrize(("command", "option"), [("pretrain", "objective=supervised"), ("compare", "finetune=[]")])
+def test_images_without_labels_are_reported_before_a_run_starts(tmp_path, command, option):
+    for number in range(64):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    with pytest.raises(Failure, match="no labels"):
+        find(command).call(["data=folder", f"data.root={tmp_path}", f"outputs={tmp_path}/outputs", option])
+    assert not (tmp_path / "outputs").exists()
