@@ -52,4 +52,4 @@ def untrained(folder: Path, *options: str, seed: int = 0, stage: str = PRETRAIN)
     folder.mkdir(parents=True)
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
     (folder / "config.yaml").write_bytes(Configuration.of(config.config.written, choices).serialized())
-    return storage.save(folder, 6, {"model": weights}, {"encoder": encoder.arguments, "stage": stage})
+    return storage.save(folder, config.recipe.steps, {"model": weights}, {"encoder": encoder.arguments, "stage": stage})
