@@ -203,5 +203,5 @@ def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):
     one, job = (predict.compose(each).options for each in (line, line.changed(["top=3"])))
     assert (one.top, job.top, one.threshold) == (2, 3, 0.5)
     assert [*one.images] == [*job.images] == [str(tmp_path)]
-    with pytest.raises(Failure, match=r"name: .*must be given"):
-        find("compare").compose(find("compare").line([]))
+    with pytest.raises(Failure, match=r"format: .*must be given"):
+        find("export").compose(find("export").line([]))
