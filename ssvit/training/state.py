@@ -30,7 +30,6 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
-from ssvit.models.block import Block
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach, local
 from ssvit.options import UserError
@@ -114,9 +113,6 @@ class State:
         if recipe.backend == "compile":
             compiled = torch.compile(objective)  # type: ignore[assignment]  # torch.compile returns a module for a module
             self.sample = torch.compile(objective.sample)
-            for part in (self._twin.objective if self._twin else objective).modules():
-                if isinstance(part, Block):
-                    part.compile()  # for evaluators, which call parts of the objective
         shares = self._twin is not None and fabric.world_size > 1
         mine = objective.named_parameters() if shares and fabric.is_global_zero else ()
         first = {name: weight.detach() for name, weight in mine}

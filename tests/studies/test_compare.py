@@ -13,7 +13,7 @@ from ssvit.cli import compare
 from ssvit.data.loader import Loader
 from ssvit.options import UserError
 from ssvit.studies import methods
-from ssvit.training import cost, runtime
+from ssvit.training import benchmark, runtime
 from ssvit.training.recipe import Recipe
 
 COST = {"masked_patch": 0.2, "mae": 0.1, "dino": 0.4, "two": 0.05}
@@ -231,7 +231,7 @@ def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
 
 @pytest.mark.parametrize(("sam", "passes"), [(0.0, 1), (0.05, 2)])
 def test_the_cost_of_a_step_counts_its_operations(monkeypatch, sam, passes):
-    monkeypatch.setattr(cost, "_STEPS", 2)
+    monkeypatch.setattr(benchmark, "_STEPS", 2)
     recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0, "sam": sam})
     fabric = runtime.start(recipe, accelerator="cpu", devices=1)
     objective = tiny.model()
@@ -242,7 +242,7 @@ def test_the_cost_of_a_step_counts_its_operations(monkeypatch, sam, passes):
         batch_size=recipe.batch_size,
         accumulate=recipe.accumulate,
     )
-    found = cost.measure(fabric, objective, loader, recipe)
+    found = benchmark.measure(fabric, objective, loader, recipe)
     # Multiplications and additions of the products, image by image, as in a plain reading of the model.
     d, n, t, patch = 16, 16, 17, 48
     corrupted = objective.masking.count(n)

@@ -7,10 +7,6 @@ import tiny
 import torch
 from runs import final, rows, spread
 
-from ssvit.data.augment.crop import CenterCrop
-from ssvit.evaluation.panels import prediction_options
-from ssvit.evaluation.panels.prediction import Prediction
-from ssvit.models.block import Block
 from ssvit.randomness import uniform
 from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
@@ -39,29 +35,6 @@ def test_a_run_is_one_graph_and_one_that_samples(tmp_path, graphs, method):
     """With schedules that change at every step, micro-batches, an average and a checkpoint."""
     tiny.train(tmp_path, objective=getattr(tiny, method)(0.1), backend="compile", accumulate=2, steps=4, warmup=1)
     assert len(graphs) == (2 if method in RANDOM else 1)
-
-
-def test_evaluations_use_compiled_layers_and_compile_once(tmp_path, graphs):
-    """Their last batch is smaller, so the first evaluation may compile a layer anew; the later ones do not."""
-    evaluator = Prediction(
-        prediction_options.Prediction(batch_size=10), source=tiny.source(), transform=CenterCrop(size=16)
-    )
-    counts, plain = [], evaluator.__class__.__call__
-
-    class Counting(Prediction):
-        def __call__(self, *inputs):
-            before = len(graphs)
-            found = plain(self, *inputs)
-            counts.append(len(graphs) - before)
-            return found
-
-    evaluator.__class__ = Counting
-    _, objective = tiny.train(
-        tmp_path / "compiled", backend="compile", evaluate_every=4, evaluators={"held_out": evaluator}
-    )
-    assert counts[0] > 0
-    assert counts[1:] == [0] * 3
-    assert all(part._compiled_call_impl for part in objective.modules() if isinstance(part, Block))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
