@@ -82,7 +82,7 @@ def backend(recipe: Recipe, device: torch.device, encoder: Encoder) -> tuple[Lit
     tokens = recipe.steps * recipe.batch_size * recipe.passes * encoder.patches
     work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
     if work < _REPAID:
-        return "eager", f"about {work / 1e12:.2g} TFLOP; a run repays its compilation from {_REPAID / 1e12:.0f} on"
+        return "eager", f"about {work / 1e12:.3g} TFLOP; a run repays its compilation from {_REPAID / 1e12:.0f} on"
     if not _compiles():
         return "eager", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
     return "compile", f"about {work / 1e12:,.0f} TFLOP"
