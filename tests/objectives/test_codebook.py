@@ -16,7 +16,6 @@ from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.models.block import gather
 from ssvit.objectives import codebook, codebook_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
 
