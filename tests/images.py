@@ -1,6 +1,8 @@
 """Image files of tests: numbered pictures of noise, their pixels, and the folders that hold them."""
 
 import io
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,17 @@ def put(path: Path, body: bytes = b"") -> Path:
     """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(body)
+    return path
+
+
+def put_tar(path: Path, members: Mapping[str, bytes]) -> Path:
+    """Write a tar file with members, by name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, content in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            file.addfile(about, io.BytesIO(content))
     return path
 
 

@@ -18,14 +18,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import manifest
-from ssvit.cli.embed import command as embed
-from ssvit.cli.evaluate import command as evaluate
-from ssvit.cli.export import command as export
-from ssvit.cli.finetune import command as finetune
-from ssvit.cli.normalization import command as measure
-from ssvit.cli.pack import command as pack
-from ssvit.cli.pretrain import command as pretrain
-from ssvit.cli.retrieve import command as retrieve
+from ssvit.cli import find
 from ssvit.data import normalization
 from ssvit.data.sources import datasets, datasets_options, decode, folder, rasters
 from ssvit.data.sources.base import Source, Unreadable
@@ -210,7 +203,7 @@ def test_bytes_of_three_channels_are_photographs_in_any_file_and_others_need_opt
 def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> None:
     """Of a folder and of shards, by the headers alone."""
     root = labelled_set(tmp_path / "set", 3, "uint16", suffix, 6)
-    pack.call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
+    find("pack").call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
     for options in (datasets_options.Folder(root=str(root)), datasets_options.Shards(root=f"{tmp_path}/packed")):
         sample = options.sample(6)
         assert abs(sample.images - 6) <= 1
@@ -292,7 +285,7 @@ def test_nans_never_reach_a_run(tmp_path: Path) -> None:
         measured(only)
     statistics = ("data.channels=4", "data.range=[0,7]", "data.mean=0.3", "data.std=0.2")
     with pytest.raises(Failure, match=line):
-        pretrain.call([f"data={tmp_path}/set", *statistics, f"outputs={tmp_path}", "workers=0", *RUN])
+        find("pretrain").call([f"data={tmp_path}/set", *statistics, f"outputs={tmp_path}", "workers=0", *RUN])
 
 
 def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
@@ -352,12 +345,12 @@ def test_only_files_of_the_command_are_overwritten(tmp_path: Path) -> None:
     file.write_text("channels: 3\n")
     for output in (command[1], f"output={tmp_path}"):
         with pytest.raises(Failure, match=r"^output="):
-            measure.call([command[0], output])
+            find("normalization").call([command[0], output])
     assert file.read_text() == "channels: 3\n"
     file.unlink()
-    measure.call(command)
+    find("normalization").call(command)
     first = file.read_text()
-    measure.call([*command, "data.range=[0,70000]"])
+    find("normalization").call([*command, "data.range=[0,70000]"])
     assert file.read_text() != first
 
 
@@ -366,8 +359,8 @@ def bands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with TIFF files of 5 channels, their statistics, and a finished run."""
     folder = tmp_path_factory.mktemp("bands")
     root = labelled_set(folder / "set", 5, "uint16", ".tif")
-    measure.call([f"data={root}", f"output={folder}/bands.yaml"])
-    pretrain.call(options(folder))
+    find("normalization").call([f"data={root}", f"output={folder}/bands.yaml"])
+    find("pretrain").call(options(folder))
     return folder
 
 
@@ -389,15 +382,15 @@ def test_a_run_has_the_measured_statistics_and_resumes_bit_for_bit(bands: Path, 
     assert facts["range"] == statistics["range"]
     weights = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     shutil.rmtree(last)
-    pretrain.call(options(bands))
+    find("pretrain").call(options(bands))
     assert weights == {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     assert weights
     mosaic = np.asarray(Image.open(bands / "outputs/bands/mosaic.png").convert("RGB")).astype(int)
     assert (np.ptp(mosaic, axis=-1) > 20).mean() > 0.1  # coloured by `data.shown`, and not the mean of all channels
     with pytest.raises(Failure, match=r"data\.range"):
-        pretrain.call([*options(bands), "data.range=[0,4000]"])
+        find("pretrain").call([*options(bands), "data.range=[0,4000]"])
     capsys.readouterr()
-    measure.call([f"data={bands}/set"])
+    find("normalization").call([f"data={bands}/set"])
     assert f"data.std={json.dumps(statistics['std'], separators=(',', ':'))}" in capsys.readouterr().out
 
 
@@ -413,49 +406,51 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
     assert encoder.features([torch.from_numpy(array.astype(np.int32)).movedim(-1, 0) for array in arrays]).equal(
         features
     )
-    export.call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
+    find("export").call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
     assert "become 0" in (tmp_path / "exported/README.md").read_text()
     weights = load_encoder(loading_options.LoadEncoder(path=tmp_path / "exported/model.safetensors")).eval()
     with torch.no_grad():
         assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
-    embed.call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
+    find("embed").call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
     written = np.load(tmp_path / "f.npz")
     rows = [list(written["names"]).index(str(file)) for file in files]
     assert np.allclose(written["features"][rows], features.numpy(), atol=1e-5)
     other = write(tmp_path / "other.tif", values(4, "uint16"))
-    for given in (other, values(4, "uint16").transpose(1, 2, 0)):
+    for picture in (other, values(4, "uint16").transpose(1, 2, 0)):
         with pytest.raises(UserError, match=r"has 4 channels, and data\.channels=5"):
-            encoder.features(given)
+            encoder.features(picture)
 
 
 def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     """With the images and the pixel format of the pre-training run, which need not be typed again."""
     small = [f"recipe.{name}" for name in ("steps=4", "batch_size=8", "warmup=1", "evaluate_every=4", "save_every=4")]
-    run = finetune.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "name=tuned", *small])
+    run = find("finetune").call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "name=tuned", *small])
     assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
     file = next((bands / "set/b").glob("*.tif"))
     (from_file,), (from_array,) = (
-        ssvit.load_classifier(run).predict(given) for given in (file, np.moveaxis(tifffile.imread(file), 0, -1))
+        ssvit.load_classifier(run).predict(picture) for picture in (file, np.moveaxis(tifffile.imread(file), 0, -1))
     )
     assert from_file == from_array
     assert set(from_file.probabilities) == set("abc")
-    evaluate.call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"])
+    find("evaluate").call(
+        [f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"]
+    )
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
 
 
-@pytest.mark.parametrize(("given", "shown"), [([], [0, 1, 2]), (["data.shown=[4,0,0]"], [4, 0, 0])])
+@pytest.mark.parametrize(("options", "shown"), [([], [0, 1, 2]), (["data.shown=[4,0,0]"], [4, 0, 0])])
 def test_sheets_of_similar_pictures_show_the_first_channels(
-    bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], shown: list[int]
+    bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], shown: list[int]
 ) -> None:
     """Or those of the data set that is named with the query."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
     monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0].image) or Gallery([]))
     file = str(next((bands / "set/a").glob("*.tif")))
-    of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *given] if given else []
+    of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *options] if options else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
-    retrieve.call(["action=index", *common, str(bands / "set")])
-    retrieve.call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
+    find("retrieve").call(["action=index", *common, str(bands / "set")])
+    find("retrieve").call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
     pixels = load(file, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
     for place, band in enumerate(shown):
         mean, std = facts["mean"][band], facts["std"][band]
@@ -487,7 +482,7 @@ def test_every_kind_of_method_takes_many_channels(
         "recipe.evaluate_every=2",
         "recipe.save_every=2",
     ]
-    run = pretrain.call([*data, f"objective={objective}", *TRAIN, *small, *options])
+    run = find("pretrain").call([*data, f"objective={objective}", *TRAIN, *small, *options])
     weights = load_encoder(loading_options.LoadEncoder(path=manifest.complete(run)[-1])).state_dict()
     assert weights["patch.weight"].shape[1] % 5 == 0
     assert all(weight.isfinite().all() for weight in weights.values())

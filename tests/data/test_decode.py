@@ -138,7 +138,7 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypat
         load(str(tmp_path / "bomb"))
 
 
-def test_what_is_no_image_is_unreadable(tmp_path: Path) -> None:
+def test_files_that_are_no_images_are_unreadable(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not an image")
     os.mkfifo(tmp_path / "pipe")  # nobody writes into it
     for name, target in (("null", "/dev/null"), ("dangling", "nowhere"), ("loop", "loop")):
@@ -205,7 +205,7 @@ def test_little_more_memory_is_taken_than_the_pixels_need(tmp_path: Path) -> Non
     assert int(done.stdout) < (2 + 3 + 2) * 4000**2
 
 
-def test_want_of_open_files_is_not_the_images_fault(tmp_path: Path) -> None:
+def test_too_many_open_files_is_not_an_unreadable_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded("PNG"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -268,7 +268,7 @@ def test_masks_are_the_numbers_in_the_file(tmp_path):
     np.testing.assert_array_equal(load_mask(str(tmp_path / "few.png")).numpy(), numbers % 4)
 
 
-def test_what_is_no_mask_is_told(tmp_path):
+def test_files_that_are_no_masks_are_named(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "colours.png")
     Image.new("I;16", (4, 4)).save(tmp_path / "wide.png")
     Image.new("L", (4, 4)).save(tmp_path / "grey.jpg")

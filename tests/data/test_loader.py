@@ -194,7 +194,7 @@ def test_a_dead_worker_is_reported_in_one_line(tmp_path: Path, transform) -> Non
         list(batches)
 
 
-def test_a_stopped_worker_is_told_after_the_timeout(tmp_path: Path) -> None:
+def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path: Path) -> None:
     loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1, timeout=0.5)
     batches = loader.batches(0, 100)
     next(batches)
@@ -226,7 +226,7 @@ if __name__ == "__main__":
 """
 
 
-def test_too_small_a_shared_memory_is_told_at_once(tmp_path: Path) -> None:
+def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     (tmp_path / "small.py").write_text(SMALL)
     mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
@@ -252,7 +252,7 @@ list(loader.batches(0, 10_000))
 
 
 @pytest.mark.parametrize("limit", [30, 50])  # too few for the workers themselves, and for what they hand over
-def test_too_few_files_for_the_workers_are_told(tmp_path: Path, limit: int) -> None:
+def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path, limit: int) -> None:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     command = [sys.executable, "-W", "ignore", "-c", FEW, str(tmp_path / "a.png"), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -400,7 +400,7 @@ def device(monkeypatch):
         gpu.current = "main"
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream_called("main"))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream_called("own"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream_called("side"))
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     record = lambda tensor, stream: gpu.log.append(f"recorded on {stream.name}")  # noqa: E731
@@ -408,29 +408,29 @@ def device(monkeypatch):
     return gpu
 
 
-def parts(**given):
+def labelled_loader():
     crop = InceptionCrop(size=16, scale=(0.5, 1.0))
-    return Loader(source=tiny.labelled(), transform=crop, seed=0, batch_size=8, **given)
+    return Loader(source=tiny.labelled(), transform=crop, seed=0, batch_size=8)
 
 
-def test_a_batch_is_made_on_its_own_stream_and_the_step_waits_for_it(device):
-    def made():
-        for batch in parts().batches(0, 2):
+def test_batches_are_made_on_a_second_stream_for_which_the_step_waits(device):
+    def logged():
+        for batch in labelled_loader().batches(0, 2):
             device.log.append(f"made on {device.current}")
             device.clock += 0.5
             yield batch
 
     waits = []
-    batches = list(streamed(made(), CUDA, waits.append))
-    of_one = ["event on main", "made on own", "main waits for own", "event on main", *["recorded on main"] * 3]
-    assert device.log == ["own waits for main", *of_one, *of_one, "event on main"]
+    batches = list(streamed(logged(), CUDA, waits.append))
+    of_one = ["event on main", "made on side", "main waits for side", "event on main", *["recorded on main"] * 3]
+    assert device.log == ["side waits for main", *of_one, *of_one, "event on main"]
     assert waits == [0.5, 0.5]
-    for batch, expected in zip(batches, parts().batches(0, 2), strict=True):
+    for batch, expected in zip(batches, labelled_loader().batches(0, 2), strict=True):
         assert all(one.equal(other) for one, other in zip(batch.tensors, expected.tensors, strict=True))
 
 
 def test_a_loader_for_a_gpu_streams_and_counts_what_the_gpu_waited(device, monkeypatch):
-    loader = parts()
+    loader = labelled_loader()
     monkeypatch.setattr(loader_module, "streamed", lambda batches, device, waited: waited(2.0) or batches)
     monkeypatch.setattr(loader, "_from_memory", lambda units: (unit for unit in units))
     loader.device = "cuda"

@@ -14,17 +14,7 @@ from torchvision.transforms import v2
 from ssvit.config.declaration import Run
 from ssvit.data.augment import changes, views_options
 from ssvit.data.augment import crop as crops
-from ssvit.data.augment.changes import (
-    OPERATIONS,
-    ColorJitter,
-    GaussianBlur,
-    Grayscale,
-    QuarterTurns,
-    RandAugment,
-    Rotation,
-    Solarize,
-    VerticalFlip,
-)  # fmt: skip
+from ssvit.data.augment.changes import OPERATIONS
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop, resample
 from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
@@ -42,8 +32,9 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 SMALL: dict[str, Any] = {"size": 16, "local_size": (8, 10), "local_views": 3, "sigma": (0.1, 0.5)}
 STEPS = (
-    VerticalFlip(0.5), QuarterTurns(), Rotation(180), RandAugment(3, 20), ColorJitter(0.8, 0.4, 0.4, 0.2, 0.1),
-    Grayscale(0.5), GaussianBlur(0.5, (0.1, 2)), Solarize(0.5),
+    changes.VerticalFlip(0.5), changes.QuarterTurns(), changes.Rotation(180), changes.RandAugment(3, 20),
+    changes.ColorJitter(0.8, 0.4, 0.4, 0.2, 0.1), changes.Grayscale(0.5), changes.GaussianBlur(0.5, (0.1, 2)),
+    changes.Solarize(0.5),
 )  # fmt: skip
 CROPS = (
     InceptionCrop(size=(20, 24)), InceptionCrop(size=16, **CHANGES), ShiftCrop(size=(30, 32)),
@@ -60,16 +51,16 @@ def called(value: object) -> str:
 
 def images(count: int, h: int = 32, w: int = 32, c: int = 3) -> torch.Tensor:
     """Noise, smooth colours, and what has no colour: grey, black and white."""
-    made = torch.Generator().manual_seed(0)
-    noise = torch.randint(0, 256, (count, c, h, w), dtype=torch.uint8, generator=made)
-    smooth = torch.nn.functional.interpolate(torch.rand(count, c, 3, 3, generator=made), size=(h, w), mode="bilinear")
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, (count, c, h, w), dtype=torch.uint8, generator=random)
+    smooth = torch.nn.functional.interpolate(torch.rand(count, c, 3, 3, generator=random), size=(h, w), mode="bilinear")
     noise[1::2] = (smooth * 255).to(torch.uint8)[1::2]
     noise[:3] = torch.tensor([128, 0, 255], dtype=torch.uint8)[:count, None, None, None]
     return noise
 
 
-def tensors(made: torch.Tensor | dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [made] if isinstance(made, torch.Tensor) else [*made.values()]
+def tensors(views: torch.Tensor | dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [views] if isinstance(views, torch.Tensor) else [*views.values()]
 
 
 def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, share: float = 0.002) -> None:
@@ -88,8 +79,8 @@ def test_an_image_is_a_function_of_seed_slot_and_view(augment: Any) -> None:
     whole = tensors(augment(pictures, slots, 3, *views))
     assert pictures.equal(before)
 
-    def same(part: torch.Tensor, given: Any, share: float = 0) -> None:
-        for one, other in zip(tensors(augment(given, slots[part], 3, *views)), whole, strict=True):
+    def same(part: torch.Tensor, inputs: Any, share: float = 0) -> None:
+        for one, other in zip(tensors(augment(inputs, slots[part], 3, *views)), whole, strict=True):
             assert_alike(one, other[part], share)
 
     for part in (torch.tensor([7]), torch.arange(3, 20), torch.arange(59, -1, -1)):
@@ -103,18 +94,18 @@ def test_an_image_is_a_function_of_seed_slot_and_view(augment: Any) -> None:
     crops._table.cache_clear()
     torch.set_default_dtype(torch.float64)  # as in the evaluation of a run in float64
     try:
-        if not any(isinstance(step, RandAugment) for step in (augment, *getattr(augment, "changes", ()))):
-            same(torch.arange(60), pictures)  # RandAugment has torchvision's own arithmetic
+        if not any(isinstance(step, changes.RandAugment) for step in (augment, *getattr(augment, "changes", ()))):
+            same(torch.arange(60), pictures)  # RandAugment has torchvision's arithmetic
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("given", [images(90), images(90) / 255])
-def test_a_crop_does_not_depend_on_how_many_are_made_together(given: torch.Tensor, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("inputs", [images(90), images(90) / 255])
+def test_a_crop_does_not_depend_on_how_many_are_made_together(inputs: torch.Tensor, monkeypatch: Any) -> None:
     found = []
     for values in (1 << 12, 1 << 17, 1 << 18):
         monkeypatch.setattr(crops, "_CHUNK", values)
-        found.append(InceptionCrop(size=32)(given, SLOTS[:90], seed=0))
+        found.append(InceptionCrop(size=32)(inputs, SLOTS[:90], seed=0))
     assert found[0].equal(found[1])
     assert found[1].equal(found[2])
 
@@ -124,9 +115,9 @@ def test_a_crop_does_not_depend_on_how_many_are_made_together(given: torch.Tenso
 def test_floats_are_changed_as_bytes_are(augment: Any, channels: int) -> None:
     """Within the half grey level that bytes are rounded by."""
     pictures, slots = images(8, c=channels), SLOTS[:8]
-    for given in (pictures, list(pictures)) if augment in CROPS else (pictures,):
-        floats = given / 255 if isinstance(given, torch.Tensor) else [image / 255 for image in given]
-        of_bytes, of_floats = augment(given, slots, 1), augment(floats, slots, 1)
+    for inputs in (pictures, list(pictures)) if augment in CROPS else (pictures,):
+        floats = inputs / 255 if isinstance(inputs, torch.Tensor) else [image / 255 for image in inputs]
+        of_bytes, of_floats = augment(inputs, slots, 1), augment(floats, slots, 1)
         assert (of_floats.dtype, of_floats.shape) == (torch.float32, of_bytes.shape)
         assert (of_floats * 255 - of_bytes).abs().max() < 1.01
 
@@ -209,11 +200,11 @@ def test_crops_are_torchvisions_within_one_grey_level(size: int | tuple[int, int
 
 
 def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, given = images(4, 50, 60), torch.tensor([[0, 0, 50, 60], [3, 5, 1, 1], [10, 20, 40, 40], [49, 59, 1, 1]])
+    batch, boxes = images(4, 50, 60), torch.tensor([[0, 0, 50, 60], [3, 5, 1, 1], [10, 20, 40, 40], [49, 59, 1, 1]])
     flips = torch.tensor([False, True, True, False])
-    kept = resample(batch, given, flips, (33, 34))
+    kept = resample(batch, boxes, flips, (33, 34))
     monkeypatch.setattr(crops, "_TABLE", 0)
-    assert resample(batch, given, flips, (33, 34)).equal(kept)
+    assert resample(batch, boxes, flips, (33, 34)).equal(kept)
 
 
 @pytest.mark.parametrize(("height", "width"), [(60, 90), (90, 60), (300, 47), (64, 64), (10, 12)])
@@ -255,7 +246,7 @@ Single = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "given"),
+    ("ours", "theirs", "factors"),
     [
         (changes.adjust_brightness, tvf.adjust_brightness, FACTORS),
         (changes.adjust_contrast, tvf.adjust_contrast, FACTORS),
@@ -265,16 +256,16 @@ Single = Callable[[torch.Tensor, float], torch.Tensor]
         (lambda x, s: changes.blur(x, s, 4), lambda x, s: tvf.gaussian_blur(x, [9, 9], [s, s]), FACTORS + 0.1),
     ],
 )
-def test_operations_are_torchvisions(ours: Any, theirs: Single, given: torch.Tensor) -> None:
+def test_operations_are_torchvisions(ours: Any, theirs: Single, factors: torch.Tensor) -> None:
     pictures = images(60, 20, 17)
     assert_alike(
-        ours(pictures, given), torch.stack([theirs(*one) for one in zip(pictures, given.tolist(), strict=True)])
+        ours(pictures, factors), torch.stack([theirs(*one) for one in zip(pictures, factors.tolist(), strict=True)])
     )
 
 
 @pytest.mark.parametrize("size", [(20, 20), (17, 24), (24, 17)])
 def test_rotations_are_torchvisions_of_the_reflected_image(size: tuple[int, int]) -> None:
-    pictures, step = images(60, *size), Rotation(180)
+    pictures, step = images(60, *size), changes.Rotation(180)
     expected = []
     for picture, angle in zip(pictures, step.sample(0, SLOTS[:60]).tolist(), strict=True):
         wide = tvf.pad(picture, [15], padding_mode="symmetric")
@@ -305,9 +296,9 @@ def test_operations_of_randaugment_are_torchvisions(name: str) -> None:
 def in_turn(step: Any, picture: torch.Tensor, place: int) -> torch.Tensor:
     """What torchvision's or one image's operations make of a picture by the sampled parameters."""
     sampled = step.sample(4, SLOTS[:80], 1)
-    if isinstance(step, QuarterTurns):
+    if isinstance(step, changes.QuarterTurns):
         return tvf.rotate(picture, 90 * sampled[place].item())
-    if isinstance(step, RandAugment):
+    if isinstance(step, changes.RandAugment):
         for which, strength in zip(sampled[0][place].tolist(), sampled[1][place].tolist(), strict=True):
             picture = list(OPERATIONS.values())[which](picture[None], strength)[0]
         return picture
@@ -323,7 +314,7 @@ def test_changes_are_their_operations_one_after_the_other(step: Any) -> None:
     pictures = images(80, 20, 20)
     expected = torch.stack([in_turn(step, picture, place) for place, picture in enumerate(pictures)])
     difference = (step(pictures, SLOTS[:80], 4, 1).int() - expected.int()).abs()
-    of_jitter = isinstance(step, ColorJitter)  # a grey level lost is multiplied by what comes after it
+    of_jitter = isinstance(step, changes.ColorJitter)  # a grey level lost is multiplied by what comes after it
     assert (difference > 3).double().mean() <= 0.001 * of_jitter
     assert (difference > 0).double().mean() <= 0.01 * of_jitter
 
@@ -331,9 +322,9 @@ def test_changes_are_their_operations_one_after_the_other(step: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "operation"),
     [
-        (VerticalFlip, tvf.vertical_flip),
-        (Grayscale, lambda x: tvf.rgb_to_grayscale(x, 3)),
-        (Solarize, lambda x: tvf.solarize(x, 128)),
+        (changes.VerticalFlip, tvf.vertical_flip),
+        (changes.Grayscale, lambda x: tvf.rgb_to_grayscale(x, 3)),
+        (changes.Solarize, lambda x: tvf.solarize(x, 128)),
     ],
 )
 def test_choices_have_their_probability(make: Any, operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -348,12 +339,12 @@ def test_choices_have_their_probability(make: Any, operation: Callable[[torch.Te
 
 
 def test_parameters_have_torchvisions_distribution() -> None:
-    jitter = ColorJitter(0.8, 0.4, 3, 0.2, 0.1)
+    jitter = changes.ColorJitter(0.8, 0.4, 3, 0.2, 0.1)
     theirs = v2.ColorJitter(brightness=0.4, contrast=3, saturation=0.2, hue=0.1)
     changed, factors, order = jitter.sample(0, SLOTS)
-    blurred, sigma = GaussianBlur(0.3, (0.1, 2.0)).sample(0, SLOTS)
-    which, strengths = RandAugment(operations=2, magnitude=9).sample(0, SLOTS)
-    uniforms = [(sigma, (0.1, 2.0)), (Rotation(degrees=20).sample(0, SLOTS), (-20, 20))]
+    blurred, sigma = changes.GaussianBlur(0.3, (0.1, 2.0)).sample(0, SLOTS)
+    which, strengths = changes.RandAugment(operations=2, magnitude=9).sample(0, SLOTS)
+    uniforms = [(sigma, (0.1, 2.0)), (changes.Rotation(degrees=20).sample(0, SLOTS), (-20, 20))]
     names = ("brightness", "contrast", "saturation", "hue")
     uniforms += [(factors[:, place], getattr(theirs, name)) for place, name in enumerate(names)]
     for values, (low, high) in uniforms:
@@ -363,7 +354,7 @@ def test_parameters_have_torchvisions_distribution() -> None:
     for counts, kinds in (
         (orders, 24),
         (pairs.numpy(), 196),
-        (QuarterTurns().sample(1, SLOTS, 2).bincount().numpy(), 4),
+        (changes.QuarterTurns().sample(1, SLOTS, 2).bincount().numpy(), 4),
     ):
         assert len(counts) == kinds
         assert chisquare(counts).pvalue > 1e-3
@@ -381,8 +372,9 @@ def test_every_crop_has_all_changes_one_after_the_other(crop: RandomCrop) -> Non
     plain = type(crop)(**{name: value for name, value in vars(crop).items() if name not in (*CHANGES, "changes")})
     assert plain.changes == ()
     steps = (
-        VerticalFlip(0.5), QuarterTurns(), Rotation(30), RandAugment(2, 9), ColorJitter(0.8, 0.4, 0.4, 0.2, 0.1),
-        Grayscale(0.3), GaussianBlur(0.5, (0.1, 1.0)), Solarize(0.3),
+        changes.VerticalFlip(0.5), changes.QuarterTurns(), changes.Rotation(30), changes.RandAugment(2, 9),
+        changes.ColorJitter(0.8, 0.4, 0.4, 0.2, 0.1), changes.Grayscale(0.3), changes.GaussianBlur(0.5, (0.1, 1.0)),
+        changes.Solarize(0.3),
     )  # fmt: skip
     for view in (0, 2):
         expected = plain(pictures, slots, 5, view)
@@ -409,7 +401,7 @@ def test_dinos_views_are_crops_with_their_changes() -> None:
         _ = Batch(found, None, slots).images
 
 
-def test_groups_are_the_users_own() -> None:
+def test_users_define_groups_of_views() -> None:
     plain, turned = CenterCrop(size=20), ShiftCrop(size=20, padding=0, flip=0, vertical_flip=1)
     augment, pictures = Views({"clean": [plain], "pair": [turned, plain]}), images(4, 20, 20)
     found = augment(pictures, SLOTS[:4], 0)

@@ -61,13 +61,13 @@ ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
 )
 def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected: tuple[str | None, ...] | str) -> None:
     root = touch(tmp_path, *names)
-    given = {"train": "auto", "validation": "auto", "test": "auto"} | options
+    requested = {"train": "auto", "validation": "auto", "test": "auto"} | options
     if isinstance(expected, str):
         with pytest.raises(OptionError) as caught:
-            splits(root, given)
+            splits(root, requested)
         assert caught.value.name == expected
     else:
-        found = [tuple(os.path.relpath(folder, root) for folder in folders) for folders in splits(root, given)]
+        found = [tuple(os.path.relpath(folder, root) for folder in folders) for folders in splits(root, requested)]
         assert found == [(name,) if name else () for name in expected]
 
 

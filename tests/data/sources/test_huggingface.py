@@ -1,4 +1,4 @@
-"""data=huggingface: sets of the library `datasets` from disk and from its cache, made here, without a network."""
+"""data=huggingface: sets of the library `datasets` from disk and from its cache, without a network."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ CLASSES = hub.ClassLabel(names=["ant", "bee", "cat"])
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The library reads its cache's place when it is imported, and the options read it when they look."""
     hub.disable_progress_bars()
     cache = tmp_path / "cache"
@@ -28,7 +28,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def made(of: range, kind: object = CLASSES, *, images: list | None = None, labels: list | None = None):
+def table(of: range, kind: object = CLASSES, *, images: list | None = None, labels: list | None = None):
     """Numbered images with the class of their number modulo 3."""
     images = images or [{"bytes": picture(i), "path": None} for i in of]
     labels = labels or [str(i % 3) if kind == hub.Value("string") else i % 3 for i in of]
@@ -45,13 +45,13 @@ def numbers(source: Source | None, of: range) -> bool:
     ) and source.labels.tolist() == [i % 3 for i in of]
 
 
-def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Path) -> None:
+def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "Pictures").mkdir()
     for name, of in (("train", range(6)), ("test", range(6, 9))):
-        made(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
+        table(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "Pictures")))
     assert numbers(data.train, range(6))
-    os.rename(own_cache / "pictures", own_cache / "somebody___pictures")  # as what came from the Hub lies there
+    os.rename(cache / "pictures", cache / "somebody___pictures")  # as what came from the Hub lies there
     cached = hugging_face(HuggingFaceOptions(root="somebody/Pictures"))
     assert numbers(cached.train, range(6))
     assert numbers(cached.test, range(6, 9))
@@ -63,7 +63,7 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, own_cache: Pat
     [(hub.Value("string"), ("0", "1", "2")), (hub.Value("int64"), ("0", "1", "2")), (CLASSES, tuple(CLASSES.names))],
 )
 def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, classes: tuple[str, ...]) -> None:
-    parts = hub.DatasetDict(train=made(range(7), label), test=made(range(5, 6), label))
+    parts = hub.DatasetDict(train=table(range(7), label), test=table(range(5, 6), label))
     parts.save_to_disk(tmp_path / "saved")
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert data.classes == classes
@@ -86,7 +86,7 @@ def lists(of: range, kind: object) -> list:
 )  # fmt: skip
 def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes: tuple[str, ...]) -> None:
     def part(of: range, labels: list | None = None):
-        return made(of, hub.Sequence(kind), labels=labels or lists(of, kind))
+        return table(of, hub.Sequence(kind), labels=labels or lists(of, kind))
 
     hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), label="label"))
@@ -118,9 +118,9 @@ def test_lists_as_older_versions_of_the_library_describe_them() -> None:
         assert huggingface._columns(options, features) == ("image", None)
 
 
-def test_test_images_without_labels_serve_only_where_nothing_else_does(tmp_path: Path) -> None:
-    bare = made(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
-    parts = {"train": made(range(6)), "test": bare, "validation": made(range(6, 9))}
+def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path: Path) -> None:
+    bare = table(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
+    parts = {"train": table(range(6)), "test": bare, "validation": table(range(6, 9))}
     hub.DatasetDict(parts).save_to_disk(tmp_path / "saved")
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert (data.test, data.validation and len(data.validation)) == (None, 3)
@@ -131,24 +131,24 @@ def test_test_images_without_labels_serve_only_where_nothing_else_does(tmp_path:
 def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
     """It is the same wherever the set lies, in how many files, and whether images lie in it or beside it."""
 
-    def fingerprint(dataset, **options: object) -> str:
+    def fingerprint(images, **options: object) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        dataset.save_to_disk(folder, **options)
+        images.save_to_disk(folder, **options)
         return hugging_face(HuggingFaceOptions(root=str(folder), held_out=0.5)).train.source.fingerprint
 
     paths = [{"bytes": None, "path": str(put(tmp_path / f"{i}.png", picture(i)))} for i in range(6)]
-    pointing = HubImages(made(range(6), images=paths), "image", [i % 3 for i in range(6)], CLASSES.names, called="set")
+    pointing = HubImages(table(range(6), images=paths), "image", [i % 3 for i in range(6)], CLASSES.names, called="set")
     assert numbers(pointing, range(6))
     for files in (1, 3):
-        assert fingerprint(made(range(6)), num_shards=files) == pointing.fingerprint
+        assert fingerprint(table(range(6)), num_shards=files) == pointing.fingerprint
     longer = [{"bytes": picture(i) + b"0" * (i == 5), "path": None} for i in range(6)]
-    assert fingerprint(made(range(6), images=longer)) != pointing.fingerprint
-    assert fingerprint(made(range(6), labels=[0] * 6)) != pointing.fingerprint
+    assert fingerprint(table(range(6), images=longer)) != pointing.fingerprint
+    assert fingerprint(table(range(6), labels=[0] * 6)) != pointing.fingerprint
 
 
 def test_an_unreadable_row_is_named() -> None:
     rows = [{"bytes": b"no image", "path": None}, None, {"bytes": None, "path": "/no/where.png"}]
-    source = HubImages(made(range(3), images=rows), "image", called="set")
+    source = HubImages(table(range(3), images=rows), "image", called="set")
     for row, reason in enumerate(
         ("not an image of a known format", "the row has no image", "there is no file /no/where")
     ):
@@ -158,7 +158,7 @@ def test_an_unreadable_row_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "begins"),
+    ("options", "start"),
     [
         ({"root": "nobody/nothing"}, "data.root=nobody/nothing: the data set cannot be read: "),
         ({"root": "empty"}, "data.root=empty: the data set cannot be read: "),
@@ -169,21 +169,21 @@ def test_an_unreadable_row_is_named() -> None:
         ({"test": "new"}, "saved/new: the class 7 "),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], begins: str
+def test_a_mistake_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], start: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     numbered = hub.Value("int64")
-    parts = hub.DatasetDict(train=made(range(6), numbered), new=made(range(3), numbered, labels=[7, 7, 7]))
+    parts = hub.DatasetDict(train=table(range(6), numbered), new=table(range(3), numbered, labels=[7, 7, 7]))
     parts.save_to_disk("saved")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError) as caught:
-        hugging_face(HuggingFaceOptions(**{"root": "saved"} | given))
-    assert str(caught.value).startswith(begins)
+        hugging_face(HuggingFaceOptions(**{"root": "saved"} | options))
+    assert str(caught.value).startswith(start)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^root=.*: needs datasets: pip install 'ssvit\[huggingface\]'$"):
         hugging_face(HuggingFaceOptions(root=str(tmp_path)))

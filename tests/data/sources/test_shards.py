@@ -1,16 +1,13 @@
 """Images in shards are those of the tar files, in any layout of WebDataset's."""
 
-import io
 import json
 import os
-import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import fsspec
 import pytest
 import torch
-from images import class_names, picture, pixels
+from images import class_names, picture, pixels, put_tar
 
 from ssvit.data.sources import datasets, shards
 from ssvit.data.sources.base import Unreadable
@@ -19,16 +16,6 @@ from ssvit.data.sources.shard_folder import ending, splits
 from ssvit.options import OptionError, UserError
 
 AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "auto")
-
-
-def tar(path: Path, members: Mapping[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as file:
-        for name, content in members.items():
-            about = tarfile.TarInfo(name)
-            about.size = len(content)
-            file.addfile(about, io.BytesIO(content))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -57,7 +44,7 @@ def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path, labels: 
     members = {}
     for i, name in enumerate(labels):
         members |= {f"{i}.jpg": picture(i, "JPEG"), f"{i}.cls": name}
-    tar(tmp_path / "a.tar", members)
+    put_tar(tmp_path / "a.tar", members)
     found = shards.find(str(tmp_path), ["a.tar"])
     assert found.classes == classes
     assert (found.labels is None) == (not classes)
@@ -67,7 +54,7 @@ def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path, labels: 
 def test_layouts_of_other_programs(tmp_path: Path) -> None:
     """JSON before or behind the image, captions, other files, folders, a second image, upper case, long names."""
     long = "f/" * 90 + "x" * 60
-    tar(
+    put_tar(
         tmp_path / "a.tar",
         {
             "a/1.json": json.dumps({"label": 4}).encode(), "a/1.JPG": picture(1, "JPEG"), "a/1.txt": b"a caption",
@@ -88,7 +75,7 @@ def test_splits_follow_from_the_names_of_shards(tmp_path: Path) -> None:
     root = tmp_path / "words"
     names = ["set-test-0.tar", "set-train-0.tar", "set-train-1.tar", "set-val-0.tar"]
     for place, name in enumerate(names):
-        tar(root / name, {"1.png": picture(place)})
+        put_tar(root / name, {"1.png": picture(place)})
     assert splits(str(root), AUTO) == (tuple(names[1:3]), (names[3],), (names[0],))
     assert splits(str(root), AUTO | {"train": "set-train-1*"}).train == (names[2],)
     assert splits(str(root), {"train": "*", "validation": None, "test": None}).train == tuple(names)
@@ -96,7 +83,7 @@ def test_splits_follow_from_the_names_of_shards(tmp_path: Path) -> None:
         splits(str(root), AUTO | {"validation": "set-train-0*"})
     root = tmp_path / "folders"
     for place, name in enumerate(("train/0.tar", "train/1.tar", "valid/0.tar")):
-        tar(root / name, {"1.png": picture(place)})
+        put_tar(root / name, {"1.png": picture(place)})
     assert splits(str(root), AUTO) == (("train/0.tar", "train/1.tar"), ("valid/0.tar",), ())
 
 
@@ -107,7 +94,7 @@ def test_a_wrong_root_is_named(tmp_path: Path) -> None:
             Shards(root=str(root) if isinstance(root, Path) else root)
         assert "\n" not in str(caught.value)
     for name in ("0.tar", "train/0.tar"):  # the error of data=folder names data=shards
-        tar(tmp_path / name.partition(".")[0] / name, {"1.png": picture(0)})
+        put_tar(tmp_path / name.partition(".")[0] / name, {"1.png": picture(0)})
         with pytest.raises(OptionError, match=r"^root=.*data=shards"):
             Folder(root=str(tmp_path / name.partition(".")[0]))
 
@@ -116,10 +103,10 @@ def test_a_damaged_shard_is_reported_in_one_line(tmp_path: Path) -> None:
     members = {}
     for i in range(3):
         members |= {f"{i:05d}.cls": b"%d" % i, f"{i:05d}.png": picture(i)}
-    content = tar(tmp_path / "good/0000.tar", members).read_bytes()
+    content = put_tar(tmp_path / "good/0000.tar", members).read_bytes()
     damaged = bytearray(content)
     damaged[1024 * 2 + 5] ^= 1  # in the header of the second sample
-    tar(tmp_path / "none/a.tar", {"1.txt": b"x"})
+    put_tar(tmp_path / "none/a.tar", {"1.txt": b"x"})
     for name, data in (("zipped", b"\x1f\x8b" + content), ("cut", content[:1800]), ("damaged", damaged), ("none", b"")):
         if data:
             (tmp_path / name).mkdir()

@@ -4,7 +4,6 @@ import io
 import pickle
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from images import class_names, picture, pixels, put
+from images import class_names, picture, pixels, put, put_tar
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
@@ -61,13 +60,10 @@ def csv(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **option
 def write_shards(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies) -> None:
     for part, numbers in parts.items():
         for start in range(0, len(numbers), 5):
-            path = put(root / part / f"{start:02d}.tar", b"")
-            with tarfile.open(path, "w") as file:
-                for number in numbers[start : start + 5]:
-                    for suffix, body in (("cls", CLASSES[number % 3].encode()), ("png", bodies[number])):
-                        about = tarfile.TarInfo(f"{number:02d}.{suffix}")
-                        about.size = len(body)
-                        file.addfile(about, io.BytesIO(body))
+            members = {}
+            for number in numbers[start : start + 5]:
+                members |= {f"{number:02d}.cls": CLASSES[number % 3].encode(), f"{number:02d}.png": bodies[number]}
+            put_tar(root / part / f"{start:02d}.tar", members)
 
 
 def shards(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:

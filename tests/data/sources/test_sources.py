@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.datasets
+from images import put_grey
 from PIL import Image
 
 from ssvit.data.augment.crop import CenterCrop
@@ -24,13 +25,8 @@ from ssvit.options import OptionError, UserError
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "datasets"
 
 
-def paint(path: Path, colour: tuple[int, int, int] = (1, 2, 3)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 6), colour).save(path)
-
-
-class Own(Source):
-    """A user's own images: no file and no tensor, a length and a way to read one."""
+class Greys(Source):
+    """Images of a user's source, which has a length and reads one image."""
 
     def __init__(self, count: int = 40, damaged: int | None = None, shift: int = 0) -> None:
         self.count, self.damaged, self.shift = count, damaged, shift
@@ -54,20 +50,21 @@ def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> No
 
     images = torch.arange(200, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5)
     chosen = torch.tensor([7, 3, 9] * 10)
-    assert shown(Own(200).take(chosen)) == shown(Memory(images).take(chosen))
-    replaced, reasons = shown(Own(120, damaged=5))
+    assert shown(Greys(200).take(chosen)) == shown(Memory(images).take(chosen))
+    replaced, reasons = shown(Greys(120, damaged=5))
     assert (5 in replaced, reasons) == (False, {"image 5": "lost"})
-    features = extract(Pixels(), Own().take(torch.tensor([4, 2])), transform, workers=workers)
+    features = extract(Pixels(), Greys().take(torch.tensor([4, 2])), transform, workers=workers)
     assert (features.values["pixels"][:, 0] * 255).tolist() == [4, 2]
 
 
 def test_the_fingerprint_of_a_users_source_tells_pixels_and_order() -> None:
     order = torch.tensor([1, 2])
-    sources = [Own(), Own(shift=1), Own(39), Own(damaged=3), *(Own().take(part) for part in (order, order.flip(0)))]
+    sources = [Greys(), Greys(shift=1), Greys(39), Greys(damaged=3)]
+    sources += [Greys().take(part) for part in (order, order.flip(0))]
     assert len({source.fingerprint for source in sources}) == len(sources)
-    assert Own().fingerprint == Own().fingerprint
-    assert Own().take(order).fingerprint == Own().take(order).fingerprint
-    assert [Own().take(order).name(i) for i in (0, 1)] == ["image 1", "image 2"]
+    assert Greys().fingerprint == Greys().fingerprint
+    assert Greys().take(order).fingerprint == Greys().take(order).fingerprint
+    assert [Greys().take(order).name(i) for i in (0, 1)] == ["image 1", "image 2"]
 
 
 def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
@@ -104,7 +101,7 @@ def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
 @pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
 def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: Path, name: str, reason: str) -> None:
     for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
-        paint(tmp_path / f"{one}.png")
+        put_grey(tmp_path / f"{one}.png", 1)
     data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
     assert data.reported == ("validation", data.validation)
     assert f"val/ 1 for evaluation; test/ is not used: {reason}" in data.summary.replace(f"{tmp_path}/test: ", "")
@@ -229,7 +226,7 @@ def test_real_cifar10(tmp_path: Path) -> None:
 
 def test_masks_go_with_their_images(tmp_path: Path) -> None:
     for name in ("train/ant/1", "train/cat/2.b", "val/cat/3"):
-        paint(tmp_path / "images" / f"{name}.jpg")
+        put_grey(tmp_path / "images" / f"{name}.jpg", 1)
         of = tmp_path / "masks" / f"{name}.png"
         of.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 6), int(name[-1]) if name[-1] != "b" else 255).save(of)
@@ -250,6 +247,6 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     of.unlink()
     with pytest.raises(UserError, match=r"3\.png: No such file"):
         masks(data.validation, CenterCrop(size=5).mask, torch.tensor([0]))
-    assert Own().mask(0) is None
+    assert Greys().mask(0) is None
     with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
         datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))

@@ -1,4 +1,4 @@
-"""data=csv: a table names the images, their labels and their splits; what is wrong in it is told in one line."""
+"""data=csv: a table names the images, their labels and their splits; a mistake in it is reported in one line."""
 
 from pathlib import Path
 
@@ -29,18 +29,18 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     text = f'\ufeffid\tspecies\t"file name"\tfold\r\n1\t10\t{folder / NAMES[4]}\t0\r\n\r\n2\t9\t "{NAMES[5]}"\t0\r\n'
     (folder / "elsewhere/t.tsv").write_text(f"{text}3\t9\t{NAMES[6]}\t1\r\n", newline="")
-    given = {"table": str(folder / "elsewhere/t.tsv"), "root": str(folder), "path": "file name", "split": "fold"}
-    data = datasets.csv(datasets_options.Csv(**given, label="species", train=0, test=1))
+    options = {"table": str(folder / "elsewhere/t.tsv"), "root": str(folder), "path": "file name", "split": "fold"}
+    data = datasets.csv(datasets_options.Csv(**options, label="species", train=0, test=1))
     assert (greys(data.train), class_names(data.train), greys(data.test)) == ([4, 5], ["10", "9"], [6])
     assert data.classes == ("9", "10")
-    plain = datasets.csv(datasets_options.Csv(**given, train=0, test=1))
+    plain = datasets.csv(datasets_options.Csv(**options, train=0, test=1))
     assert (plain.train.labels, plain.classes) == (None, ())
-    every = datasets.csv(datasets_options.Csv(**given, train=None, test=1))  # of all other splits
+    every = datasets.csv(datasets_options.Csv(**options, train=None, test=1))  # of all other splits
     assert (greys(every.train), greys(every.test)) == ([4, 5], [6])
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "begins"),
+    ("text", "options", "start"),
     [
         ("file,label\n", {}, "path=path: "),
         ("", {}, "path=path: "),
@@ -61,12 +61,14 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
         ("path\n\udcff\n", {}, "TABLE: is no text in UTF-8"),
     ],
 )
-def test_what_is_wrong_is_one_line(folder: Path, text: str, given: dict[str, object], begins: str) -> None:
+def test_a_mistake_in_a_table_is_reported_in_one_line(
+    folder: Path, text: str, options: dict[str, object], start: str
+) -> None:
     path = folder / "t.csv"
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(UserError) as caught:
-        datasets.csv(datasets_options.Csv(table=str(path), **given))
-    assert str(caught.value).startswith(begins.replace("TABLE", str(path)).replace("FOLDER", str(folder)))
+        datasets.csv(datasets_options.Csv(table=str(path), **options))
+    assert str(caught.value).startswith(start.replace("TABLE", str(path)).replace("FOLDER", str(folder)))
     assert "\n" not in str(caught.value)
 
 
