@@ -73,8 +73,8 @@ class Batch(NamedTuple):
         """
         if "image" not in self.views:
             raise UserError(
-                f"the augmentation gives the views {' and '.join(self.views)}, and what is trained takes one view of "
-                "each image: choose another, as augment@data.augment=inception_crop"
+                f"data.augment: makes the views {' and '.join(self.views)}, and one view of each image is expected, "
+                "such as by augment@data.augment=inception_crop"
             )
         return self.views["image"]
 

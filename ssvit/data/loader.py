@@ -252,7 +252,7 @@ class _Reader(Dataset[Read]):
                 failures.append(failure)
         if self.seed is not None:
             tried = len(failures) - before
-            raise UserError(f"{tried} images were tried and none can be read; the first: {failures[before]}")
+            raise UserError(f"none of {tried} images can be read; the first: {failures[before]}")
         return None
 
     def _candidates(self, slot: int, index: int) -> Iterator[int]:

@@ -54,7 +54,7 @@ def _check_open_files(error: Exception) -> None:
     """Raise UserError if an error was caused by too many open files."""
     # If a descriptor could not be received, Python raises "received 0 items of ancdata".
     if getattr(error, "errno", None) == errno.EMFILE or re.search("Too many open files|ancdata", str(error)):
-        line = "too many open files for so many data workers: take fewer, or a higher limit (ulimit -n)"
+        line = "too many open files; take fewer data workers, or raise the limit (ulimit -n)"
         raise UserError(line) from None
 
 
@@ -101,7 +101,7 @@ def read(
         if not workers or str(error).startswith("Caught "):  # torch's prefix for exceptions raised in a worker
             raise
         _check_open_files(error)
-        raise UserError("a data worker died, most often for want of memory: try fewer data workers") from None
+        raise UserError("a data worker died, most often for lack of memory; take fewer data workers") from None
 
 
 @contextlib.contextmanager
@@ -132,8 +132,8 @@ def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]
         if not over.is_set():
             raise
         raise UserError(
-            f"no images came from the data workers for {seconds:g} seconds: they or their disk hang; "
-            "a larger loader_timeout waits for longer, 0 for ever"
+            f"loader_timeout={seconds:g}: no batch arrived from the data workers within this many seconds; "
+            "a worker or its disk may hang (0 for no limit)"
         ) from None
     finally:
         timer.cancel()

@@ -135,7 +135,7 @@ class Shards(ImageFiles):
             raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits
         if self.cache is not None and os.path.isfile(self.cache):
-            raise OptionError("cache", self.cache, "must be a folder, and this is a file")
+            raise OptionError("cache", self.cache, "must be a folder, not a file")
         return self
 
     @cached_property

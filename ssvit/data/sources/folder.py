@@ -30,7 +30,7 @@ def check(root: object, name: str = "root") -> None:
     if not os.path.exists(root):
         raise OptionError(name, root, "no such folder")
     if not os.path.isdir(root):
-        raise OptionError(name, root, "must be a folder, and this is a file")
+        raise OptionError(name, root, "must be a folder, not a file")
     try:
         if not any(_images(os.fspath(root))):
             holds_shards = any(glob(pattern, root_dir=root) for pattern in ("*.tar", "*/*.tar"))

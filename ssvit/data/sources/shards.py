@@ -192,7 +192,7 @@ def read_index(shard: str | Path) -> Index | None:
         images = [Row(name, offset, size, _text(label)) for name, offset, size, label in stored.pop("images")]
         index = Index(images, **stored)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(f"{path}: is no index of a shard ({error}); without it the shard's headers are read") from None
+        raise UserError(f"{path}: is not an index of a shard ({error}): delete it to read the headers") from None
     if os.path.exists(shard) and (size := os.path.getsize(shard)) != index.size:
         raise UserError(f"{shard}: has {size} bytes, and its index states {index.size}: copy it again")
     return index
@@ -263,7 +263,7 @@ def scan(shard: str) -> Iterator[Row]:
             if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"no header at byte {file.offset}")
     except (tarfile.TarError, EOFError) as error:
-        raise UserError(f"{printable(shard)}: is no uncompressed tar file, or a damaged one: {error}") from None
+        raise UserError(f"{printable(shard)}: is not an uncompressed tar file, or is damaged: {error}") from None
     except OSError as error:
         raise UserError(f"{printable(shard)}: cannot be read: {error.strerror}") from None
 

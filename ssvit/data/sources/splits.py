@@ -58,7 +58,7 @@ def resolve(
             raise OptionError(part, name, f"must be {AUTO}, null, or {expected}")
     items["train"] = items["train"] or rest(items["validation"] + items["test"])
     if not items["train"]:
-        raise OptionError("train", names["train"], f"must name what to train on: {expected}")
+        raise OptionError("train", names["train"], f"must name the training images: {expected}")
     for part, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
         if common := shared(items[part], items[other]):
             raise OptionError(part, names[part], f"shares {common} with data.{other}; null for none")

@@ -139,6 +139,6 @@ def _lines(table: str) -> Iterator[tuple[int, list[str]]]:
     except OSError as error:
         raise UserError(f"{table}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{table}: is no text in UTF-8") from None
+        raise UserError(f"{table}: is not UTF-8 text") from None
     except csv.Error as error:
-        raise UserError(f"{table}, line {reader.line_num}: is no line of CSV: {error}") from None
+        raise UserError(f"{table}, line {reader.line_num}: is not a line of CSV: {error}") from None

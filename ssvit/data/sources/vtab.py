@@ -39,7 +39,7 @@ def read(path: str) -> tuple[list[str], list[int]]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is no text in UTF-8") from None
+        raise UserError(f"{path}: is not UTF-8 text") from None
     if not paths:
         raise UserError(f"{path}: names no image")
     for name in paths:

@@ -100,7 +100,7 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
     check(touch(tmp_path / "good", "a/b/c/1.jpeg"))
     for root, words in (
         (str(tmp_path / "absent"), "no such folder"),
-        (os.path.join(touch(tmp_path / "file", "1.jpg"), "1.jpg"), "this is a file"),
+        (os.path.join(touch(tmp_path / "file", "1.jpg"), "1.jpg"), "not a file"),
         (touch(tmp_path / "empty", "a/notes.txt"), "contains no image"),
         (None, "must name a folder"),
     ):

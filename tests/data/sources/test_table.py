@@ -58,7 +58,7 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
         ("path,label\n,x\n", {}, "TABLE, line 2: has no path"),
         ("path,label\na/00.png\n", {}, "TABLE, line 2: has 1 columns"),
         ('path\n"a/00.png\n', {}, "TABLE, line 2: "),
-        ("path\n\udcff\n", {}, "TABLE: is no text in UTF-8"),
+        ("path\n\udcff\n", {}, "TABLE: is not UTF-8 text"),
     ],
 )
 def test_a_mistake_in_a_table_is_reported_in_one_line(
