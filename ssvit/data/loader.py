@@ -184,7 +184,7 @@ def evaluation_batches(
         workers: Number of processes that read files; 0 reads in this process.
         timeout: Seconds to wait for a batch, 0 for no limit.
         device: Device of the batches.
-        report: Called with the number of opened and the list of unreadable files of each part of a batch; None to raise
+        report: Called with the number of opened and the list of unreadable files of each batch; None to raise
             an error if there are many unreadable files.
 
     Raises:

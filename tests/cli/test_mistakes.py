@@ -72,7 +72,7 @@ MISTAKES = (
     "predict a.png output=a.csv labelled=none.csv",
     "predict a.png confidence=2",
     "predict a.png per_class=0",
-    "pretrain data=folder data.root=few data.channels=20",
+    "pretrain data=folder data.root=few data.mean=0.5 data.std=0.5 data.channels=20",
     "pretrain data=folder data.root=few data.range=[3,1]",
     "pretrain data=folder data.root=few data.normalization=none.yaml",
     f"{BANDS} data.mean=[0.1,0.2]",

@@ -445,7 +445,7 @@ def test_sheets_of_similar_pictures_show_the_first_channels(
     """Or those of the data set that is named with the query."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
-    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0].image) or Gallery([]))
+    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0][0].image) or Gallery([]))
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *options] if options else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]

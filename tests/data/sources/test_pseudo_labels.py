@@ -52,13 +52,13 @@ RUN = STORED / "outputs" / "finetune_masked_patch_synthetic"
 def test_predictions_extend_a_table_of_labelled_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pictures = sorted(map(str, (STORED / "pictures").iterdir()))
-    Path("labels.csv").write_text(f"path,label,split\n{pictures[0]},disc,train\n{pictures[1]},star,test\n")
+    Path("labels.csv").write_text(f"path,label,split\n{pictures[0]},disc,train\n{pictures[1]},disc,test\n")
     options = ["output=all.csv", "labelled=labels.csv", "confidence=0", "per_class=1"]
     predict.call([f"checkpoint={RUN}", *options, *pictures[2:]])
     with open("all.csv") as file:
         found = list(csv.DictReader(file))
     assert [(row["path"], row["label"], row["split"]) for row in found[:2]] == [
-        (pictures[0], "disc", "train"), (pictures[1], "star", "test"),
+        (pictures[0], "disc", "train"), (pictures[1], "disc", "test"),
     ]  # fmt: skip
     assert 1 <= len({row["label"] for row in found[2:]}) == len(found) - 2
     assert all(0 < float(row["probability"]) <= 1 for row in found[2:])
