@@ -205,30 +205,47 @@ def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path: Path) -> None:
     assert not active_children()
 
 
-SMALL = """
-import os, sys
+SETUP = """
+import multiprocessing, resource, sys, time
 import torch
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.options import UserError
 
+def batches(images=64, batch_size=8, workers=2, transform=CenterCrop(size=4)):
+    source = Files([sys.argv[1]] * images)
+    loader = Loader(source=source, transform=transform, seed=0, batch_size=batch_size, workers=workers)
+    return loader.batches(0, 10_000)
+"""
+SMALL = """
 class Large:
     def __call__(self, images, slots, seed):
         return torch.zeros(len(images), 3, 500, 500, dtype=torch.uint8)
 
-if __name__ == "__main__":
-    try:
-        paths = [sys.argv[1]] * 512
-        loader = Loader(source=Files(paths), transform=Large(), seed=0, batch_size=256, workers=2)
-        list(loader.batches(0, 2))
-    except UserError as error:
-        print(error)
+try:
+    next(batches(512, 256, transform=Large()))
+except UserError as error:
+    print(error)
+"""
+FEW = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+list(batches(workers=8))
+"""
+ORPHANS = """
+multiprocessing.set_start_method(sys.argv[3])
+images = batches()
+next(images), next(images)  # one of each worker, which has then taken its signals
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+if sys.argv[2] == "wait":
+    time.sleep(60)
+raise RuntimeError("a mistake in the loop")
 """
 
 
 def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
-    (tmp_path / "small.py").write_text(SMALL)
+    (tmp_path / "small.py").write_text(SETUP + SMALL)
     mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
     if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a small /dev/shm")
@@ -239,22 +256,10 @@ def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-FEW = """
-import resource, sys
-from ssvit.data.loader import Loader
-from ssvit.data.sources.files import Files
-from ssvit.data.augment.crop import CenterCrop
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
-loader = Loader(source=Files([sys.argv[1]] * 64), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=8)
-list(loader.batches(0, 10_000))
-"""
-
-
 @pytest.mark.parametrize("limit", [30, 50])  # too few for the workers themselves, and for what they hand over
 def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path, limit: int) -> None:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
-    command = [sys.executable, "-W", "ignore", "-c", FEW, str(tmp_path / "a.png"), str(limit)]
+    command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     line = "ssvit.options.UserError: too many open files; take fewer data workers"
     assert done.stderr.splitlines()[-1].startswith(line)
@@ -267,25 +272,6 @@ def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) 
         list(loader.batches(0, 2))
 
 
-ORPHANS = """
-import multiprocessing, sys, time
-from multiprocessing import active_children
-from ssvit.data.loader import Loader
-from ssvit.data.sources.files import Files
-from ssvit.data.augment.crop import CenterCrop
-
-multiprocessing.set_start_method(sys.argv[3])
-paths = [sys.argv[1]] * 64
-loader = Loader(source=Files(paths), transform=CenterCrop(size=4), seed=0, batch_size=8, workers=2)
-batches = loader.batches(0, 10_000)
-next(batches), next(batches)  # one of each worker, which has then taken its signals
-print(*(child.pid for child in active_children()), flush=True)
-if sys.argv[2] == "wait":
-    time.sleep(60)
-raise RuntimeError("a mistake in the loop")
-"""
-
-
 def gone(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -296,7 +282,7 @@ def gone(pid: int) -> bool:
 
 def run_orphans(tmp_path: Path, then: str, method: str = "fork") -> tuple[subprocess.Popen, list[int]]:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
-    command = [sys.executable, "-c", ORPHANS, str(tmp_path / "a.png"), then, method]
+    command = [sys.executable, "-c", SETUP + ORPHANS, str(tmp_path / "a.png"), then, method]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return process, [int(pid) for pid in process.stdout.readline().split()]
 

@@ -1,8 +1,6 @@
 """Builders put the right images with the right labels, and say in one line what is wrong with a root."""
 
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -21,8 +19,6 @@ from ssvit.data.sources.base import Data, Selection, Source, Unreadable, hold_ou
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.options import OptionError, UserError
-
-SHARED = Path(__file__).resolve().parents[4] / "shared" / "datasets"
 
 
 class Greys(Source):
@@ -209,19 +205,6 @@ def test_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pyte
     assert (unlabelled.classes, unlabelled.train.labels) == ((), None)
     assert (unlabelled.train.in_memory == len("unlabeled")).all()
     assert unlabelled.test.labels.tolist() == [0, 1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (SHARED / "unpack.py").exists(), reason="the shared data sets are not here")
-def test_real_cifar10(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(SHARED / "unpack.py"), str(tmp_path)], check=True, capture_output=True)
-    data = torchvision_set(tmp_path, "cifar10")
-    assert (len(data.train), len(data.test)) == (50_000, 10_000)
-    assert data.train.labels.bincount().tolist() == [5000] * 10
-    assert data.classes[0] == "airplane"
-    # Channel means as published for the training images.
-    means = data.train.in_memory.double().mean((0, 2, 3)) / 255
-    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=1e-4, rtol=0)
 
 
 def test_masks_go_with_their_images(tmp_path: Path) -> None:
