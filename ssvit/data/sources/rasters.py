@@ -67,15 +67,15 @@ class Moments:
         """
         std, channels = np.sqrt(self.squares / self.pixels), len(self.mean)
         constant = self.squares == 0
-        least, unit = np.zeros(channels), np.full(channels, 255.0 if is_bytes else 1.0)
+        minimum, unit = np.zeros(channels), np.full(channels, 255.0 if is_bytes else 1.0)
         options: dict[str, Any] = {"channels": channels}
         if limits is not None:
             options["range"] = limits
         elif not is_bytes:
-            least, unit = self.minimum, np.where(constant, 1, self.maximum - self.minimum)
-            ends = (end.tolist() for end in (least, np.where(constant, least + 1, self.maximum)))
+            minimum, unit = self.minimum, np.where(constant, 1, self.maximum - self.minimum)
+            ends = (end.tolist() for end in (minimum, np.where(constant, minimum + 1, self.maximum)))
             options["range"] = [[int(value) if value.is_integer() else value for value in end] for end in ends]
-        for name, values in (("mean", (self.mean - least) / unit), ("std", np.where(constant, 1, std / unit))):
+        for name, values in (("mean", (self.mean - minimum) / unit), ("std", np.where(constant, 1, std / unit))):
             options[name] = [float(f"{value:.9g}") for value in values]
         return options
 

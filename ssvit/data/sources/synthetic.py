@@ -245,8 +245,8 @@ def _leaves(
     colour, (b, 3, 1).
     """
     size, aspect, x, y, turn, bright, warm, green, texture, tint = numbers.view(-1, 10, _LEAVES).permute(1, 2, 0)
-    least, most = (r**-2 for r in _RADII)
-    radius = 1 / (least - size * (least - most)).sqrt()
+    low, high = (r**-2 for r in _RADII)
+    radius = 1 / (low - size * (low - high)).sqrt()
     stretch = (1 + aspect * aspect * 2).sqrt()
     u_radius, v_radius = radius * stretch, radius / stretch
     cos, sin = _direction(turn)

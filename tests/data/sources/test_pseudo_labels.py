@@ -57,9 +57,6 @@ def test_predictions_extend_a_table_of_labelled_images(tmp_path, monkeypatch):
     predict.call([f"checkpoint={RUN}", *options, *pictures[2:]])
     with open("all.csv") as file:
         found = list(csv.DictReader(file))
-    assert [(row["path"], row["label"], row["split"]) for row in found[:2]] == [
-        (pictures[0], "disc", "train"), (pictures[1], "disc", "test"),
-    ]  # fmt: skip
     assert 1 <= len({row["label"] for row in found[2:]}) == len(found) - 2
     assert all(0 < float(row["probability"]) <= 1 for row in found[2:])
     data = datasets.csv(Csv(table="all.csv"))
