@@ -171,5 +171,5 @@ def plot_maps(
             Picture(image, (f"{minimum:.1f} to {maximum:.1f}",))
             for image, (minimum, maximum) in zip(shares.expand(-1, 3, -1, -1), ranges, strict=True)
         ])  # fmt: skip
-    note = "black to white: minimum to maximum of a map, with its range below (1: uniform attention)"
+    note = "range of each map below it; uniform attention: 1"
     return Gallery(list(zip(*columns, strict=True)), title, titles, note)

@@ -53,16 +53,18 @@ def components(filters: Tensor, count: int = COMPONENTS) -> Components:
     return Components(rows.unflatten(1, filters.shape[1:]), variance[:count] / variance.sum())
 
 
-def plot(found: Components, display: Display) -> Gallery:
+def plot(principal: Components, display: Display) -> Gallery:
     """Return the components as images from minimum (black) to maximum (white), with their shares of variance."""
-    low, high = (end((1, 2, 3), keepdim=True) for end in (found.filters.amin, found.filters.amax))
-    pictures = display.rgb((found.filters - low) / (high - low).clamp(min=1e-12))
-    shown = [Picture(picture, (f"{100 * share:.1f} %",)) for picture, share in zip(pictures, found.shares, strict=True)]
-    whole = f"{len(shown)} have {100 * found.shares.sum():.1f} % of the variance"
-    colors = "; red, green and blue: the weights of these channels" if found.filters.shape[1] == 3 else ""
+    low, high = (end((1, 2, 3), keepdim=True) for end in (principal.filters.amin, principal.filters.amax))
+    pictures = display.rgb((principal.filters - low) / (high - low).clamp(min=1e-12))
+    shown = [
+        Picture(picture, (f"{100 * share:.1f} %",)) for picture, share in zip(pictures, principal.shares, strict=True)
+    ]
+    explained = f"{len(shown)} explain {100 * principal.shares.sum():.1f} % of the variance"
+    colors = "; red, green and blue: the weights of these channels" if principal.filters.shape[1] == 3 else ""
     return Gallery(
         [shown[row : row + _ACROSS] for row in range(0, len(shown), _ACROSS)],
-        f"principal components of the filters: {whole}",
-        note=f"black: the least weight of a filter; white: the greatest{colors}",
+        f"principal components of the filters: {explained}",
+        note=f"black: minimum weight of a filter; white: maximum{colors}",
         tile=120,
     )

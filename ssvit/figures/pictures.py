@@ -59,7 +59,8 @@ class Gallery(Figure):
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
-        longest = max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
+        # Text in a figure is wider than its outline by up to a tenth, because letters start at whole dots.
+        longest = 1.1 * max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
         width = max(_GAP + column * max(map(len, self.rows), default=0), math.ceil(longest) + 2 * _GAP)
         height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
         pixels = np.ones((height, width, 3), np.float32)
@@ -98,8 +99,8 @@ class Gallery(Figure):
         sides = picture.image.shape[1:]
         h, w = (max(1, round(self.tile * side / max(sides))) for side in sides)
         enlarged = 2 * max(sides) <= self.tile
-        how = {"mode": "nearest"} if enlarged else {"mode": "bilinear", "antialias": True}
-        image = F.interpolate(picture.image[None].float(), (h, w), **how)[0].movedim(0, -1).clamp(0, 1).numpy()
+        resampling = {"mode": "nearest"} if enlarged else {"mode": "bilinear", "antialias": True}
+        image = F.interpolate(picture.image[None].float(), (h, w), **resampling)[0].movedim(0, -1).clamp(0, 1).numpy()
         top, left = (self.tile - h) // 2, (self.tile - w) // 2
         square[top : top + h, left : left + w] = image
         if picture.color is not None:

@@ -139,13 +139,13 @@ class Plot(Figure):
         panels: The panels.
         size: Width and height of the figure in inches.
         down: Rows of panels.
-        legend: each: one in each panel; right, under: one at the side of each or under it; below: one for all panels.
+        legend: each: one in each panel; under: one under each panel; below: one for all panels.
     """
 
     panels: Sequence[Panel]
     size: tuple[float, float]
     down: int = 1
-    legend: Literal["each", "right", "under", "below"] = "each"
+    legend: Literal["each", "under", "below"] = "each"
 
     def draw(self) -> "matplotlib.figure.Figure":
         """Draw the panels and legends."""
@@ -165,15 +165,12 @@ class Plot(Figure):
                 fontsize=8,
             )
             return figure
-        places: dict[str, dict[str, Any]] = {
-            "each": {"loc": "best"},
-            "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
-            "under": {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)},
-        }
+        under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
+        place: dict[str, Any] = under if self.legend == "under" else {"loc": "best"}
         for axis in axes:
             if axis.get_legend_handles_labels()[0]:
                 # A white background keeps lines from crossing the text.
-                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **places[self.legend])
+                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **place)
         return figure
 
 
@@ -236,10 +233,10 @@ def losses(history: History, baselines: Mapping[str, str], ylabel: str) -> Panel
     return Panel(ylabel, lines, levels)
 
 
-def spread(history: History, what: str = "images") -> Panel:
+def spread(history: History, items: str = "images") -> Panel:
     """Return a panel of the spread of features over the steps; the level is that of an isotropic standard deviation."""
     lines = (
         curve(history, "feature_std", "standard deviation"),
-        curve(history, "feature_cosine", f"mean cosine of two {what}", "replaced"),
+        curve(history, "feature_cosine", f"mean cosine of two {items}", "replaced"),
     )
     return Panel("features of length 1", lines, [Level(1, "standard deviation of isotropic features", form="{:.0f}")])

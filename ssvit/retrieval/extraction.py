@@ -59,17 +59,17 @@ class Extraction:
         The reading is None if there is neither; the command then uses the last layer with the encoder's default
         pooling.
         """
-        wanted, checksum = self.options.features, self.checkpoint.checksum
+        requested, checksum = self.options.features, self.checkpoint.checksum
         if store is not None and (encoder := encoder_of(store)).startswith(checksum[:16]):
             return reading_of(encoder), f"as in {store}"
-        if wanted.layer != AUTO:
+        if requested.layer != AUTO:
             return None, ""
         file = self.checkpoint.home(self.options.outputs) / FOLDER / "report.json"
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             report, _ = read_json(file)
             readings = (reading_of(probe["best"]) for probe in report["measured"])
             reading = next(filter(None, readings), None)
-            same_features = reading and reading.norm == wanted.norm and wanted.pooling in (None, reading.pooling)
+            same_features = reading and reading.norm == requested.norm and requested.pooling in (None, reading.pooling)
             if same_features and report["facts"]["checksum"] == checksum:
                 return reading, f"chosen by {file}"
         return None, "the last: `ssvit evaluate` has not chosen a layer of this checkpoint"

@@ -21,9 +21,7 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.evaluation.neighbours import Kind, check_k, nearest, relative_distances
 from ssvit.evaluation.probes.standard import Standard
 from ssvit.evaluation.statistics import above_chance, standard_error
-from ssvit.figures.contact_sheet import QUERIES, contact_sheet
-from ssvit.figures.contact_sheet import neighbour as neighbour_picture
-from ssvit.figures.contact_sheet import query as query_picture
+from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery
 from ssvit.figures.style import evenly_spaced
@@ -127,7 +125,7 @@ def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> 
 
 
 def query(
-    store: Store, pictures: PictureSet, describe: Describer, kind: Kind, *, k: int, standardize: bool = False
+    store: Store, pictures: PictureSet, describe: Describer, method: Kind, *, k: int, standardize: bool = False
 ) -> list[dict[str, Any]]:
     """Find the k nearest neighbours in a store for each of `pictures`.
 
@@ -137,7 +135,7 @@ def query(
         store: The store.
         pictures: The queries.
         describe: Computes their features.
-        kind: Index of the search, exact or approximate.
+        method: Index of the search, exact or approximate.
         k: Number of neighbours.
         standardize: Whether to standardise features to mean 0 and standard deviation 1 over the store.
 
@@ -157,7 +155,7 @@ def query(
         raise StoreError(f"{store.folder}: all features are equal, and cannot be standardised (standardize=false)")
     vectors = F.normalize(standard.scaled(store.features))
     with within("index"):
-        built = kind.over(vectors)
+        search_index = method.over(vectors)
     parts = list(describe(pictures, range(len(pictures.names))))
     if not parts:
         raise UserError(f"none of the {len(pictures.names)} pictures can be read")
@@ -165,16 +163,16 @@ def query(
     names = [pictures.names[row] for row in rows]
     check_directions(features, names)
     queries, own = F.normalize(standard.scaled(features)), torch.tensor([store.places.get(name, -1) for name in names])
-    neighbours = nearest(built, queries, k, own=own if (own >= 0).any() else None)
+    neighbours = nearest(search_index, queries, k, own=own if (own >= 0).any() else None)
     columns = (neighbours.indices, neighbours.similarities, relative_distances(neighbours, queries, vectors))
     records = []
-    for name, row, *found in zip(names, rows, *(column.tolist() for column in columns), strict=True):
-        of_query = [
+    for name, row, *of_query in zip(names, rows, *(column.tolist() for column in columns), strict=True):
+        nearest_pictures = [
             {"image": store.names[i], "class": store.classes[i], "similarity": cosine, "relative_distance": distance}
-            for i, cosine, distance in zip(*found, strict=True)
+            for i, cosine, distance in zip(*of_query, strict=True)
             if i >= 0
         ]
-        records.append({"image": name, "class": pictures.classes[row], "neighbours": of_query})
+        records.append({"image": name, "class": pictures.classes[row], "neighbours": nearest_pictures})
     return records
 
 
@@ -237,9 +235,9 @@ def sheet(records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], d
         return record["class"] or Path(record["image"]).name
 
     rows = []
-    for record in (records[row] for row in evenly_spaced(len(records), QUERIES)):
-        rows.append([query_picture(small(record), title(record))])
+    for record in (records[row] for row in evenly_spaced(len(records), contact_sheet.QUERIES)):
+        rows.append([contact_sheet.query(small(record), title(record))])
         for other in record["neighbours"]:
             is_same = None if None in (record["class"], other["class"]) else record["class"] == other["class"]
-            rows[-1].append(neighbour_picture(small(other), other["relative_distance"], title(other), is_same))
-    return contact_sheet(rows)
+            rows[-1].append(contact_sheet.neighbour(small(other), other["relative_distance"], title(other), is_same))
+    return contact_sheet.contact_sheet(rows)

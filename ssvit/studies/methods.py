@@ -212,7 +212,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
         chance_level = next((run[0]["chance"] for runs in runs_of.values() for run in runs if "chance" in run[0]), None)
         ylabel = f"{words} in training (%)"
         panels.append(Panel(ylabel, lines, [chance(chance_level)], "CPU minutes of pre-training", close=True))
-    return Plot(panels, (6.2 * len(panels), 4), legend="right")
+    return Plot(panels, (5 * len(panels), 5.5), legend="under")
 
 
 def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:

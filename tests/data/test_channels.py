@@ -24,12 +24,12 @@ from ssvit.data.sources import datasets, datasets_options, decode, folder, raste
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB, PixelFormat
+from ssvit.figures import contact_sheet
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Gallery
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.encoder import load_encoder
 from ssvit.options import Failure, OptionError, UserError
-from ssvit.retrieval import gallery
 
 SIDE = 16
 TRAIN = ("encoder.depth=2", "encoder.heads=2", "recipe.warmup=1", "recipe.precision=32-true", "probe=[]")
@@ -445,7 +445,7 @@ def test_sheets_of_similar_pictures_show_the_first_channels(
     """Or those of the data set that is named with the query."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
-    monkeypatch.setattr(gallery, "contact_sheet", lambda rows: seen.append(rows[0][0].image) or Gallery([]))
+    monkeypatch.setattr(contact_sheet, "contact_sheet", lambda rows: seen.append(rows[0][0].image) or Gallery([]))
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *options] if options else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]

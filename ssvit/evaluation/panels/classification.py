@@ -117,8 +117,8 @@ class Classification(Evaluator):
                 workers=self.options.workers,
                 timeout=self.options.timeout,
             )
-            kind = MultiLabelPredictions if objective.options.loss == MULTI_LABEL else Predictions
-            return [kind.of(objective.logits(batch.images), batch) for batch in batches]
+            row_type = MultiLabelPredictions if objective.options.loss == MULTI_LABEL else Predictions
+            return [row_type.of(objective.logits(batch.images), batch) for batch in batches]
 
         parts = list(chain.from_iterable(gather(predict)))
         total = len(self.source)

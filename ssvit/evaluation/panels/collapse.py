@@ -139,42 +139,42 @@ def measure(assignments: Assignments) -> dict[str, float]:
     }
 
 
-def describe(metrics: Mapping[str, float], what: str = "images") -> list[str]:
+def describe(metrics: Mapping[str, float], items: str = "images") -> list[str]:
     """Return lines on whether and how the model has collapsed.
 
     Args:
         metrics: Metrics of `measure`.
-        what: Plural noun for what is assigned to prototypes.
+        items: Plural noun for what is assigned to prototypes.
     """
     information, most = metrics["information"], metrics["information_at_most"]
     single, of_mean, uniform = metrics["entropy"], metrics["entropy_of_mean"], metrics["entropy_uniform"]
     lines = [
-        f"mutual information of assignments and {what} {information:.2f} nats (maximum {most:.2f}): entropy of the "
+        f"mutual information of assignments and {items} {information:.2f} nats (maximum {most:.2f}): entropy of the "
         f"mean assignment {of_mean:.2f} minus mean entropy {single:.2f} (uniform: {uniform:.2f})",
-        describe_spread(metrics, what),
-        f"student and teacher choose the same prototype for {100 * metrics['agreement']:.1f} % of the {what} "
+        describe_spread(metrics, items),
+        f"student and teacher choose the same prototype for {100 * metrics['agreement']:.1f} % of the {items} "
         f"(chance {100 * metrics['agreement_by_chance']:.1f} %); {metrics['prototypes_chosen']:.0f} prototypes chosen",
     ]
     signs = []
     if information < _LEAST_INFORMATION * most:
         assigned = "assigned uniformly to all prototypes" if single > uniform / 2 else "assigned to the same prototypes"
-        signs.append(f"all {what} are {assigned} (mutual information below {100 * _LEAST_INFORMATION:.0f} %)")
+        signs.append(f"all {items} are {assigned} (mutual information below {100 * _LEAST_INFORMATION:.0f} %)")
     signs += collapsed_features(metrics)
     conclusion = f"COLLAPSED, or at the start of training: {'; '.join(signs)}"
-    return [*lines, conclusion if signs else f"not collapsed: assignments and features of {what} differ"]
+    return [*lines, conclusion if signs else f"not collapsed: assignments and features of {items} differ"]
 
 
-def learning(history: History, what: str = "images") -> Plot:
+def learning(history: History, items: str = "images") -> Plot:
     """Plot entropies, spread of features and agreement over the steps, with the legends below the curves.
 
     Args:
         history: Rows of metrics.
-        what: Plural noun for what is assigned to prototypes.
+        items: Plural noun for what is assigned to prototypes.
     """
     entropies = (
         curve(history, "entropy_of_mean", "of the mean assignment"),
         curve(history, "entropy", "mean of the assignments", "replaced"),
-        curve(history, "information", f"difference: information on the {what}", "unchanged"),
+        curve(history, "information", f"difference: information on the {items}", "unchanged"),
     )
     levels = (
         level(history, "entropy_uniform", "uniform"),
@@ -186,7 +186,7 @@ def learning(history: History, what: str = "images") -> Plot:
     )
     panels = (
         Panel("entropy (nats)", entropies, levels),
-        spread(history, what),
-        Panel(f"student and teacher (% of {what})", agreement),
+        spread(history, items),
+        Panel(f"student and teacher (% of {items})", agreement),
     )
     return Plot(panels, (13.5, 4.6), legend="under")

@@ -74,11 +74,11 @@ def spread_of(features: Tensor) -> dict[str, float]:
     return {"feature_std": deviation.item(), "feature_cosine": cosine.item()}
 
 
-def describe_spread(metrics: Mapping[str, float], what: str = "images") -> str:
+def describe_spread(metrics: Mapping[str, float], items: str = "images") -> str:
     """Return a line with the values of `spread_of`."""
     return (
         f"standard deviation of the features {metrics['feature_std']:.2f} (isotropic features: 1), "
-        f"mean cosine similarity of two {what} {metrics['feature_cosine']:.2f}"
+        f"mean cosine similarity of two {items} {metrics['feature_cosine']:.2f}"
     )
 
 

@@ -53,7 +53,7 @@ class LatentPrediction(HeldOut):
             curve(history, "prediction_std", "predictions"),
         )
         panels = Panel("loss on masked patches", losses), Panel("standard deviation of a feature", deviations)
-        figures = {"learning": Plot(panels, (14, 3.8), legend="right")}  # the curves cover the whole panel
+        figures = {"learning": Plot(panels, (10, 4.8), legend="under")}  # the curves cover the whole panel
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
     def _metrics(self, objective: Latent) -> dict[str, float]:
