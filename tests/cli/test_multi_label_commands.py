@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import one_line
 from PIL import Image
 from torch import Tensor
 
@@ -60,6 +61,4 @@ def test_the_commands_train_measure_and_predict(tmp_path: Path, tool, monkeypatc
     assert {one["class"] for one in found["classes"]} == {"r", "g", "b"}
     assert all(one["present"] for one in found["classes"])
     refused = tool(*run, "objective.label_smoothing=0.1", "overwrite=true", status=2)
-    assert refused.stderr.strip() == (
-        "ssvit: objective.label_smoothing=0.1: must be 0 where an image may have several classes"
-    )
+    assert one_line(refused).startswith("ssvit: objective.label_smoothing=0.1: ")

@@ -46,12 +46,8 @@ def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
     np.testing.assert_allclose(file["features"], expected[[names.index(name) for name in found]], rtol=1e-5, atol=1e-6)
     assert " layer2_patch_mean" in str(file["encoder"])
     assert not list(tmp_path.glob("*.parts"))
-    for options, start in (
-        ((f"data={photos}", "output=f.npz"), "output=f.npz: "),
-        ((f"data={photos}", "output=f.csv"), "output=f.csv: "),
-        (("output=g.npz",), "images=: "),
-    ):
-        assert one_line(tool("embed", *options, status=2)).startswith(f"ssvit: {start}")
+    line = one_line(tool("embed", f"data={photos}", "output=f.npz", status=2))
+    assert line.startswith("ssvit: output=f.npz: ")
 
 
 def test_a_table_is_written_with_its_splits(tool, tmp_path, photos):

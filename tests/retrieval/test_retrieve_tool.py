@@ -9,7 +9,7 @@ import numpy as np
 import prefork
 import pytest
 import torch
-from command import TINY, one_line
+from command import TINY
 from composing import composed
 from PIL import Image
 
@@ -230,33 +230,6 @@ def test_without_a_readable_report_the_layer_is_the_last(work, monkeypatch, cont
     report = evaluated(work, "layer1_patch_mean")
     report.unlink() if content is None else report.write_text(content)
     assert extracted().reading.layer == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "start"),
-    [
-        (["action=find", "store=s", "."], "action=find: "),
-        (["action=query", "store=s"], "images=: "),
-        (["action=query", "store=s", "nothing.png"], "images=nothing.png: "),
-        (["action=query", "store=s", "trap"], "images=trap: "),
-        (["action=query", "store=none", "one.png"], "store=none: "),
-        (["action=query", "."], "store: "),
-        (["action=index", "store=s", "data=cifar10"], "data.root: "),
-        (["action=index", "store=s", "data=synthetic", "split=all"], "split=all: "),
-        (["action=query", "store=s", "one.png", "k=0"], "k=0: "),
-        (["action=query", "store=s", "one.png", "index=tree"], "index=tree: "),
-        (["action=query", "store=s", "one.png", "index=ivf", "index.links=3"], "index.links: "),
-        (["action=query", "store=s", "one.png", "sheet=no/where.png"], "sheet=no/where.png: "),
-        (["action=query", "store=s", "one.png", "features.layer=3"], "features.layer=3: "),
-        (["action=query", "store=s", "one.png", "features.layer=all"], "features.layer=all: "),
-        (["action=query", "store=s", "one.png", "checkpoint=none"], "checkpoint=none: "),
-    ],
-)
-def test_a_mistake_is_reported_in_one_line_before_torch_is_imported(work, tool, no_torch, options, start):
-    paint(work / "one.png", 1)
-    (work / "s").mkdir()
-    line = one_line(tool("retrieve", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: {start}")
 
 
 def test_a_data_set_is_stored_and_queried_like_pictures(work, tool):

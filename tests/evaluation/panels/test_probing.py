@@ -32,7 +32,6 @@ from ssvit.evaluation.probes.ridge import FewShot
 from ssvit.evaluation.processes import gather
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.options import UserError
 from ssvit.training import loop
 from ssvit.training.session import Session
 
@@ -120,21 +119,6 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
     )  # fmt: skip
     assert 1 + math.ceil(recipe.steps / every) == evaluations
     assert list(config.probe) == ["few_shot_paper", "knn"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("probing.every", "0"),
-        ("probing.every", "often"),
-        ("probing.train_images", "0"),
-        ("probe.knn.k", "0"),
-        ("probe.few_shot_paper.shots", "some"),
-    ],
-)
-def test_a_mistake_names_its_option_before_torch_loads(option, value):
-    with pytest.raises(UserError, match=f"^{option}={value}: must be"):
-        composed(f"{option}={value}").check()
 
 
 def test_a_run_continues_with_probes_or_without():
