@@ -23,7 +23,7 @@ from ssvit.models.vit import ViT
 
 
 @torch.no_grad()
-def weights_of(attention: Attention, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
+def attention_weights(attention: Attention, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
     """Return the attention weights of a layer for its inputs.
 
     Args:
@@ -51,23 +51,27 @@ def weights_of(attention: Attention, x: Tensor, output_ids: Ids = None, info: To
 
 
 @contextmanager
-def watched(encoder: ViT, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call see(layer, weights (b, h, q, t)) for each layer of the encoder during its forward passes within the block.
+def attention_hooks(encoder: ViT, callback: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call a function with the attention weights of each layer in the forward passes of the encoder within the block.
 
-    Layers are counted from 0. The weights of a layer are released before those of the next one are computed. Hooks are
-    removed on exit, including after exceptions.
+    The weights of a layer are released before those of the next one are computed. Hooks are removed on exit, including
+    after exceptions.
+
+    Args:
+        encoder: The encoder.
+        callback: Function of the layer, counted from 0, and its weights, (b, h, q, t).
     """
 
-    def look(layer: int, attention: Attention, inputs: tuple[Any, ...]) -> None:
-        see(layer, weights_of(attention, *inputs))
+    def hook(layer: int, attention: Attention, inputs: tuple[Any, ...]) -> None:
+        callback(layer, attention_weights(attention, *inputs))
 
     with ExitStack() as hooks:
         for layer, block in enumerate(encoder.blocks):
-            hooks.enter_context(block.attention.register_forward_pre_hook(partial(look, layer)))
+            hooks.enter_context(block.attention.register_forward_pre_hook(partial(hook, layer)))
         yield
 
 
-def between_patches(encoder: ViT) -> Tensor:
+def patch_distances(encoder: ViT) -> Tensor:
     """Return the distances between the centres of patches in pixels of the input: (n, n) float32."""
     rows, columns = (torch.arange(side) * pixels for side, pixels in zip(encoder.grid, encoder.patch_size, strict=True))
     centres = torch.cartesian_prod(rows, columns).float().view(-1, 2)
@@ -93,7 +97,7 @@ def mean_distance(weights: Tensor, between: Tensor) -> Tensor:
     return apart.mean(-1)
 
 
-def rolled(rollout: Tensor | None, weights: Tensor) -> Tensor:
+def extend_rollout(rollout: Tensor | None, weights: Tensor) -> Tensor:
     """Extend the attention rollout by one layer (Abnar and Zuidema 2020; paper, Appendix D.8).
 
     Weights are averaged over heads and, for the residual branch, with the identity; the matrices of the layers are then
@@ -110,7 +114,7 @@ def rolled(rollout: Tensor | None, weights: Tensor) -> Tensor:
     return mixing if rollout is None else mixing @ rollout
 
 
-def over_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Tensor:
+def attention_to_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Tensor:
     """Return the attention of the class token or, for patch_mean, the mean attention of the patches, to patches.
 
     Args:

@@ -105,7 +105,7 @@ def analyse(
         encoder: The encoder.
         pictures: The images.
         layer: Layer whose heads are plotted, counted from 1.
-        pooling: Pooling of the attention maps, see `attention.over_patches`.
+        pooling: Pooling of the attention maps, see `attention.attention_to_patches`.
         shown: Number of images whose attention is plotted.
         batch_size: Batch size.
         display: Conversion to RGB images.
@@ -143,20 +143,20 @@ def measure_distances(encoder: ViT, images: Tensor, batch_size: int) -> Tensor:
         images: Images, (b, c, h, w) uint8.
         batch_size: Batch size.
     """
-    between = attention.between_patches(encoder)
+    between = attention.patch_distances(encoder)
     sums = torch.zeros(len(encoder.blocks), encoder.blocks[0].attention.heads).double()
 
     def add(layer: int, weights: Tensor) -> None:
         sums[layer] += attention.mean_distance(weights, between).sum(0).cpu()
 
-    with attention.watched(encoder, add):
+    with attention.attention_hooks(encoder, add):
         for part in images.split(batch_size):
             encoder(part.to(encoder.mean.device))
     return sums / len(images)
 
 
 def _add_distances(report: Report, encoder: ViT, distances: Tensor) -> None:
-    uniform = attention.between_patches(encoder).mean().item()
+    uniform = attention.patch_distances(encoder).mean().item()
     report.figures["attention_distance"] = attention.plot_distances(distances, uniform)
     report.numbers["attention_distance"] = {
         "unit": "pixels between patch centres, without prefix tokens",
@@ -177,15 +177,15 @@ def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pool
 
     def add(number: int, weights: Tensor) -> None:
         nonlocal rollout, heads
-        rollout = attention.rolled(rollout, weights)
+        rollout = attention.extend_rollout(rollout, weights)
         if number + 1 == layer:
-            heads = attention.over_patches(weights, encoder.num_prefix_tokens, pooling).cpu()
+            heads = attention.attention_to_patches(weights, encoder.num_prefix_tokens, pooling).cpu()
 
-    with attention.watched(encoder, add):
+    with attention.attention_hooks(encoder, add):
         encoder(pictures.images.to(encoder.mean.device))
     assert rollout is not None
     assert heads is not None  # because `layer` is at most the depth
-    whole = attention.over_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
+    whole = attention.attention_to_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
     images = display(pictures.images)
     by_head = {f"head {number}": of_head for number, of_head in enumerate(heads.unbind(1), start=1)}
     maps = {"rollout": ({"attention": whole}, ""), "heads": (by_head, f"layer {layer}")}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Extraction:
-    """The checkpoint and the reading (one layer) by which a command describes pictures.
+    """Select the checkpoint and the layer whose outputs are the features of pictures.
 
     Args:
         config: Composed configuration whose options are a `Pictures`.

@@ -163,7 +163,7 @@ def _read_part(path: Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
         if not path.stem.endswith(f"_{checksum}"):
-            raise StoreError(f"{path}: is damaged (its sha256 is not that of its name)")
+            raise StoreError(f"{path}: is damaged (its sha256 differs from its name)")
         check_schema(part["schema"], SCHEMA, path, StoreError)
         with safetensors.safe_open(path, "pt") as tensors:
             part["features"] = features = tensors.get_tensor("features")
@@ -176,4 +176,4 @@ def _read_part(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
-        raise StoreError(f"{path}: is damaged, or no part of a store; nothing of it was run") from None
+        raise StoreError(f"{path}: is damaged, or no part of a store") from None

@@ -60,7 +60,7 @@ def pictures(tmp_path):
 def seen(encoder, images):
     """Attention weights of each layer (b, h, t, t), and its tokens (b, t, d)."""
     weights, tokens = {}, []
-    with torch.no_grad(), attention.watched(encoder, weights.__setitem__):
+    with torch.no_grad(), attention.attention_hooks(encoder, weights.__setitem__):
         tokens = list(encoder.layers(images))
     return [weights[layer] for layer in range(len(tokens))], tokens
 
@@ -73,12 +73,12 @@ def test_numbers_are_those_of_the_pictures_for_any_batch_size(look, run, picture
     encoder = loading.load_encoder(loading_options.LoadEncoder(path=run))
     images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, _ = seen(encoder, images)
-    apart = attention.between_patches(encoder)
+    apart = attention.patch_distances(encoder)
     distances = numbers["attention_distance"]["layers_by_heads"]
     expected = [attention.mean_distance(layer, apart).mean(0).tolist() for layer in weights]
     assert distances == [pytest.approx(layer, abs=1e-4) for layer in expected]
     assert numbers["attention_distance"]["uniform_attention"] == pytest.approx(apart.mean().item())
-    rollout = attention.rolled(attention.rolled(None, weights[0]), weights[1])
+    rollout = attention.extend_rollout(attention.extend_rollout(None, weights[0]), weights[1])
     assert numbers["rollout"]["images"] == numbers["heads"]["images"] == ["0.png", "3.png"]
     assert numbers["rollout"]["attention"] == [pytest.approx(rollout[i, 0, 1:].tolist(), abs=1e-4) for i in (0, 3)]
     for place, i in enumerate((0, 3)):

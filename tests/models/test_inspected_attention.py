@@ -36,7 +36,7 @@ def images(b: int = 2) -> torch.Tensor:
 def seen(vit: ViT, run) -> list[torch.Tensor]:
     """The weights of each layer while run() is at work."""
     found = {}
-    with attention.watched(vit, found.__setitem__):
+    with attention.attention_hooks(vit, found.__setitem__):
         run()
     return [found[layer] for layer in range(len(found))]
 
@@ -79,24 +79,24 @@ def test_looking_changes_no_bit(options):
     vit = build(**options)
     with torch.inference_mode():
         plain = vit(images())
-        with attention.watched(vit, lambda layer, weights: weights.zero_()):
-            watched = vit(images())
+        with attention.attention_hooks(vit, lambda layer, weights: weights.zero_()):
+            attention_hooks = vit(images())
         assert torch.equal(vit(images()), plain)
-    assert torch.equal(watched, plain)
+    assert torch.equal(attention_hooks, plain)
 
 
 def test_no_hook_is_left_whatever_is_raised():
     vit = build()
-    with pytest.raises(KeyError), attention.watched(vit, lambda layer, weights: {}[layer]):
+    with pytest.raises(KeyError), attention.attention_hooks(vit, lambda layer, weights: {}[layer]):
         vit(images())
-    with attention.watched(vit, lambda layer, weights: None):
+    with attention.attention_hooks(vit, lambda layer, weights: None):
         assert all(block.attention._forward_pre_hooks for block in vit.blocks)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in vit.modules())
 
 
 def test_uniform_and_identity_attention_have_their_known_distances():
     vit = build()
-    apart = attention.between_patches(vit)
+    apart = attention.patch_distances(vit)
     centres = [(6 * row + 3, 4 * column + 2) for row in range(2) for column in range(4)]
     assert apart.tolist() == [[pytest.approx(math.dist(a, b)) for b in centres] for a in centres]
     n = len(centres)
@@ -109,7 +109,7 @@ def test_uniform_and_identity_attention_have_their_known_distances():
 
 @pytest.mark.parametrize("special", [0, 1, 2])
 def test_mean_distance_is_that_of_a_loop_over_pairs_of_patches(special):
-    apart = attention.between_patches(build())
+    apart = attention.patch_distances(build())
     n = len(apart)
     weights = torch.rand(2, 3, special + n, special + n).softmax(-1)
     found = attention.mean_distance(weights, apart)
@@ -125,14 +125,14 @@ def test_mean_distance_is_that_of_a_loop_over_pairs_of_patches(special):
 def test_distance_of_a_lone_patch_is_zero():
     vit = ViT(vit_options.ViT(image_size=4, patch_size=4, width=8, depth=1, heads=2))
     (found,) = seen(vit, lambda: vit(torch.rand(2, 3, 4, 4)))
-    assert attention.mean_distance(found, attention.between_patches(vit)).tolist() == [[0, 0], [0, 0]]
+    assert attention.mean_distance(found, attention.patch_distances(vit)).tolist() == [[0, 0], [0, 0]]
 
 
 def test_rollout_is_the_product_of_the_layers_and_its_rows_sum_to_one():
     layers = [torch.rand(2, 3, 5, 5).softmax(-1) for _ in range(3)]
     rollout = None
     for weights in layers:
-        rollout = attention.rolled(rollout, weights)
+        rollout = attention.extend_rollout(rollout, weights)
     for image in range(2):
         expected = torch.eye(5).double()
         for weights in layers:
@@ -141,12 +141,12 @@ def test_rollout_is_the_product_of_the_layers_and_its_rows_sum_to_one():
             expected = (with_residual / with_residual.sum(1, keepdim=True)) @ expected
         torch.testing.assert_close(rollout[image].double(), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(rollout.sum(-1), torch.ones(2, 5))
-    nowhere = attention.rolled(None, torch.eye(5).expand(1, 1, -1, -1))
+    nowhere = attention.extend_rollout(None, torch.eye(5).expand(1, 1, -1, -1))
     assert torch.equal(nowhere[0], torch.eye(5))
 
 
 def test_attention_over_patches_is_that_of_the_class_token_or_of_all_patches():
     weights = torch.rand(2, 3, 6, 6)
-    assert torch.equal(attention.over_patches(weights, 2, "class_token"), weights[:, :, 0, 2:])
+    assert torch.equal(attention.attention_to_patches(weights, 2, "class_token"), weights[:, :, 0, 2:])
     expected = (weights[:, :, 2, 2:] + weights[:, :, 3, 2:] + weights[:, :, 4, 2:] + weights[:, :, 5, 2:]) / 4
-    torch.testing.assert_close(attention.over_patches(weights, 2, "patch_mean"), expected)
+    torch.testing.assert_close(attention.attention_to_patches(weights, 2, "patch_mean"), expected)

@@ -14,5 +14,5 @@ class LabelFree(HeldOut):
     images: Count = 512
     """Maximum number of held-out images. It bounds the ranks and should therefore exceed the width of the encoder."""
     every: Every = AUTO
-    """Steps between two evaluations; auto: as often as takes less than 5 % of the training time, at steps of the probes
-    (see `evaluation.panels.base.interval`)."""
+    """Steps between two evaluations; auto: the smallest interval for which all evaluations take less than 5 % of the
+    training time, at steps of the probes (`evaluation.panels.base.interval`)."""

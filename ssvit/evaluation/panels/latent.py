@@ -33,7 +33,7 @@ class LatentPrediction(HeldOut):
     """Evaluate a `Latent` model with the first mask of each image."""
 
     def __call__(self, objective: Latent, history: History | None = None) -> Evaluation:
-        """Return the loss on masked patches, that of the baselines, and standard deviations of targets and predictions.
+        """Return the losses of model and baselines on masked patches, and the deviations of targets and predictions.
 
         Figure: `learning`, these metrics over the steps.
         """
@@ -53,7 +53,7 @@ class LatentPrediction(HeldOut):
             curve(history, "prediction_std", "predictions"),
         )
         panels = Panel("loss on masked patches", losses), Panel("standard deviation of a feature", deviations)
-        figures = {"learning": Plot(panels, (10, 4.8), legend="under")}  # the curves cover the whole panel
+        figures = {"learning": Plot(panels, (10, 4.8), legend="under")}
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
     def _metrics(self, objective: Latent) -> dict[str, float]:

@@ -13,8 +13,8 @@ class Probing(Options):
     """Configure all probes of a run."""
 
     every: Every = AUTO
-    """Steps between two evaluations; auto: as often as takes less than 5 % of the training time, in multiples of
-    recipe.evaluate_every (see `evaluation.panels.base.interval`)."""
+    """Steps between two evaluations; auto: the smallest multiple of recipe.evaluate_every for which all
+    evaluations take less than 5 % of the training time (`evaluation.panels.base.interval`)."""
     train_images: Count = 2000
     """Labelled training images of the probes, balanced over the classes."""
     test_images: Count = 2000

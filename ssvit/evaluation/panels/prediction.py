@@ -30,7 +30,7 @@ class Prediction(HeldOut):
     """Evaluate a `MaskedPatch` model."""
 
     def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
-        """Return loss and score over all corrupted patches and for each corruption type, and those of the baselines.
+        """Return loss and score of the model over all corrupted patches and by corruption type, and of the baselines.
 
         Figures: `mosaic`, predictions for some images, and `learning`.
         """
