@@ -203,15 +203,15 @@ def check_schema(stored: object, expected: int, path: Path, error: Callable[[str
         raise error(f"{path}: has schema {stored}, and this version of ssvit reads {expected}: {age} version wrote it")
 
 
-def sealed(facts: Mapping[str, object]) -> bytes:
+def sealed(manifest: Mapping[str, object]) -> bytes:
     """Return the text of a manifest: its entries and their checksum, which replaces an older one."""
-    data = json.dumps({**facts, "seal": seal(facts)}, indent=1).encode()
+    data = json.dumps({**manifest, "seal": seal(manifest)}, indent=1).encode()
     if len(data) > MANIFEST_BYTES:
         raise OSError(errno.EFBIG, f"a manifest of {len(data)} bytes could not be read again")
     return data
 
 
-def seal(facts: Mapping[str, object]) -> str:
+def seal(manifest: Mapping[str, object]) -> str:
     """Return the sha256 of a manifest without its checksum, which reveals any changed bit."""
-    facts = {key: value for key, value in facts.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    manifest = {key: value for key, value in manifest.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

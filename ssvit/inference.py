@@ -34,37 +34,37 @@ Pictures = Picture | Sequence[Picture]
 encoder trained with data.range, their values are those of the files."""
 
 
-def pictures(given: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
+def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
     """Yield each image as (c, h, w) uint8, or float32 in [0, 1], in order; the files of a folder are sorted by path.
 
     Args:
-        given: One image or several.
+        images: One image or several.
         pixels: Pixel format of the encoder. If it has a range, values of arrays and tensors are those of the files.
 
     Raises:
         OptionError: The argument is not an image.
         Unreadable: A file cannot be decoded.
     """
-    if isinstance(given, str | os.PathLike):
-        yield from (decode.load(path, pixels) for path in folder.pictures(os.fspath(given)))
-    elif isinstance(given, PILImage.Image):
+    if isinstance(images, str | os.PathLike):
+        yield from (decode.load(path, pixels) for path in folder.pictures(os.fspath(images)))
+    elif isinstance(images, PILImage.Image):
         if pixels == RGB:
-            yield torch.from_numpy(decode.rgb(given)).permute(2, 0, 1)
+            yield torch.from_numpy(decode.rgb(images)).permute(2, 0, 1)
         else:
-            yield _taken(rasters.bands(given), pixels)
-    elif isinstance(given, np.ndarray):
-        array = given[:, :, None] if given.ndim == 2 else given
+            yield _taken(rasters.bands(images), pixels)
+    elif isinstance(images, np.ndarray):
+        array = images[:, :, None] if images.ndim == 2 else images
         yield from pictures(torch.from_numpy(np.ascontiguousarray(array)).movedim(-1, -3), pixels)
-    elif isinstance(given, Tensor):
-        if given.ndim not in (3, 4):
-            raise OptionError("images", tuple(given.shape), "a tensor must be (c, h, w) or (b, c, h, w)")
-        images = given if given.ndim == 4 else given[None]
-        yield from _bytes(images) if pixels.range is None else (_taken(image.cpu().numpy(), pixels) for image in images)
-    elif isinstance(given, Sequence):
-        for one in given:
-            yield from pictures(one, pixels)
+    elif isinstance(images, Tensor):
+        if images.ndim not in (3, 4):
+            raise OptionError("images", tuple(images.shape), "must be (c, h, w) or (b, c, h, w)")
+        batch = images if images.ndim == 4 else images[None]
+        yield from _bytes(batch) if pixels.range is None else (_taken(image.cpu().numpy(), pixels) for image in batch)
+    elif isinstance(images, Sequence):
+        for image in images:
+            yield from pictures(image, pixels)
     else:
-        raise OptionError("images", type(given).__name__, "must be paths, PIL images, arrays or tensors")
+        raise OptionError("images", type(images).__name__, "must be paths, PIL images, arrays or tensors")
 
 
 def _taken(array: np.ndarray, pixels: PixelFormat) -> Tensor:
@@ -77,11 +77,11 @@ def _taken(array: np.ndarray, pixels: PixelFormat) -> Tensor:
 def _bytes(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return images.cpu()
-    right = "must be uint8, or floating-point in [0, 1]"
+    expected = "must be uint8, or floating-point in [0, 1]"
     if not images.is_floating_point():
-        raise OptionError("images", images.dtype, right)
+        raise OptionError("images", images.dtype, expected)
     if images.numel() and not (images.min() >= 0 and images.max() <= 1):  # also false for NaNs
-        raise OptionError("images", f"{images.min():.4g} to {images.max():.4g}", right)
+        raise OptionError("images", f"{images.min():.4g} to {images.max():.4g}", expected)
     return (images * 255).round().to("cpu", torch.uint8)
 
 
@@ -102,8 +102,8 @@ class _Model:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()
         except (RuntimeError, TypeError, AssertionError) as error:  # unknown or unavailable device
-            right = f"must be a device of this machine, as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
-            raise OptionError("device", device, right) from None
+            expected = f"must be a device of this machine, as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
+            raise OptionError("device", device, expected) from None
         self.transform, self.batch_size, self.pixels = transform, batch_size, pixels
 
     def prepare(self, images: Pictures) -> Tensor:
@@ -122,9 +122,9 @@ class _Model:
 
     def _batches(self, images: Pictures) -> Iterator[Tensor]:
         batch: list[Tensor] = []
-        found = False
+        is_empty = True
         for picture in pictures(images, self.pixels):
-            found = True
+            is_empty = False
             if not picture.numel():
                 raise OptionError("images", "x".join(map(str, picture.shape)), "must have a height and a width above 0")
             batch.append(picture)
@@ -133,8 +133,8 @@ class _Model:
                 batch = []
         if batch:
             yield self.transform(batch)
-        if not found:
-            raise OptionError("images", type(images).__name__, "must hold one picture or more")
+        if is_empty:
+            raise OptionError("images", type(images).__name__, "must contain at least one image")
 
 
 class Encoder(_Model):
@@ -260,30 +260,30 @@ class Classifier(_Model):
         return answers
 
 
-def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: Any) -> Encoder:
+def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> Encoder:
     """Load the encoder of a checkpoint with the preprocessing of its evaluation.
 
     Args:
         checkpoint: The checkpoint.
         device: Name of the device, such as cpu or cuda:0.
         batch_size: Maximum number of images in a batch.
-        given: Options of `LoadEncoder`, such as image_size=[96, 96].
+        options: Options of `LoadEncoder`, such as image_size=[96, 96].
     """
-    module = load_encoder(LoadEncoder(path=checkpoint.path, **given))
+    module = load_encoder(LoadEncoder(path=checkpoint.path, **options))
     reading = _transform(checkpoint, module), pixel_format(checkpoint)
     return Encoder(module, *reading, device=device, batch_size=batch_size)
 
 
-def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **given: Any) -> Classifier:
+def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> Classifier:
     """Load the classifier of a fine-tuned checkpoint with the preprocessing of its evaluation.
 
     Args:
         checkpoint: The checkpoint.
         device: Name of the device, such as cpu or cuda:0.
         batch_size: Maximum number of images in a batch.
-        given: Options of `LoadEncoder`, such as image_size=[96, 96].
+        options: Options of `LoadEncoder`, such as image_size=[96, 96].
     """
-    module = load_classifier(LoadEncoder(path=checkpoint.path, **given))
+    module = load_classifier(LoadEncoder(path=checkpoint.path, **options))
     reading = _transform(checkpoint, module.encoder), pixel_format(checkpoint)
     return Classifier(module, *reading, device=device, batch_size=batch_size)
 

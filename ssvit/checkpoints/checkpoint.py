@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ssvit.checkpoints import manifest
+from ssvit.checkpoints.manifest import complete, read
 from ssvit.checkpoints.run_folder import reported_run
 from ssvit.options import OptionError
 
@@ -38,7 +38,7 @@ class Checkpoint:
     """A checkpoint with a verified manifest, or a file of foreign weights."""
 
     path: Path  # folder of the checkpoint, or the foreign file
-    facts: Mapping[str, Any]  # the manifest, or equivalent entries of a foreign file
+    manifest: Mapping[str, Any]  # the manifest, or equivalent entries of a foreign file
     foreign: Foreign | None = None  # the encoder of a foreign file; None for a checkpoint of ssvit
 
     @classmethod
@@ -51,32 +51,32 @@ class Checkpoint:
         """
         if (folder := folder_of(Path(path))) is None:
             raise OptionError("checkpoint", path, "must be the folder of a checkpoint (step_…) or of its run")
-        return cls(folder, manifest.read(folder))
+        return cls(folder, read(folder))
 
     @property
     def step(self) -> int:
         """Return the number of updates of the training; 0 for a foreign file."""
-        return self.facts["step"]
+        return self.manifest["step"]
 
     @property
     def encoder(self) -> dict[str, Any]:
         """Return the arguments of the encoder."""
-        return self.facts["encoder"]
+        return self.manifest["encoder"]
 
     @property
     def backbone(self) -> str:
         """Return the name of the encoder's module within the trained model."""
-        return self.facts.get("backbone", "encoder")
+        return self.manifest.get("backbone", "encoder")
 
     @property
     def has_classifier(self) -> bool:
         """Return whether the checkpoint contains a classifier."""
-        return "classifier" in self.facts
+        return "classifier" in self.manifest
 
     @property
     def checksum(self) -> str:
         """Return the sha256 of the manifest, which identifies the checkpoint."""
-        return self.facts["seal"]
+        return self.manifest["seal"]
 
     @property
     def name(self) -> str:
@@ -96,5 +96,5 @@ def folder_of(path: Path) -> Path | None:
     """
     if (path / "manifest.json").is_file():
         return path
-    checkpoints = path.is_dir() and (manifest.complete(path) or manifest.complete(reported_run(path)))
+    checkpoints = path.is_dir() and (complete(path) or complete(reported_run(path)))
     return checkpoints[-1] if checkpoints else None

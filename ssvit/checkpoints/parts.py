@@ -45,7 +45,7 @@ def save(
     folder: Path,
     step: int,
     states: Mapping[str, Mapping[str, Tensor]],
-    facts: Mapping[str, object],
+    entries: Mapping[str, object],
     group: ProcessGroup | None,
 ) -> Saving:
     """Start writing a sharded checkpoint in the background.
@@ -56,14 +56,14 @@ def save(
         folder: The run folder.
         step: Number of complete updates.
         states: As for `storage.save`, with tensors that may be sharded.
-        facts: Entries of the manifest.
+        entries: Entries of the manifest.
         group: A gloo process group that is used for nothing else.
 
     Returns:
         The checkpoint that is being written.
     """
     flat = {f"{state}/{name}": tensor for state, tensors in states.items() for name, tensor in tensors.items()}
-    writer = _Writer(storage.Pending(folder, step, facts))
+    writer = _Writer(storage.Pending(folder, step, entries))
     return Saving(cast("Future[Metadata]", async_save(flat, storage_writer=writer, process_group=group)))
 
 

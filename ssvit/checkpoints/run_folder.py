@@ -54,7 +54,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 class RunFolder:
     """Lock a run's folder for one process, from `open` to the end of the `with` block.
 
-    A folder that `open` created is removed if the block fails before anything else is written to it.
+    If the block fails before other files are written, a folder that `open` created is removed.
 
     Args:
         outputs: Folder of all runs.
@@ -125,7 +125,7 @@ class RunFolder:
             raise RunError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from None
 
     def _is_configured(self) -> bool:
-        """Return whether config.yaml is that of a run; other programs write files of this name too."""
+        """Return whether config.yaml is the configuration of a run and not a file of another program."""
         try:
             Configuration.read(self._stored)
         except (FileNotFoundError, ConfigurationError):

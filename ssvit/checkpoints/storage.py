@@ -44,11 +44,11 @@ class Pending:
     Args:
         folder: The run folder.
         step: Number of complete updates.
-        facts: Entries of the manifest.
+        entries: Entries of the manifest.
     """
 
-    def __init__(self, folder: Path, step: int, facts: Mapping[str, object]) -> None:
-        self.step, self._facts = step, facts
+    def __init__(self, folder: Path, step: int, entries: Mapping[str, object]) -> None:
+        self.step, self._entries = step, entries
         self._target = folder / f"step_{step:08d}"
         self._part = folder / f".{self._target.name}.part"
 
@@ -83,7 +83,8 @@ class Pending:
         """
         with self._naming():
             versions = {name: version(name) for name in ("torch", "safetensors")}
-            manifest = {"schema": SCHEMA, "step": self.step, **self._facts, "versions": versions, "sha256": dict(sums)}
+            fixed = {"versions": versions, "sha256": dict(sums)}
+            manifest = {"schema": SCHEMA, "step": self.step, **self._entries, **fixed}
             write(self._part / "manifest.json", sealed(manifest))
             synchronise(self._part)
             if os.path.lexists(self._target):
@@ -108,14 +109,14 @@ class Pending:
             raise CheckpointError(f"{named}: cannot be written ({error.strerror}); {hint}") from None
 
 
-def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> Path:
+def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], entries: Mapping[str, object]) -> Path:
     """Write the checkpoint step_<step>/ with one file for each state. An existing entry of this name is renamed.
 
     Args:
         folder: The run folder.
         step: Number of complete updates.
         states: The states, {"model": {name: tensor}, …}.
-        facts: Entries of the manifest.
+        entries: Entries of the manifest.
 
     Returns:
         The folder of the checkpoint.
@@ -125,7 +126,7 @@ def save(folder: Path, step: int, states: Mapping[str, Mapping[str, Tensor]], fa
     """
     for name, state in states.items():
         check_finite(step, name, state)
-    pending = Pending(folder, step, facts)
+    pending = Pending(folder, step, entries)
     try:
         pending.begin()
         return pending.complete({file: pending.add(file, state) for file, state in _files(states).items()})
@@ -157,12 +158,12 @@ def merge(checkpoint: Checkpoint) -> Checkpoint:
     """
     if not is_in_parts(checkpoint):
         return checkpoint
-    path, parts = checkpoint.path, checkpoint.facts["sha256"]
+    path, parts = checkpoint.path, checkpoint.manifest["sha256"]
     states = load(checkpoint)
     try:
         sums = {file: write_tensors(path / file, state) for file, state in _files(states).items()}
         synchronise(path)
-        replace(path / "manifest.json", sealed({**checkpoint.facts, "sha256": sums}))
+        replace(path / "manifest.json", sealed({**checkpoint.manifest, "sha256": sums}))
         synchronise(path)
     except OSError as error:
         raise CheckpointError(f"{error.filename or path}: cannot be written ({error.strerror})") from None
@@ -173,7 +174,7 @@ def merge(checkpoint: Checkpoint) -> Checkpoint:
 
 def is_in_parts(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint consists of the parts that the processes of a sharded run have written."""
-    return checkpoint.foreign is None and "model.safetensors" not in checkpoint.facts["sha256"]
+    return checkpoint.foreign is None and "model.safetensors" not in checkpoint.manifest["sha256"]
 
 
 def _files(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Mapping[str, Tensor]]:
@@ -238,7 +239,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
         return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign.weights().items()}}
     states: dict[str, dict[str, Tensor]] = {}
     pieces: dict[str, list[tuple[tuple[slice, ...], Tensor]]] = {}
-    for name, expected in checkpoint.facts["sha256"].items():
+    for name, expected in checkpoint.manifest["sha256"].items():
         path = checkpoint.path / name
         if path.stem == without:
             continue

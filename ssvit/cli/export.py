@@ -33,7 +33,8 @@ def run(config: Config) -> None:
     encoder = options.encoder.values()
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    options.check_model(timm_options.of(checkpoint.encoder | {"image_size": size}), checkpoint.facts.get("classifier"))
+    encoder_options = timm_options.of(checkpoint.encoder | {"image_size": size})
+    options.check_model(encoder_options, checkpoint.manifest.get("classifier"))
     run = checkpoint.home(options.outputs)
     folder = Path(options.output or run / "export" / options.format)
     options.check_folder(folder, checkpoint=checkpoint.path)
@@ -50,7 +51,7 @@ def run(config: Config) -> None:
     else:
         changes = {"image_size": size, "resize": options.resize, **encoder}
         model = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))
-    remarks = export(model, folder, options, manifest=checkpoint.facts, run=run)
+    remarks = export(model, folder, options, manifest=checkpoint.manifest, run=run)
     print_lines(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks)
 
 

@@ -35,7 +35,7 @@ def run(config: Config) -> Path:
     from ssvit.checkpoints import storage
 
     whole = storage.merge(checkpoint)
-    print_lines(f"{whole.path}: {', '.join(sorted(whole.facts['sha256']))}")
+    print_lines(f"{whole.path}: {', '.join(sorted(whole.manifest['sha256']))}")
     return whole.path
 
 

@@ -55,8 +55,8 @@ class Export(Options):
             raise OptionError("output", folder, "must be a folder, and this is a file")
         if checkpoint is not None and checkpoint.resolve().is_relative_to(folder.resolve()):
             raise OptionError("output", folder, "contains the checkpoint; choose another folder")
-        if others := {entry.name for entry in folder.iterdir()} - _FILES:
-            raise OptionError("output", folder, f"contains {min(others)}, which is no export; choose another folder")
+        if foreign := {entry.name for entry in folder.iterdir()} - _FILES:
+            raise OptionError("output", folder, f"contains {min(foreign)}, which is no export; choose another folder")
         if not self.overwrite:
             raise OptionError("output", folder, "exists; overwrite=true replaces it")
 

@@ -58,7 +58,7 @@ class TensorMapping:
         return all(replace(self, theirs=(name,)).numbers(names) for name in self.theirs if name)
 
     def numbers(self, names: Iterable[str]) -> set[tuple[int, ...]]:
-        """Return the numbers, such as the layer, in those of the names that match the first name of this mapping."""
+        """Return the numbers, such as the layer, in the names that match the first name of this mapping."""
         pattern = re.compile(re.sub(r"\\{\w\\}", r"([0-9]{1,9})", re.escape(self.theirs[0])))
         return {tuple(map(int, match.groups())) for name in names if (match := pattern.fullmatch(name))}
 
@@ -146,7 +146,7 @@ class Layout:
     table: tuple[TensorMapping, ...]  # tensors of the encoder
     ignored: str  # pattern of the names that are not read
     normalisation: Mapping[str, Any]  # default mean and std of the peer
-    marks: tuple[str, ...] = ()  # names of which a file must contain one, if several peers share the signature
+    marks: tuple[str, ...] = ()  # at least one of these names must be in the file, if peers share the signature
     # Reads the files in a folder: some of `reading_options.FOREIGN_OPTIONS`, "gelu", "norm_epsilon" and "pooling".
     read_config: Callable[[Path], dict[str, Any]] = lambda folder: {}
     norm_epsilon: float = 1e-6
@@ -173,7 +173,7 @@ class Layout:
         return min(complete + 1, _count({layer for (layer,) in layers}))
 
     def units(self, names: Collection[str]) -> list[int]:
-        """Return the number of units in each stage of a hybrid's stem, of which the peer counts both from 1."""
+        """Return the number of units in each stage of a hybrid's stem; the peer numbers stages and units from 1."""
         numbers = self._mapping("stem.stages.{s}.{u}.conv1.weight").numbers(names)
         stages = _count({stage - 1 for stage, _ in numbers})
         return [_count({unit - 1 for s, unit in numbers if s == stage + 1}) for stage in range(stages)]

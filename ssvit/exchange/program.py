@@ -31,7 +31,7 @@ class Program(nn.Module):
 
     Args:
         model: The encoder or classifier.
-        options: Options of the export, of which `any_size` and `resize` are used.
+        options: Options of the export; `any_size` and `resize` are used.
     """
 
     def __init__(self, model: ViT | Classify, options: Export) -> None:

@@ -39,7 +39,7 @@ class _Ignored:
 
 
 def read(path: Path) -> dict[str, "Tensor"]:
-    """Return the tensors of a file by their full names ({"model": {"norm": …}} as model.norm).
+    """Return the tensors of a file by their full names: {"model": {"norm": …}} contains model.norm.
 
     Any other content is ignored. Values are memory-mapped from the file.
 

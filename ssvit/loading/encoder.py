@@ -41,9 +41,9 @@ def load_encoder(options: LoadEncoder) -> Encoder:
             before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
             if before != after:
                 notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
-        if others := sorted({name.split(".")[0] for name in weights if not name.startswith(prefix)}):
-            notes.append(f"not loaded: {', '.join(others)}")
-        print_lines("; ".join([*notes, *checkpoint.facts.get("notes", ())]))
+        if unused := sorted({name.split(".")[0] for name in weights if not name.startswith(prefix)}):
+            notes.append(f"not loaded: {', '.join(unused)}")
+        print_lines("; ".join([*notes, *checkpoint.manifest.get("notes", ())]))
     encoder.origin = checkpoint.checksum
     return encoder.eval()
 
@@ -75,7 +75,8 @@ def load_classifier(options: LoadEncoder) -> Classify:
         raise CheckpointError(f"{checkpoint.path}: {NO_CLASSIFIER}")
     states = storage.load(checkpoint, without="optimizer")
     with _building(checkpoint, "classifier"):
-        classifier = Classify(ClassifyOptions(**checkpoint.facts["classifier"]), encoder=of(checkpoint.encoder).build())
+        options_of_head = ClassifyOptions(**checkpoint.manifest["classifier"])
+        classifier = Classify(options_of_head, encoder=of(checkpoint.encoder).build())
         classifier.load_state_dict(_weights(checkpoint, states))
         classifier.encoder = _changed(classifier.encoder, options)
     return classifier.eval()
@@ -94,7 +95,7 @@ def _building(checkpoint: Checkpoint, part: str) -> Iterator[None]:
 def _weights(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Return the averaged weights if available, otherwise the weights; LoRA matrices are merged into them."""
     weights = states.get("ema", states["model"])
-    return lora.merged(weights, **checkpoint.facts["lora"]) if "lora" in checkpoint.facts else weights
+    return lora.merged(weights, **checkpoint.manifest["lora"]) if "lora" in checkpoint.manifest else weights
 
 
 def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:

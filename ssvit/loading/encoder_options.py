@@ -130,7 +130,7 @@ class LoadClassifier(LoadEncoder):
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
     """Return the options of a checkpoint's evaluation transform; raise CheckpointError if its manifest is invalid."""
     try:
-        return CenterCrop(**(checkpoint.facts.get("view") or {"size": checkpoint.encoder["image_size"]}))
+        return CenterCrop(**(checkpoint.manifest.get("view") or {"size": checkpoint.encoder["image_size"]}))
     except OptionError as error:
         raise CheckpointError(f"{checkpoint.path}: view.{error}") from None
 
@@ -138,6 +138,6 @@ def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
 def pixel_format(checkpoint: Checkpoint) -> PixelFormat:
     """Return the pixel format of a checkpoint's encoder; raise CheckpointError if its manifest is invalid."""
     try:
-        return PixelFormat(channels=checkpoint.encoder["channels"], range=checkpoint.facts.get("range"))
+        return PixelFormat(channels=checkpoint.encoder["channels"], range=checkpoint.manifest.get("range"))
     except OptionError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None

@@ -45,29 +45,34 @@ def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Chec
     from ssvit.exchange import files, reading
 
     foreign = reading.read(path, json.loads(options))
-    facts = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
-    return Checkpoint(path, facts | {"seal": seal({**facts, "file": files.digest(path)})}, foreign)
+    entries = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
+    return Checkpoint(path, {**entries, "seal": seal({**entries, "file": files.digest(path)})}, foreign)
 
 
 def find(
-    which: str, *, outputs: str, stage: str, say: Callable[[str], None], options: Mapping[str, object] | None = None
+    checkpoint: str,
+    *,
+    outputs: str,
+    stage: str,
+    say: Callable[[str], None],
+    options: Mapping[str, object] | None = None,
 ) -> Checkpoint:
-    """Find the checkpoint of the option checkpoint=`which`.
+    """Find the checkpoint that the option checkpoint= selects.
 
     Args:
-        which: As for `open_checkpoint`; or newest, for the finished run of a stage that was written last.
+        checkpoint: A path as for `open_checkpoint`, or newest for the last finished run of a stage.
         outputs: Folder of all runs.
         stage: Stage of the run for newest: pretrain or finetune.
-        say: Called with a line that names the newest run.
+        say: Function that prints a line, which names the newest run.
         options: As for `open_checkpoint`.
 
     Raises:
         OptionError: There is no checkpoint at the path.
         UserError: No run of the stage is finished.
     """
-    if which == NEWEST and outputs in (None, "", "null"):
+    if checkpoint == NEWEST and outputs in (None, "", "null"):
         raise OptionError("outputs", outputs, "must be the folder of all runs")
-    path = _newest(Path(outputs), stage, say) if which == NEWEST else _locate(which)
+    path = _newest(Path(outputs), stage, say) if checkpoint == NEWEST else _locate(checkpoint)
     with within("encoder"):  # group that contains `options`
         return open_checkpoint(path, options)
 
@@ -108,20 +113,20 @@ def _finished(outputs: Path, stage: str) -> Iterator[tuple[bool, float, Path]]:
     for file in outputs.rglob("config.yaml"):
         try:
             path = manifest.complete(file.parent)[-1]
-            facts, config = manifest.read(path), Configuration.read(file).values
-            is_finished = facts["step"] == config["recipe"]["steps"] or facts.get("ended", False)
+            metadata, config = manifest.read(path), Configuration.read(file).values
+            is_finished = metadata["step"] == config["recipe"]["steps"] or metadata.get("ended", False)
             written = (path / "manifest.json").stat().st_mtime
         except (UserError, OSError, LookupError, TypeError):
             continue
-        from_scratch = stage == FINETUNE and facts.get("start") == SCRATCH
+        from_scratch = stage == FINETUNE and metadata.get("start") == SCRATCH
         is_control = from_scratch and config.get("compare")
         is_trial = config.get("sweep") and config.get("development") is not None
-        if facts.get("stage") == stage and is_finished and not is_control and not is_trial:
+        if metadata.get("stage") == stage and is_finished and not is_control and not is_trial:
             yield not from_scratch, written, path
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
-    """Return the last checkpoint of the newest finished run of a stage, and report it with `say`."""
+    """Return the last checkpoint of the newest finished run of a stage, and print its path."""
     runs = list(_finished(outputs, stage))
     if not runs:
         hint = f"run the command {stage} first, or give checkpoint=PATH"

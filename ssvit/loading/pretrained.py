@@ -121,11 +121,11 @@ def _selects_data(arguments: Mapping[str, str]) -> bool:
 
 
 def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
-    """Return the options that make other images match those on which a run's encoder was trained.
+    """Return the options that make other images match the training images of a run's encoder.
 
-    These are the image size, which the file of a data set sets for any encoder, and the channels, their range and their
-    normalisation unless they are those of photographs in colour. Foreign weights keep the options in the file: DINOv2's
-    are trained at 518 px and used at 224.
+    These are the image size and, unless the images are photographs in colour, the channels, their range and their
+    normalisation. Foreign weights keep the options in the file of the data set: DINOv2's are trained at 518 px and used
+    at 224.
     """
     if checkpoint.foreign or "data" not in arguments or "experiment" in arguments:
         return ()
@@ -210,8 +210,8 @@ def _checkpoint_of_run(file: Path, command: str | None) -> str | None:
             return None
         is_finished = any((folder / name).exists() for name in ("comparison.json", "sweep.json"))
         if last := manifest.complete(folder)[-1:]:
-            facts = manifest.read(last[0])
-            is_finished = facts["step"] == values["recipe"]["steps"] or facts.get("ended", False)
+            metadata = manifest.read(last[0])
+            is_finished = metadata["step"] == values["recipe"]["steps"] or metadata.get("ended", False)
         return None if is_finished and command is not None else values["encoder"]["path"]
     except (UserError, OSError, KeyError, TypeError):
         return None

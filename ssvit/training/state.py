@@ -346,7 +346,7 @@ class State:
             UserError: The checkpoint was written by a run with another identity or another optimiser.
         """
         found = storage.newest(folder, say) if self.fabric.is_global_zero else None
-        manifest: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].facts))
+        manifest: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].manifest))
         if manifest is None:
             return 0
         for name, value in run_identity.items():

@@ -105,7 +105,7 @@ def test_torch_reads_them_too(saved, parted):
 def test_merged_they_are_the_same_checkpoint(parted):
     before = flat(parted)
     merged = storage.merge(Checkpoint.open(parted))
-    assert set(merged.facts["sha256"]) == FILES
+    assert set(merged.manifest["sha256"]) == FILES
     assert {path.name for path in parted.iterdir()} == {"manifest.json", *FILES}
     after = flat(parted)
     assert after.keys() == before.keys()
@@ -125,7 +125,7 @@ def test_a_finished_run_that_was_killed_before_its_parts_were_merged_merges_them
     before = flat(tmp_path)
     worked, _ = tiny.train(tmp_path, steps=4)
     assert not worked
-    assert set(Checkpoint.open(tmp_path).facts["sha256"]) == FILES
+    assert set(Checkpoint.open(tmp_path).manifest["sha256"]) == FILES
     after = flat(tmp_path)
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
