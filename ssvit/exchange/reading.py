@@ -164,7 +164,7 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
 
     sizes = {letter: size for mapping in mappings for letter, size in mapping.sizes(stored).items()}
     if not sizes.keys() >= set("dcpqm" if layout.rotary else "dcpqmt"):
-        raise ForeignError(f"{path}: its tensors must have the number of axes of {layout.peer}'s")
+        raise ForeignError(f"{path}: its tensors must have the same number of axes as {layout.peer}'s")
     if sizes.get("periods"):  # one period for each four channels of a head
         sizes["h"] = sizes["d"] // (4 * sizes["periods"])
     described = _described(layout, path.parent) | ({"heads": sizes["h"]} if "h" in sizes else {})
@@ -172,7 +172,7 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
     defaults = {"heads": {**HEADS, **layout.heads}.get(sizes["d"]), **normalisation}
     chosen, sources = _choose(defaults, described, options)
     if "heads" not in chosen:
-        raise OptionError("heads", None, f"{path.name} does not contain it, and width {sizes['d']} has no usual number")
+        raise OptionError("heads", None, f"must be set: neither {path.name} nor its width {sizes['d']} determines it")
     if sizes.get("h") not in (None, chosen["heads"]):
         raise OptionError("heads", chosen["heads"], f"must be {sizes['h']}, as in {path.name}")
     step = 1 if units is None else vit_options.stride(units)
@@ -211,7 +211,7 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
         f"pooling {encoder.pooling}",
         f"gelu {encoder.gelu}",
     ]
-    if unread := [name for name in shapes if name.removeprefix(prefix) not in wanted]:
+    if unread := sorted(shapes.keys() - {prefix + name for name in wanted}):
         notes.append(f"not read: {shown(*unread)}")
     return ForeignViT(path, encoder.values(), notes, prefix, mappings, layout.masks_keys)
 
