@@ -37,8 +37,8 @@ from ssvit.training import sharding
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another process
-# Floating-point operations of a run that repay its compilation on a CPU: two minutes of eager steps on a core with
-# bfloat16 instructions, of which compiled steps save about the 20 seconds that compiling takes.
+# Floating-point operations of a process that repay its compilation on a CPU: two minutes of eager steps on a core with
+# bfloat16 instructions, of which compiled steps save more than the 13 to 25 seconds that compiling takes.
 _REPAID = 40e12
 
 _CONNECTION_LOST = re.compile(
@@ -59,19 +59,20 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
     return "bf16-mixed" if native else "32-true"
 
 
-def backend(recipe: Recipe, device: torch.device, encoder: Encoder) -> tuple[Literal["eager", "compile"], str]:
+def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["eager", "compile"], str]:
     """Choose between eager and compiled steps for recipe.backend=auto.
 
     The choice is a function of the options, so that a run that was stopped continues with the same bits.
 
     Args:
+        fabric: The processes and devices.
         recipe: The hyperparameters.
-        device: The device of this process.
         encoder: The encoder.
 
     Returns:
         eager or compile, and the reason in words.
     """
+    device = fabric.device
     if device.type == "cuda":
         return "compile", "the device is a GPU"
     if device.type != "cpu" or precision(recipe, device) != "bf16-mixed":
@@ -79,13 +80,16 @@ def backend(recipe: Recipe, device: torch.device, encoder: Encoder) -> tuple[Lit
     if not isinstance(encoder, ViT):
         return "eager", "the encoder is not a ViT"
     # Forward and backward pass take 6 operations for each weight and token. Masking and views are not considered.
-    tokens = recipe.steps * recipe.batch_size * recipe.passes * encoder.patches
+    tokens = recipe.steps * recipe.batch_size // fabric.world_size * recipe.passes * encoder.patches
     work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
     if work < _REPAID:
-        return "eager", f"about {work / 1e12:.3g} TFLOP; a run repays its compilation from {_REPAID / 1e12:.0f} on"
+        return (
+            "eager",
+            f"about {work / 1e12:.3g} TFLOP for each process; compiling pays off from {_REPAID / 1e12:.0f} on",
+        )
     if not _compiles():
         return "eager", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
-    return "compile", f"about {work / 1e12:,.0f} TFLOP"
+    return "compile", f"about {work / 1e12:,.0f} TFLOP for each process"
 
 
 def _compiles() -> bool:

@@ -153,7 +153,7 @@ class Session:
         with nullcontext() if reads else sharding.building(self.fabric):
             objective = config.build("objective", **objects)
         if recipe.backend == "auto":
-            backend, reason = runtime.backend(recipe, self.fabric.device, objective.encoder)
+            backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
             recipe = recipe.changed(backend=backend)
             if is_main_process():
                 print_lines(f"recipe.backend=auto: {backend} ({reason})")

@@ -1,6 +1,7 @@
 """recipe.backend: the choice of auto; one graph for each image shape without breaks; exact resumption when compiled."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -49,19 +50,21 @@ LONG = {"steps": 200_000, "batch_size": 10_000, "precision": "bf16-mixed"}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "device", "works", "expected"),
+    ("recipe", "device", "world", "works", "expected"),
     [
-        (LONG, "cpu", True, "compile"),
-        (LONG, "cpu", False, "eager"),
-        (LONG | {"steps": 2_000}, "cpu", True, "eager"),
-        (LONG | {"precision": "32-true"}, "cpu", True, "eager"),
-        ({"precision": "32-true"}, "cuda", False, "compile"),
-        (LONG, "mps", True, "eager"),
+        (LONG, "cpu", 1, True, "compile"),
+        (LONG, "cpu", 100, True, "eager"),
+        (LONG, "cpu", 1, False, "eager"),
+        (LONG | {"steps": 2_000}, "cpu", 1, True, "eager"),
+        (LONG | {"precision": "32-true"}, "cpu", 1, True, "eager"),
+        ({"precision": "32-true"}, "cuda", 1, False, "compile"),
+        (LONG, "mps", 1, True, "eager"),
     ],
 )
-def test_auto_compiles_on_gpus_and_long_bfloat16_runs_on_cpus(recipe, device, works, expected, monkeypatch):
+def test_auto_compiles_on_gpus_and_long_bfloat16_runs_on_cpus(recipe, device, world, works, expected, monkeypatch):
     monkeypatch.setattr(runtime, "_compiles", lambda: works)
-    choice, reason = runtime.backend(Recipe(**recipe), torch.device(device), tiny.encoder(0.0))
+    fabric = SimpleNamespace(device=torch.device(device), world_size=world)
+    choice, reason = runtime.backend(fabric, Recipe(**recipe), tiny.encoder(0.0))
     assert choice == expected
     assert reason
 
