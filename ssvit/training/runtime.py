@@ -89,7 +89,7 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
         )
     if not _compiles():
         return "eager", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
-    return "compile", f"about {work / 1e12:,.0f} TFLOP for each process"
+    return "compile", f"about {work / 1e12:,.0f} TFLOP per process"
 
 
 def _compiles() -> bool:
