@@ -83,10 +83,7 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
     tokens = recipe.steps * recipe.batch_size // fabric.world_size * recipe.passes * encoder.patches
     work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
     if work < _REPAID:
-        return (
-            "eager",
-            f"about {work / 1e12:.3g} TFLOP for each process; compiling pays off from {_REPAID / 1e12:.0f} on",
-        )
+        return "eager", f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
     if not _compiles():
         return "eager", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
     return "compile", f"about {work / 1e12:,.0f} TFLOP per process"
