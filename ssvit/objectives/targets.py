@@ -88,8 +88,8 @@ class Classes:
 class MeanColor(targets_options.MeanColor, Classes):
     """Predict the mean colour of each cell of a grid as a class, with 2^bits levels per channel.
 
-    Here the grid has one cell. The level of a channel is min(floor(levels * mean), levels - 1), and the class of three
-    channels is levels^2 R + levels G + B.
+    The level of a channel is min(floor(levels * mean), levels - 1), and the class of three channels is levels^2 R +
+    levels G + B. The paper's targets are one cell, and a grid of 4 x 4 cells: 16 predictions of 512 classes.
     """
 
     @cached_property
@@ -105,7 +105,7 @@ class MeanColor(targets_options.MeanColor, Classes):
     @property
     def cells(self) -> int:  # type: ignore[override]  # an attribute in `Classes`
         """Return the number of cells per patch."""
-        return self.grid_side**2
+        return self.grid**2
 
     @property
     def width(self) -> int:
@@ -116,26 +116,22 @@ class MeanColor(targets_options.MeanColor, Classes):
         """Return the class of each cell: (b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
         # float64 makes the levels of uint8 images exact; float32 also sums bytes exactly up to 2^24.
         full = 255.0 if images.dtype == torch.uint8 else 1.0
-        cell = self.patch_size[0] // self.grid_side, self.patch_size[1] // self.grid_side
+        cell = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
         exact = images.dtype == torch.uint8 and 255 * math.prod(cell) <= 2**24
         rows = (images.float() if exact else images.double()).unflatten(2, (-1, cell[0])).sum(3)
         sums = rows.unflatten(3, (-1, cell[1])).sum(4).double()
         levels = (sums * self.levels / (math.prod(cell) * full)).long().clamp(0, self.levels - 1)
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=images.device)
         classes = (levels * weight[:, None, None]).sum(1)
-        return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.grid_side, h=self.grid_side)
+        return rearrange(classes, "b (y g) (x h) -> b (y x) (g h)", g=self.grid, h=self.grid)
 
     def paint(self, labels: Tensor) -> Tensor:
         """Fill each cell with the central colour of its class: (..., g * g) -> (..., c, p, q)."""
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=labels.device)
         colors = ((labels[..., None] // weight) % self.levels + 0.5) / self.levels
-        cells = colors.unflatten(-2, (self.grid_side, self.grid_side))
-        p, q = self.patch_size[0] // self.grid_side, self.patch_size[1] // self.grid_side
+        cells = colors.unflatten(-2, (self.grid, self.grid))
+        p, q = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
         return repeat(cells, "... y x c -> ... c (y p) (x q)", p=p, q=q)
-
-
-class ColorGrid(targets_options.ColorGrid, MeanColor):
-    """Predict the mean colours of a larger grid: the paper's 4x4 downsized patch has 16 predictions of 512 classes."""
 
 
 class Regression:

@@ -38,39 +38,20 @@ class Pixels(Patches):
 
 @choice("target", "mean_color")
 class MeanColor(Patches):
-    """Predict the mean colour of the patch as one class: the paper's best target."""
+    """Predict the mean colour of the patch as one class, the paper's best target, or of the cells of a grid."""
 
     bits: Count = 3
     """Bits per channel: each channel has 2^bits levels; 3 bits give 512 classes."""
-
-    @property
-    def grid_side(self) -> int:
-        """Return the number of cells in a row and in a column of the patch."""
-        return 1
+    grid: Count = 1
+    """Number of cells in a row and in a column of the patch, with one class each; 4 in the paper's second target
+    (target=color_grid)."""
 
     def check_consistency(self) -> None:
-        """Check that the number of classes is supported."""
+        """Check that the number of classes is supported and that the grid divides the patch."""
         if self.bits > 8 or self.bits * self.channels > 16:
             maximum = min(8, 16 // self.channels)
             others = "; target=pixels, hog and codebook accept any number of channels" if self.channels > 3 else ""
             raise OptionError("bits", self.bits, f"must be at most {maximum} for {self.channels} channels{others}")
-
-
-@choice("target", "color_grid")
-class ColorGrid(MeanColor):
-    """Predict the mean colours of a grid of cells, one class for each cell: the paper's 4x4 downsized patch."""
-
-    grid: Count = 4
-    """Number of cells in a row and in a column of the patch."""
-
-    @property
-    def grid_side(self) -> int:
-        """Return the number of cells in a row and in a column of the patch."""
-        return self.grid
-
-    def check_consistency(self) -> None:
-        """Check that the grid divides the patch."""
-        super().check_consistency()
         height, width = self.patch_size
         if height % self.grid or width % self.grid:
             raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")

@@ -13,10 +13,10 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, MaskedPatch, Masking, corrupt
-from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
+from ssvit.objectives.targets import MeanColor, Pixels
 
-TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]
-IDS = [type(target).__name__ for target in TARGETS]
+TARGETS = [MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2), Pixels(patch_size=4)]
+IDS = ["mean_color", "color_grid", "pixels"]
 
 
 def build(target=None, masking=None, *, trained: bool = True, **options) -> MaskedPatch:

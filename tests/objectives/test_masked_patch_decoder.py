@@ -10,10 +10,10 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options, masked_patch_options
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.objectives.masked_patch import MaskedPatch, Masking, uncorrupted
-from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
+from ssvit.objectives.targets import MeanColor, Pixels
 
 DECODER = {"depth": 2, "width": 16, "heads": 2}
-TARGETS = [MeanColor(patch_size=4, bits=2), ColorGrid(patch_size=4, grid=2, bits=1), Pixels(patch_size=4)]
+TARGETS = [MeanColor(patch_size=4, bits=2), MeanColor(patch_size=4, grid=2, bits=1), Pixels(patch_size=4)]
 
 
 def masking(corrupted: float = 0.75) -> Masking:

@@ -423,8 +423,7 @@ OUTSIDE = {
     contrastive_options.ContrastiveTuning: {"trained": 0, "heads_only": 2, "queue": 0},
     codebook_options.Codebook: {"clusters": 1, "images": 0, "components": 0, "window": 3, "layer": 2},
     targets_options.Hog: {"cell": 0, "channels": 0},
-    targets_options.ColorGrid: {"grid": 3},
-    targets_options.MeanColor: {"bits": 0, "patch_size": "8"},
+    targets_options.MeanColor: {"bits": 0, "grid": 3, "patch_size": "8"},
     targets_options.Pixels: {"loss": "l3", "patch_size": -8},
     classify_options.Distillation: {"kind": "loud", "temperature": 0, "weight": 1.1},
     classify_options.Classify: {
@@ -454,7 +453,7 @@ INVALID = [
     (targets_options.Hog, "cell", {"cell": 5, "window": 12}),
     (targets_options.Hog, "window", {"cell": 1, "window": 3}),
     (targets_options.Hog, "window", {"cell": 1, "window": 7}),
-    (targets_options.ColorGrid, "grid", {"patch_size": [8, 6], "grid": 4}),
+    (targets_options.MeanColor, "grid", {"patch_size": [8, 6], "grid": 4}),
     (targets_options.MeanColor, "bits", {"bits": 9, "channels": 1}),
     (targets_options.MeanColor, "bits", {"bits": 6}),
     (classify_options.Classify, "label_smoothing", {"loss": "multi_label", "label_smoothing": 0.1}),
