@@ -22,9 +22,9 @@ from ssvit.objectives import latent_options, mae_options, masked_patch_options
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import KINDS, MaskedPatch, Masking
-from ssvit.objectives.targets import ColorGrid, MeanColor, Pixels
+from ssvit.objectives.targets import MeanColor, Pixels
 
-TARGETS = [MeanColor(patch_size=4), ColorGrid(patch_size=4, grid=2), Pixels(patch_size=4)]
+TARGETS = [MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2), Pixels(patch_size=4)]
 SIZE, GRID = (16, 24), (4, 6)
 
 
