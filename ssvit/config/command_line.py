@@ -166,7 +166,7 @@ class CommandLine:
 
     def default_choices(self, name: str) -> Plain:
         """Return the groups in a configuration's lists of defaults, each with its choice or list of choices."""
-        choices = {}
+        choices: Plain = {}
         for file in self.with_bases(name):
             for entry in yaml.safe_load(file.read_text()).get("defaults", []):
                 if isinstance(entry, dict):

@@ -38,11 +38,12 @@ class Option:
         """Return the option, followed by its description and permitted values, wrapped to a width."""
         meaning = self.meaning.replace("`", "").rstrip(".")
         description = f"{meaning} [{self.expected}]".strip() if self.expected else meaning
-        indent = {"initial_indent": _INDENT, "subsequent_indent": _INDENT}
         head = f"  {self.name}{'=' * bool(self.default)}{self.default}"
         return [
             head if len(head) <= width else f"{head[: width - 1]}…",
-            *textwrap.wrap(description, width, **indent, break_on_hyphens=False),
+            *textwrap.wrap(
+                description, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+            ),
         ]
 
 
@@ -111,12 +112,12 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     of_command = meanings(command.options)
     order = ["", *(name.partition(".")[0] for name in command.common)]
     files = []
-    for group, file in sorted(choices.items(), key=lambda choice: _place(choice[0].partition("@")[0], order)):
-        folder, _, package = group.rpartition("@") if "@" in group else (group, "", group)
+    for choice, file in sorted(choices.items(), key=lambda item: _place(item[0].partition("@")[0], order)):
+        folder, _, package = choice.rpartition("@") if "@" in choice else (choice, "", choice)
         if package != "_here_":
             meaning = of_command.get(package) or (GROUPS[folder].meaning if folder in GROUPS else "")
             names = f"one of {', '.join(config.line.names(folder))}"
-            files.append(Option(aliases.get(group, group), _typed(file), meaning, names))
+            files.append(Option(aliases.get(choice, choice), _typed(file), meaning, names))
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
     for option in options:
         if _REFERENCE.fullmatch(option.default) or option.name in choices:

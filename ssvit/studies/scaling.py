@@ -71,9 +71,9 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
             title(name, probe["column"]): [row["probes"][name]["chosen"] for row in same]
             for name, probe in first["probes"].items()
         }
-        for name, key in ((FINETUNED, "finetuned"), (SUPERVISED, "supervised")):
-            if all(key in row for row in same):
-                values[name] = [row[key] for row in same]
+        for name, accuracy in ((FINETUNED, "finetuned"), (SUPERVISED, "supervised")):
+            if all(accuracy in row for row in same):
+                values[name] = [row[accuracy] for row in same]
         grid.append(
             {name: first.get(name) for name in _POINT}
             | {
