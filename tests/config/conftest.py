@@ -10,7 +10,7 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory) -> Path:
-    """Eight images of two classes in the layout of ImageNet, a table, shards, lists, a saved set, and with masks."""
+    """Eight images of two classes in the layout of ImageNet, a table, shards, lists and a saved set."""
     root = tmp_path_factory.mktemp("images")
     (root / "dataset_dict.json").write_text('{"splits": ["train", "val"]}')
     (root / "cifar").mkdir()
@@ -28,12 +28,5 @@ def images(tmp_path_factory) -> Path:
         lines = [f"../{part}/n0{1 + label}/{number}.png {label}" for label in (0, 1) for number in range(4)]
         for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
             (root / "cifar" / name).write_text("\n".join(lines))
-        for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-            (root / "voc" / folder).mkdir(parents=True, exist_ok=True)
-        for number in range(8):
-            Image.new("RGB", (30, 20)).save(root / "voc" / "JPEGImages" / f"{part}{number}.jpg")
-            Image.new("P", (30, 20)).save(root / "voc" / "SegmentationClass" / f"{part}{number}.png")
-        listed = "\n".join(f"{part}{number}" for number in range(8))
-        (root / "voc" / "ImageSets" / "Segmentation" / f"{part}.txt").write_text(listed)
     (root / "table.csv").write_text("\n".join(rows) + "\n")
     return root
