@@ -48,4 +48,4 @@ class Fabric(Options):
     def check(self, run: Run) -> None:
         """Check that the encoder can be sharded over processes."""
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.strategy == "fsdp":
-            raise OptionError("strategy", "fsdp", f"shares out a ViT, and the encoder is {run.encoder.label}")
+            raise OptionError("strategy", "fsdp", f"requires a ViT, and the encoder is {run.encoder.label}")

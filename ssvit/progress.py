@@ -6,15 +6,15 @@ from collections.abc import Callable
 from tqdm import tqdm
 
 
-def progress(what: str, unit: str) -> Callable[[int, int], None]:
+def progress(description: str, unit: str) -> Callable[[int, int], None]:
     """Return a function of (done, all) that shows the progress, its rate and the remaining time.
 
     Args:
-        what: Description of the computation.
+        description: Description of the computation.
         unit: Unit of the count, such as " images".
     """
-    rarely = 0.5 if sys.stdout.isatty() else 10  # seconds between updates, and before the first
-    bar = tqdm(desc=what, unit=unit, mininterval=rarely, delay=rarely, dynamic_ncols=True, file=sys.stdout)
+    interval = 0.5 if sys.stdout.isatty() else 10  # seconds between updates, and before the first
+    bar = tqdm(desc=description, unit=unit, mininterval=interval, delay=interval, dynamic_ncols=True, file=sys.stdout)
 
     def show(done: int, total: int) -> None:
         bar.total = total

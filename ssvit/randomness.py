@@ -104,7 +104,7 @@ def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
             low_part = low_part ^ (_mix(second + high_part * _GOLDEN) & masks[1])
         return high_part << low | low_part
 
-    found = permuted(places)
-    while (outside := found >= size).any():
-        found[outside] = permuted(found[outside])
-    return found
+    elements = permuted(places)
+    while (outside := elements >= size).any():
+        elements[outside] = permuted(elements[outside])
+    return elements

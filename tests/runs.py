@@ -1,18 +1,40 @@
 """Runs of tests: in several processes, with losses that are not finite, killed after a line; what they leave."""
 
 import json
-import math
 from pathlib import Path
 
 import command
 import tiny
+import torch
 from ranks import own_rank, start
+
+from ssvit.checkpoints import storage
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.evaluation.panels import prediction_options
+from ssvit.evaluation.panels.prediction import Prediction
 
 
 def final(folder: Path) -> dict[str, str]:
     """The sha256 of each file of a run's newest checkpoint: equal exactly if the runs are bit for bit the same."""
     newest = max(folder.glob("step_*"))
     return json.loads((newest / "manifest.json").read_text())["sha256"]
+
+
+def states(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint, or of the newest one of a run, by kind and name."""
+    return storage.load(Checkpoint.open(path))
+
+
+def assert_close(folder: Path, other: Path) -> None:
+    """The newest checkpoints of two runs agree to 1e-6."""
+    torch.testing.assert_close(states(folder), states(other), rtol=1e-6, atol=1e-8)
+
+
+def held_out() -> dict[str, Prediction]:
+    """The evaluator of masked patch prediction."""
+    options = prediction_options.Prediction()
+    return {"held_out": Prediction(options, source=tiny.source(), transform=CenterCrop(size=16))}
 
 
 def rows(folder: Path, key: str) -> dict[int, float]:
@@ -23,7 +45,7 @@ def rows(folder: Path, key: str) -> dict[int, float]:
 def join(folder: Path, kwargs: dict) -> None:
     bad_rank, bad_calls = kwargs.pop("bad_on_rank", (None, ()))
     if own_rank() == bad_rank:
-        kwargs["objective"] = bad_at(*bad_calls)
+        kwargs["objective"] = tiny.at(tiny.model(), *bad_calls, act=tiny.not_finite)
     if isinstance(kwargs.get("objective"), tuple):  # a function of tiny.py and its arguments: LoRA cannot be pickled
         name, options = kwargs["objective"]
         kwargs["objective"] = getattr(tiny, name)(**options)
@@ -33,27 +55,6 @@ def join(folder: Path, kwargs: dict) -> None:
 def spread(folder: Path, world: int, **kwargs) -> list[int]:
     """Run in `world` processes; returns their exit codes."""
     return start(join, world, folder, kwargs)
-
-
-class BadAt(tiny.MaskedPatch):
-    """Gives a loss that is not finite at some calls of forward, counted from 0."""
-
-    bad: tuple[int, ...] = ()
-    calls = 0
-
-    def forward(self, *inputs):
-        result = super().forward(*inputs)
-        if self.calls in self.bad:
-            result["loss"] = result["loss"] * math.nan
-        self.calls += 1
-        return result
-
-
-def bad_at(*calls: int) -> BadAt:
-    objective = tiny.model()
-    objective.__class__ = BadAt
-    objective.bad = calls
-    return objective
 
 
 def kill_after(tmp_path: Path, line_start: str, *options: str) -> None:

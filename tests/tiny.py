@@ -3,6 +3,8 @@
 A module of its own, so that child processes can be started on its functions.
 """
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,6 +44,7 @@ from ssvit.training import loop, runtime
 from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
 
 CLASSES = ("ant", "bee", "cat")
 RECIPE = {
@@ -193,24 +196,39 @@ def transform(objective: Objective) -> Augmentation:
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 
 
+class At:
+    """Before an objective among the bases of a class: changes the results of some calls of forward, counted from 0."""
+
+    done, calls, act = 0, (), None
+
+    def forward(self, *inputs):
+        result = super().forward(*inputs)
+        self.done += 1
+        return self.act(result) if self.done - 1 in self.calls else result
+
+
+def at(objective: Objective, *calls: int, act: Callable) -> Objective:
+    """The same objective, in which `act` changes the results of these calls of forward, counted from 0."""
+    objective.__class__ = type("AtCalls", (At, type(objective)), {"calls": calls, "act": staticmethod(act)})
+    return objective
+
+
 class Interrupted(Exception):
-    """Stands for a process that ends in the middle of a step."""
+    """Represents the end of a process in the middle of a step."""
 
 
 def interrupted(objective: Objective, calls: int) -> Objective:
-    """The same objective, but its forward fails at that call, with all that the steps before it have left behind."""
+    """The same objective, whose forward fails at that call, counted from 1."""
 
-    class InterruptedAt(type(objective)):
-        calls_left = calls
+    def fail(result):
+        raise Interrupted
 
-        def forward(self, *inputs):
-            self.calls_left -= 1
-            if self.calls_left == 0:
-                raise Interrupted
-            return super().forward(*inputs)
+    return at(objective, calls - 1, act=fail)
 
-    objective.__class__ = InterruptedAt
-    return objective
+
+def not_finite(result: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The results of an objective with NaNs."""
+    return {name: value * math.nan for name, value in result.items()}
 
 
 def assert_one_graph(objective: Objective, images: torch.Tensor) -> None:
@@ -279,6 +297,15 @@ def train(
         ],
     )
     return worked, objective
+
+
+def state(objective: Objective, *, strategy: str = "auto", **options) -> tuple[State, Loader]:
+    """A training state of the objective, and batches for it."""
+    recipe = Recipe(**{**RECIPE, **options})
+    fabric = runtime.start(recipe, accelerator="cpu", strategy=strategy)
+    source = labelled() if isinstance(objective, Classify) else Memory(pictures())
+    size = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate}
+    return State(fabric, objective, recipe), Loader(source=source, transform=transform(objective), seed=0, **size)
 
 
 class Table(torch.nn.Module):

@@ -22,7 +22,7 @@ from ssvit.options import UserError
 FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "data.root",
     "data.cache", "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
-    "recipe.best", "recipe.patience", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
+    "recipe.accumulate", "recipe.best", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
     "probe", "probing", "command", "logger", "target.checkpoint", "preset",
 )  # fmt: skip
 # Groups whose files contain only options in `FREE` and values, which are compared directly.

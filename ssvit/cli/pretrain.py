@@ -59,7 +59,7 @@ def run(config: Config) -> Path:
 
 
 def _next(config: Config, *, labelled: bool) -> str:
-    """Return the command for the next step, which is the fine-tuning of the experiment if there is one."""
+    """Return the next command: the fine-tuning experiment that belongs to this one, or a general command."""
     choices, command = config.choices, config.line.command
     if choices["data"] == EMBEDDED:
         return command("finetune")
@@ -69,8 +69,8 @@ def _next(config: Config, *, labelled: bool) -> str:
         root = "" if root is None else f" data.root={shlex.quote(str(root))}"
         return f"{command('finetune')} experiment={experiment}{root}"
     if labelled:
-        return f"{command('finetune')} compare=scratch, or {command('evaluate')} for the frozen features"
-    return f"{command('visualize')}, or {command('finetune')} data=PATH with labelled images"
+        return f"{command('finetune')} compare=scratch (or {command('evaluate')}, which trains no weights)"
+    return f"{command('visualize')} (or {command('finetune')} data=PATH with labelled images)"
 
 
 command = Command(

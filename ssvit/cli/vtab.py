@@ -12,7 +12,6 @@ from typing import Self
 from pydantic import model_validator
 
 from ssvit import atomic_io
-from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
@@ -81,11 +80,7 @@ def read(folders: Iterable[Path]) -> tuple[dict[str, dict[str, list[TaskRun]]], 
             if not tested:
                 continue
             step, steps = tested[-1]["step"], (config.values.get("recipe") or {}).get("steps")
-            newest = [manifest.read(path) for path in manifest.complete(folder)[-1:]]
-            ended_early = any(
-                checkpoint.get("ended") and checkpoint["step"] == step for checkpoint in newest
-            )  # early stopping
-            if _TEST not in tested[-1] or (step != steps and not ended_early):
+            if _TEST not in tested[-1] or step != steps:
                 unfinished.append(f"{data['task']} ({folder}, step {step} of {steps})")
                 continue
             model = str((config.values.get("encoder") or {}).get("path") or "random weights")

@@ -114,7 +114,7 @@ def _finished(outputs: Path, stage: str) -> Iterator[tuple[bool, float, Path]]:
         try:
             path = manifest.complete(file.parent)[-1]
             metadata, config = manifest.read(path), Configuration.read(file).values
-            is_finished = metadata["step"] == config["recipe"]["steps"] or metadata.get("ended", False)
+            is_finished = metadata["step"] == config["recipe"]["steps"]
             written = (path / "manifest.json").stat().st_mtime
         except (UserError, OSError, LookupError, TypeError):
             continue

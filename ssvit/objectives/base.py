@@ -90,13 +90,10 @@ class Objective(nn.Module):
         options: Options of the objective.
         encoder: The encoder that is trained.
         schedules: Values that change with the step, by name, such as a teacher's momentum.
-        compares_images: Whether the loss of an image depends on other images of its micro-batch, so that the size of a
-            micro-batch changes the loss.
     """
 
     options: Any
     encoder: Encoder
-    compares_images: bool = False
     schedules: Mapping[str, ScheduleFunction] = MappingProxyType({})
 
     def __init__(self, options: Any = None, encoder: Encoder | None = None) -> None:

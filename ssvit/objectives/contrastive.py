@@ -25,8 +25,6 @@ from ssvit.randomness import uniform
 class Contrastive(Objective):
     """Define the base class of objectives that compare projections of two views."""
 
-    compares_images = True
-
     def project(self, views: Tensor) -> Tensor:
         """Return the projections of views: (b, v, c, h, w) -> (v b, e)."""
         raise NotImplementedError

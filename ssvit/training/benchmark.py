@@ -139,7 +139,7 @@ class Steps:
     """
 
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe, images: Batch) -> None:
-        self.recipe = recipe.changed(steps=1_000_000, warmup=0, decay="constant", lr_end=0.0)
+        self.recipe = recipe.changed(steps=1_000_000, warmup=0, decay="constant")
         self.state = State(fabric, objective, self.recipe)
         images = images.to(fabric.device)
         slots = (torch.arange(first, first + len(images.slots)) for first in itertools.count(step=len(images.slots)))
@@ -198,7 +198,7 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
     recipe, _, objective, loader = session.build(config)
     device = session.fabric.device.type
-    gflop = recipe.passes * flops(objective.train(), [few(loader)]) / 2 / 1e9
+    gflop = flops(objective.train(), [few(loader)]) / 2 / 1e9
     case = f"{recipe.batch_size} images, {(precision := runtime.precision(recipe, session.fabric.device))}"
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -298,7 +298,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         cpu_seconds=cpu_seconds,
         seconds=seconds,
         preparation=preparation,
-        flops=recipe.passes * of_passes + _flops_of_update(state),
+        flops=of_passes + _flops_of_update(state),
         backend=recipe.backend,
     )
 

@@ -1,4 +1,4 @@
-"""Select the best checkpoint of a run by a metric, and decide on early stopping."""
+"""Select the best checkpoint of a run by a metric."""
 
 import contextlib
 import math
@@ -28,16 +28,19 @@ class Best:
     metric: str
     step: int
     value: float
-    since: int
-    """Number of evaluations after this one."""
     error: float | None = None
     """Standard error of the value if it is an accuracy; None otherwise."""
     is_noise: bool = False
     """Whether no two evaluations differ by more than two standard errors of the difference."""
 
-    def __str__(self) -> str:
-        value = f"{self.value:.4g}" if self.error is None else f"{100 * self.value:.1f} ± {100 * self.error:.1f} %"
-        return f"step {self.step} has the best {self.metric}, {value}"
+    def conclusion(self, folder: Path) -> str:
+        """Return a sentence on the best checkpoint of the run in a folder."""
+        value = f"{self.value:.4g}"
+        if self.error is not None:
+            value = f"{100 * self.value:.1f} % (standard error {100 * self.error:.1f})"
+        if self.is_noise:
+            return f"no best checkpoint: no two evaluations differ significantly in {self.metric}, at most {value}"
+        return f"best checkpoint: {folder / NAME}, step {self.step}, {self.metric} {value}"
 
 
 def find(history: History, recipe: Recipe) -> Best | None:
@@ -58,30 +61,22 @@ def find(history: History, recipe: Recipe) -> Best | None:
     names = [name for row in history for name in row if "/" in name and not name.startswith("train/")]
     metric = recipe.best
     if metric == AUTO:
-        usual = (name for pattern in _USUAL for name in names if re.fullmatch(pattern, name))
-        if (first := next(usual, None)) is None:
+        usual = [name for pattern in _USUAL for name in names if re.fullmatch(pattern, name)]
+        if not usual:
             return None
-        metric = first
+        metric = usual[0]
     elif names and metric not in names:
-        listed = ", ".join(sorted(name for name in {*names} if not re.search(r"_layer\d+$", name)))
-        raise OptionError("recipe.best", metric, f"is not measured here; there are {listed}")
+        measured = ", ".join(sorted(name for name in {*names} if not re.search(r"_layer\d+$", name)))
+        raise OptionError("recipe.best", metric, f"must be a metric of this run: {measured}")
     sign = -1 if _LESS.search(metric.rpartition("/")[2]) else 1
-    best, since, lowest, error = (0, -math.inf), 0, math.inf, None
-    for row in history:
-        step = int(row["step"] or 0)
-        if metric in row and step and recipe.due(step, recipe.save_every):
-            since += 1
-            value = row[metric]
-            if value is not None and sign * value > best[1]:
-                best, since, error = (step, sign * value), 0, row.get(f"{metric}_error")
-            lowest = min(lowest, math.inf if value is None else sign * value)
-    is_noise = recipe.best == AUTO and error is not None and best[1] - lowest <= 2 * math.sqrt(2) * error
-    return Best(metric, best[0], sign * best[1], since, error, is_noise) if best[0] else None
-
-
-def ends(best: Best | None, recipe: Recipe) -> bool:
-    """Return whether the run stops early: no improvement in the last `recipe.patience` evaluations."""
-    return recipe.patience is not None and best is not None and best.since >= recipe.patience
+    rows = [row for row in history if metric in row and row["step"] and recipe.due(int(row["step"]), recipe.save_every)]
+    scores = [sign * value for row in rows if (value := row[metric]) is not None]
+    if not scores:
+        return None
+    top = next(row for row in rows if row[metric] == sign * max(scores))
+    error = top.get(f"{metric}_error")
+    is_noise = recipe.best == AUTO and error is not None and max(scores) - min(scores) <= 2 * math.sqrt(2) * error
+    return Best(metric, int(top["step"] or 0), sign * max(scores), error, is_noise)
 
 
 def keep(folder: Path, step: int) -> None:

@@ -3,7 +3,6 @@
 Memory is counted, and time is measured with one or two small steps. They change no weight, buffer or random state.
 """
 
-import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
+from tqdm import tqdm
 
 from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import COST, Evaluator
@@ -29,71 +29,36 @@ class Estimate:
     """Time and memory of one process of a run.
 
     Attributes:
-        steps: Optimiser updates that remain.
-        weights: Bytes of weights, buffers and averaged weights.
-        gradients: Bytes of the gradients.
-        moments: Bytes of the optimiser's state.
-        activations: Bytes that the forward pass of a micro-batch keeps for the backward pass.
-        resident: Bytes of the process before the first step, weights included; 0 if unknown.
+        steps: Optimiser updates.
         step: Seconds of an update; None if not measured.
-        evaluations: Seconds of all evaluations; None if not measured.
-        images: Images of the timed step.
+        evaluations: Seconds of all evaluations; 0 if not measured.
+        memory: Bytes by use: weights (with buffers and averaged weights), gradients, state of the optimiser, and
+            activations that the forward pass of a micro-batch keeps for the backward pass.
     """
 
     steps: int
-    weights: int
-    gradients: int
-    moments: int
-    activations: int
-    resident: int
     step: float | None
-    evaluations: float | None
-    images: int
-
-    @property
-    def memory(self) -> int:
-        """Return the peak memory in bytes."""
-        return (self.resident or self.weights) + self.gradients + self.activations + self.moments
-
-    @property
-    def seconds(self) -> float | None:
-        """Return the seconds of all steps and evaluations, without start-up, checkpoints and waiting for data.
-
-        None if not measured.
-        """
-        return None if self.step is None else self.steps * self.step + (self.evaluations or 0)
+    evaluations: float
+    memory: Mapping[str, int]
 
     @property
     def line(self) -> str:
-        """Return the estimate as one line of text."""
-        if self.seconds is None or self.step is None:
-            time_text = "time after the first steps"
-        else:
-            each = f"{self.step:.2g} s each, measured on {self.images} images"
-            steps = f"{duration(self.steps * self.step)} of steps ({each})"
-            time_text = f"{duration(self.seconds)} = {steps} + {duration(self.evaluations or 0)} of evaluations"
-        parts = (self.weights, "weights"), (self.gradients + self.moments, "gradients and moments")
-        counted = ", ".join(f"{size(part)} {name}" for part, name in (*parts, (self.activations, "activations")))
-        return f"estimated: {time_text}; {size(self.memory)} of memory (counted: {counted})"
+        """Return the estimate as one line of text, without start-up, checkpoints and waiting for data."""
+        time_text = "time not measured"
+        if self.step is not None:
+            total = tqdm.format_interval(self.steps * self.step + self.evaluations)
+            evaluations = tqdm.format_interval(self.evaluations)
+            time_text = f"{total} ({self.steps} steps of {self.step:.2g} s, evaluations {evaluations})"
+        sizes = ", ".join(f"{name} {_size(bytes)}" for name, bytes in self.memory.items())
+        return f"estimated: {time_text}; {_size(sum(self.memory.values()))} of memory ({sizes})"
 
 
-def duration(seconds: float) -> str:
-    """Format a duration in seconds as 85 s, 12 min, 3 h 20 min or 4 days."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if minutes < 100:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes / 1440:.0f} days"
+def _size(bytes: int) -> str:
+    return tqdm.format_sizeof(bytes, "B", 1000)
 
 
-def size(bytes: int) -> str:
-    """Format a number of bytes as 45 MB or 1.2 GB."""
-    return f"{bytes / 1e6:.0f} MB" if bytes < 1e9 else f"{bytes / 1e9:.1f} GB"
-
-
-def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], *, first: int = 0) -> Estimate:
-    """Estimate the time and memory of the remaining steps in each process.
+def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) -> Estimate:
+    """Estimate the time and memory of a run in each process.
 
     Time is measured only in a single process without torch.compile. Activations are counted in a forward pass, except
     for a sharded model, since no process has all of its weights.
@@ -102,7 +67,6 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
         state: The training state.
         loader: The training batches.
         evaluators: Evaluators by name.
-        first: Number of complete steps.
     """
     fabric, objective, recipe = state.fabric, state.objective, state.recipe
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
@@ -110,41 +74,32 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator], 
     gradients = _bytes(trained)
     micro = recipe.batch_size // (recipe.accumulate * fabric.world_size)
     timed = fabric.world_size == 1 and recipe.backend != "compile"
-    count, seconds, update, activations = 0, 0.0, 0.0, 0.0
-    resident = _resident() if fabric.device.type == "cpu" else 0
+    images, seconds, update, activations = 0, 0.0, 0.0, 0
     if not sharding.is_sharded(fabric):
-        with _taken_back(objective, fabric):
+        with _restored(objective, fabric):
             few = min(_FIRST, micro)
             for _ in range(2):  # the first step is slower, since it initialises libraries
-                took, fixed = _step(state, loader, few, backward=timed)
-            count = max(few, min(micro, _MOST, int(few * _SECONDS / took)))
-            larger, saved = _step(state, loader, count, backward=timed) if count > few else (took, fixed)
+                seconds, _ = _step(state, loader, few, backward=timed)
+            images = max(few, min(micro, _MOST, int(few * _SECONDS / seconds)))
+            seconds, activations = _step(state, loader, images, backward=timed)
             if timed:
                 update = min(_update(state) for _ in range(2))
-        seconds = _at(micro, few, took, count, larger)
-        activations = _at(micro, few, fixed, count, saved)
-    of_one = seconds / micro if timed and count else None
-    seen = sum(
-        one.images * sum(one.due(step, recipe.steps, recipe.evaluate_every) for step in range(first, recipe.steps + 1))
-        for one in evaluators.values()
+    evaluated = sum(
+        evaluator.images
+        * sum(evaluator.due(step, recipe.steps, recipe.evaluate_every) for step in range(recipe.steps + 1))
+        for evaluator in evaluators.values()
     )
     return Estimate(
-        steps=recipe.steps - first,
-        weights=held + (gradients if recipe.ema else 0),
-        gradients=gradients,
-        moments=_moments(state),
-        activations=round(activations),
-        resident=resident,
-        step=None if of_one is None else of_one * recipe.batch_size * recipe.passes + update,
-        evaluations=None if of_one is None else COST * seen * of_one,
-        images=count,
+        steps=recipe.steps,
+        step=seconds / images * recipe.batch_size + update if timed and images else None,
+        evaluations=COST * evaluated * seconds / images if timed and images else 0.0,
+        memory={
+            "weights": held + (gradients if recipe.ema else 0),
+            "gradients": gradients,
+            "optimizer": _moments(state),
+            "activations": round(activations * micro / max(images, 1)),
+        },
     )
-
-
-def _at(images: int, few: int, of_few: float, count: int, of_count: float) -> float:
-    """Extrapolate a quantity linearly to a number of images, from two measurements or from 0 and the larger one."""
-    each = (of_count - of_few) / (count - few) if of_count > of_few and count > 2 * few else of_count / count
-    return of_count + each * (images - count)
 
 
 def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:
@@ -188,7 +143,7 @@ def _moments(state: State) -> int:
 
 
 @contextmanager
-def _taken_back(objective: Objective, fabric: Fabric) -> Iterator[None]:
+def _restored(objective: Objective, fabric: Fabric) -> Iterator[None]:
     """Restore buffers, gradients and random states after the block."""
     buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
     devices = [fabric.device] if fabric.device.type == "cuda" else []
@@ -202,8 +157,3 @@ def _taken_back(objective: Objective, fabric: Fabric) -> Iterator[None]:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(local(tensor).nbytes for tensor in tensors)
-
-
-def _resident() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

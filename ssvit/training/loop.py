@@ -1,7 +1,7 @@
 """Train a model; pre-training and fine-tuning share this loop.
 
-Batches, schedules and all random choices are functions of the step. Weights, optimiser state and step are therefore the
-whole state of a run: a run that is killed at any point and started again computes bit-identical weights.
+Batches, schedules and all random choices are functions of the step. The state of a run therefore consists of weights,
+optimiser state and step: a run that is killed at any point and started again computes bit-identical weights.
 """
 
 import contextlib
@@ -29,10 +29,8 @@ from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import best, runtime
-from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
-from ssvit.training.metrics_log import MetricsLog
-from ssvit.training.readings import Numbers, Readings
+from ssvit.training.metrics_log import MetricsLog, Numbers, Readings
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
@@ -41,9 +39,8 @@ class Stopped(UserError):
     """A signal stopped the run, and its state is saved. `status` is the shell's exit status for the signal."""
 
     def __init__(self, signum: int, step: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(signum).name} after step {step}; saved, and goes on if started again"
-        )
+        name = signal.Signals(signum).name
+        super().__init__(f"stopped by {name} after step {step}; the state is saved, and the same command continues")
         self.status = 128 + signum
 
 
@@ -57,7 +54,7 @@ class Stop:
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         if os.getpid() == self._process and is_main_process():
-            line = "stops after this step and saves; the same again stops at once\n"
+            line = "saving after this step, then stopping; a second signal ends the process immediately\n"
             with contextlib.suppress(OSError):  # stdout of a notebook has no descriptor
                 # `print` is not reentrant; on a terminal the message is printed below the progress bar.
                 os.write(sys.stdout.fileno(), f"{chr(10) * sys.stdout.isatty()}{line}".encode())
@@ -87,7 +84,7 @@ class Stop:
         if settle(stops=bool(self.signum)):
             raise Interrupted
 
-    def heeded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def interrupting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; raise Interrupted on a request to stop, also while waiting for a batch."""
         while True:
             with self.interruptible():
@@ -115,7 +112,6 @@ def train(
     *,
     evaluators: Mapping[str, Evaluator],
     run_identity: Mapping[str, object],
-    estimated: bool = False,
     loggers: Sequence[Logger] = (),
 ) -> bool:
     """Train an objective in a run folder until `recipe.steps` updates are complete, from its newest checkpoint if any.
@@ -128,7 +124,6 @@ def train(
         folder: The run folder.
         evaluators: Evaluators and probes by name.
         run_identity: Entries of each checkpoint's manifest that a continuation must match.
-        estimated: Whether to print an estimate of time and memory first.
         loggers: Destinations of metrics in addition to metrics.jsonl, used by the main process only.
 
     Returns:
@@ -139,45 +134,37 @@ def train(
         UserError: The run cannot continue, for example with another identity or out of memory.
         PeerGone: Another process of the run has ended or does not respond.
     """
-    say = print_lines if fabric.is_global_zero else lambda text: None
+    report = print_lines if fabric.is_global_zero else lambda text: None
     state = State(fabric, objective, recipe)
-    first = state.restore(folder, run_identity, say)
+    first = state.restore(folder, run_identity, report)
     history = [row for row in rows(folder) if row["step"] <= first] if first and fabric.is_global_zero else []
-    chosen = best.find(history, recipe)
     # A checkpoint without a row of evaluation (a row without a loss) means that the evaluation was interrupted.
     evaluated = any(row["step"] == first and "train/loss" not in row for row in history)
     due = bool(first and fabric.is_global_zero and _due(evaluators, recipe, first))
-    finished, pending = map(bool, runtime.agree(fabric, [best.ends(chosen, recipe), due and not evaluated]))
-    finished = (finished or first == recipe.steps) and not pending
+    pending = runtime.any_process(fabric, due and not evaluated)
+    finished = first == recipe.steps and not pending
     if fabric.is_global_zero:  # finish the work of an interrupted run
         if finished:
             storage.merge(Checkpoint.open(folder))
-        if chosen and not (finished and chosen.is_noise):
-            best.keep(folder, chosen.step)
+        top = best.find(history, recipe)
+        if top and not (finished and top.is_noise):
+            best.keep(folder, top.step)
     if finished:
-        say(f"{folder} is finished ({first} steps); overwrite=true starts it anew, name=… starts another")
+        report(f"{folder} is finished ({first} steps); overwrite=true restarts it, name=… starts another run")
         return False
     weights = sum(parameter.numel() for parameter in objective.encoder.parameters())
-    partly = ""
-    if not all(parameter.requires_grad for parameter in objective.encoder.parameters()):
-        count = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-        partly = f" ({count:,} weights are trained)"
-    say(
-        f"{folder}: {f'goes on after step {first}' if first else 'starts'}; {weights / 1e6:.2f} million weights in the "
-        f"encoder{partly}, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}, {recipe.backend}"
+    report(
+        f"{folder}: {f'continues after step {first}' if first else 'starts'}; encoder with {weights / 1e6:.2f} million "
+        f"weights, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}, {recipe.backend}"
     )
-    if recipe.optimizer == "muon" and not any(group["matrices"] for group in state.optimizer.param_groups):
-        say("recipe.optimizer=muon: no weight of a Transformer block is trained, so AdamW updates all weights")
     log = MetricsLog(folder, recipe, first_step=first, is_main=fabric.is_global_zero, loggers=loggers)
     readings = Readings(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
-        if first == 0 and (prepared := state.prepare(loader)):
-            log.say(prepared)
-        if estimated:
-            log.say(estimate(state, loader, evaluators, first=first).line)
+        if first == 0 and (line := state.prepare(loader)):
+            log.print_line(line)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
         if fabric.world_size == 1:  # multiple processes agree on the last step instead
-            batches = stop.heeded(batches)
+            batches = stop.interrupting(batches)
         for complete in range(first + (first > 0 and not pending), recipe.steps + 1):
             step, stopping = complete - 1, False
             is_trained = complete > first  # otherwise the restored step only has to be evaluated
@@ -192,8 +179,8 @@ def train(
                     raise Stopped(stop.signum, step) from None
                 except torch.OutOfMemoryError:
                     raise UserError(
-                        f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; "
-                        "a larger one makes smaller micro-batches of the same batch"
+                        f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; a larger value "
+                        "divides the batch into smaller micro-batches"
                     ) from None
                 due = bool(_due(evaluators, recipe, complete)) or recipe.due(complete, recipe.log_every)
                 stopping = readings.read(every=due or recipe.due(complete, recipe.save_every))
@@ -201,22 +188,20 @@ def train(
                     stopping = bool(stop.signum)
                 if stopping:
                     readings.read(every=True)
+            ended = complete == recipe.steps
             try:
-                is_best, ended = _evaluate(state, evaluators, log, complete, stop)
+                is_best = _evaluate(state, evaluators, log, complete, stop)
             except Interrupted:  # repeated when the run is started again
                 is_best, ended, stopping = False, False, True
             if ended:
                 log.finish()
-            early = ended and complete < recipe.steps
-            saves = early or (is_trained and (recipe.due(complete, recipe.save_every) or stopping or ended))
+            saves = is_trained and (recipe.due(complete, recipe.save_every) or stopping)
             with log.paused() if saves or is_best else contextlib.nullcontext():
                 if saves:
-                    state.save(folder, complete, run_identity, wait=stopping or is_best, ended=early)
+                    state.save(folder, complete, run_identity, wait=stopping or is_best)
                 if is_best and fabric.is_global_zero:
                     best.keep(folder, complete)
-            if ended:
-                break
-            if stopping:
+            if stopping and not ended:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     return True
 
@@ -234,17 +219,11 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
         The metrics of the update, on the device.
     """
     fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
-    if recipe.sam:
-        micro_batches = [next(batches) for _ in range(recipe.accumulate)]
-        logged, outputs = accumulate(state, iter(micro_batches), step, scheduled)
-        with state.ascended():
-            accumulate(state, iter(micro_batches), step, scheduled)
-    else:
-        logged, outputs = accumulate(state, batches, step, scheduled)
+    logged, outputs = accumulate(state, batches, step, scheduled)
     norm = runtime.clip(fabric, state.model, state.optimizer, recipe.clip)
-    own = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
+    values = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
     # All processes decide from the same numbers: the mean is not finite if the loss of any process is not.
-    numbers = Numbers(tuple(logged), runtime.mean(fabric, torch.stack(own)))
+    numbers = Numbers(tuple(logged), runtime.mean(fabric, torch.stack(values)))
     state.apply(outputs, scheduled, numbers.applied)
     return numbers
 
@@ -282,67 +261,65 @@ def accumulate(
 
 def _due(evaluators: Mapping[str, Evaluator], recipe: Recipe, step: int) -> dict[str, Evaluator]:
     """Return the evaluators that are due after `step` updates."""
-    return {name: one for name, one in evaluators.items() if one.due(step, recipe.steps, recipe.evaluate_every)}
+    interval = recipe.evaluate_every
+    return {name: evaluator for name, evaluator in evaluators.items() if evaluator.due(step, recipe.steps, interval)}
 
 
-def _evaluate(
-    state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int, stop: Stop
-) -> tuple[bool, bool]:
-    """Run the evaluators that are due, or all at the end of the run, where their lines and tables are also output.
+def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog, step: int, stop: Stop) -> bool:
+    """Run the evaluators that are due. At the end of the run, these are all, and their lines and tables are output.
 
-    Returns whether this step is the best so far, and whether the run ends with it. Raises Interrupted on a request to
-    stop; then nothing is recorded.
+    Args:
+        state: The training state.
+        evaluators: Evaluators by name.
+        log: Log of the run.
+        step: Number of complete updates.
+        stop: Requests to stop.
+
+    Returns:
+        Whether the checkpoint of this step is to be kept as the best one.
+
+    Raises:
+        Interrupted: A process received a request to stop; nothing is recorded.
     """
-    recipe, found = state.recipe, None
+    recipe, top = state.recipe, None
+    ended = step == recipe.steps
+    evaluations: dict[str, Evaluation] = {}
     row: dict[str, float] = {}
-
-    def measure(evaluators: Mapping[str, Evaluator]) -> dict[str, Evaluation]:
-        evaluations: dict[str, Evaluation] = {}
-        for name, evaluator in evaluators.items():
-            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.is_main else None
-            with log.moving(f"evaluating: {name.replace('_', ' ')}"), stop.interruptible():
-                evaluations[name] = evaluator(objective, history)
-            row.update({f"{name}/{key}": value for key, value in evaluations[name].metrics.items()})
-        return evaluations
-
     due = _due(evaluators, recipe, step)
     if not due:
-        return False, step == recipe.steps
+        return False
     with log.paused(), state.evaluating() as objective:
-        evaluations = measure(due)
+        for name, evaluator in due.items():
+            history = with_metrics([*log.history_of(name), {"step": step}], row) if log.is_main else None
+            log.describe(f"evaluating: {name.replace('_', ' ')}")
+            with stop.interruptible():
+                evaluations[name] = evaluator(objective, history)
+            row.update({f"{name}/{key}": value for key, value in evaluations[name].metrics.items()})
         if log.is_main:
-            found = best.find(with_metrics([*log.history, {"step": step}], row), recipe)
-        flags = [found is not None and found.step == step, best.ends(found, recipe)]
-        if found is not None and found.is_noise and (step == recipe.steps or flags[1]):
-            flags[0] = False
+            top = best.find(with_metrics([*log.history, {"step": step}], row), recipe)
+        if ended and top is not None and top.is_noise:
             atomic_io.remove(log.folder / best.NAME)
-        is_best, early = map(bool, runtime.agree(state.fabric, [float(flag) for flag in flags]))
-        ended = early or step == recipe.steps
-        if ended:
-            others = {name: one for name, one in evaluators.items() if name not in due}
-            evaluations |= measure(others)
+        is_best = top is not None and top.step == step and not (ended and top.is_noise)
+        is_best = runtime.any_process(state.fabric, is_best)
         log.record(step, row)
-        if not log.is_main:
-            return is_best, ended
-        for name, evaluation in evaluations.items():
-            for line in evaluation.warnings:
-                log.say(f"step {step}, {name.replace('_', '-')}: {line}")
-            for title, figure in evaluation.figures.items():
-                log.show(step, title, figure)
-            if ended:
-                for line in evaluation.lines:
-                    log.say(f"{name.replace('_', '-')}: {line}")
-                for file, text in evaluation.tables.items():
-                    log.write(file, text)
-        if not ended:
-            return is_best, ended
-        if early:
-            log.say(
-                f"ended early (recipe.patience={recipe.patience}): {found}, no better in {recipe.patience} evaluations"
-            )
-        elif found is not None and found.step < step:
-            noise = f"no best checkpoint is kept: {found}, not significantly better than any other evaluation"
-            log.say(noise if found.is_noise else f"{found}: checkpoint={log.folder / best.NAME}")
-        if pictures := sorted(log.folder.glob("*.png")):
-            log.say(f"pictures: {', '.join(map(str, pictures))}")
-        return is_best, ended
+        if log.is_main:
+            _report(log, step, evaluations, ended=ended)
+        if log.is_main and ended:
+            if top is not None and top.step < step:
+                log.print_line(top.conclusion(log.folder))
+            if figures := sorted(path.name for path in log.folder.glob("*.png")):
+                log.print_line(f"figures in {log.folder}: {', '.join(figures)}")
+    return is_best
+
+
+def _report(log: MetricsLog, step: int, evaluations: Mapping[str, Evaluation], *, ended: bool) -> None:
+    """Output the warnings and figures of evaluations and, at the end of the run, their lines and tables."""
+    for name, evaluation in evaluations.items():
+        for line in evaluation.warnings:
+            log.print_line(f"step {step}, {name.replace('_', '-')}: {line}")
+        for title, figure in evaluation.figures.items():
+            log.show(step, title, figure)
+        for line in evaluation.lines if ended else ():
+            log.print_line(f"{name.replace('_', '-')}: {line}")
+        for file, text in evaluation.tables.items() if ended else ():
+            log.write(file, text)

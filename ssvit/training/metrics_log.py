@@ -1,4 +1,8 @@
-"""Report a run by progress bar or lines, metrics.jsonl, loggers and figures."""
+"""Report a run by progress bar or lines, metrics.jsonl, loggers and figures.
+
+Reading a loss synchronises host and device, after which the device is idle until it gets new work. `Readings` therefore
+reads the metrics of an update some updates later.
+"""
 
 import contextlib
 import io
@@ -6,22 +10,28 @@ import json
 import math
 import os
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
+from ssvit.data.loader import Loader
 from ssvit.figures.base import Figure
 from ssvit.options import UserError, printable
-from ssvit.training.loggers.base import Logger, Unreachable
+from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
+from ssvit.training.state import State
 
-_TICK = 0.5  # seconds between refreshes of the progress bar during an evaluation
+AHEAD = 3  # updates that the host may start before it reads the metrics of the oldest one
+BAD_STEPS = 5  # consecutive non-finite updates after which the run stops
 
 
 class MetricsLog:
@@ -58,18 +68,16 @@ class MetricsLog:
             disable=not (sys.stderr.isatty() and sys.stdout.isatty()),
             bar_format="step {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}",
         )  # fmt: skip
-        with self.paused(), contextlib.ExitStack() as opened:
+        with self.paused():
             for logger in loggers:
-                with self._calling(logger):
+                with self._writing(logger.file):
                     logger.open(first_step, self.history)
-                opened.callback(_close, logger)
-            self._opened = opened.pop_all()
 
     def history_of(self, evaluator: str) -> list[dict[str, float | None]]:
         """Return all rows with the names that an evaluator uses: its metrics without the prefix of its name."""
         return [{key.removeprefix(f"{evaluator}/"): value for key, value in row.items()} for row in self.history]
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line, above the progress bar if there is one."""
         if self.is_main:
             tqdm.write(printable(text), file=sys.stdout)
@@ -88,26 +96,10 @@ class MetricsLog:
         yield
         self._since += time.perf_counter() - began
 
-    @contextlib.contextmanager
-    def moving(self, what: str) -> Iterator[None]:
-        """Show a description in the progress bar during the block, and keep its clock running."""
-        if not self.is_main or self._bar.disable:
-            yield
-            return
-        self._bar.set_postfix_str(what)
-        done = threading.Event()
-
-        def tick() -> None:
-            while not done.wait(_TICK):
-                self._bar.refresh()
-
-        clock = threading.Thread(target=tick, daemon=True)
-        clock.start()
-        try:
-            yield
-        finally:
-            done.set()
-            clock.join()
+    def describe(self, work: str) -> None:
+        """Show a description of the current work in the progress bar."""
+        if self.is_main:
+            self._bar.set_postfix_str(work)
 
     def train(self, step: int, metrics: Mapping[str, float], *, waited: float, unreadable: Mapping[str, str]) -> None:
         """Report the metrics of an update.
@@ -121,16 +113,12 @@ class MetricsLog:
         if not self.is_main:
             return
         for path in sorted(unreadable.keys() - self._reported):
-            self.say(f"unreadable, replaced by another image: {path}: {unreadable[path]}")
+            self.print_line(f"{path}: cannot be read, replaced by another image: {unreadable[path]}")
         self._reported.update(unreadable)
-        shown = ", ".join(
-            f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
-        )
-        if not self._bar.disable:
-            speed = f", {self._rate:.0f} images/s" if self._rate else ""
-            waiting = f", waiting {100 * self._share:.0f} %" if self._share > 0.05 else ""
-            self._bar.set_postfix_str(f"loss {metrics['loss']:.3f}{speed}{waiting}", refresh=False)
-            self._bar.update()
+        speed = f", {self._rate:.0f} images/s" if self._rate else ""
+        waiting = f", waiting {100 * self._share:.0f} %" if self._share > 0.05 else ""
+        self._bar.set_postfix_str(f"loss {metrics['loss']:.3f}{speed}{waiting}", refresh=False)
+        self._bar.update()
         if not self.recipe.due(step, self.recipe.log_every):
             return
         elapsed = max(time.perf_counter() - self._since, 1e-9)
@@ -141,8 +129,11 @@ class MetricsLog:
         remaining = (self.recipe.steps - step) * self.recipe.batch_size / self._rate
         self._since, self._since_step, self._waited = time.perf_counter(), step, waited
         if self._bar.disable:
-            self.say(
-                f"step {step}/{self.recipe.steps}  {shown}  {rate:.0f} images/s  "
+            values = ", ".join(
+                f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
+            )
+            self.print_line(
+                f"step {step}/{self.recipe.steps}  {values}  {rate:.0f} images/s  "
                 f"waiting for data {100 * self._share:.1f} %  {tqdm.format_interval(remaining)} left"
             )
         row = {f"train/{name}": value for name, value in metrics.items()}
@@ -157,7 +148,7 @@ class MetricsLog:
         with self._writing("metrics.jsonl"), open(self._rows, "a") as file:
             file.write(json.dumps(self.history[-1]) + "\n")
         for logger in self.loggers:
-            with self._calling(logger):
+            with self._writing(logger.file):
                 logger.record(step, row)
 
     def write(self, name: str, text: str) -> None:
@@ -172,27 +163,14 @@ class MetricsLog:
             atomic_io.replace(self.folder / f"{name}.png", data)
         with Image.open(io.BytesIO(data)) as picture:
             for logger in self.loggers:
-                with self._calling(logger):
+                with self._writing(logger.file):
                     logger.show(step, name, picture)
 
     def finish(self) -> None:
-        """Notify the loggers that the run is complete, with the last value of each metric."""
-        last = {name: value for row in self.history for name, value in row.items() if value is not None}
-        if self.is_main:
-            for logger in self.loggers:
-                with self._calling(logger):
-                    logger.finish(last)
-
-    @contextlib.contextmanager
-    def _calling(self, logger: Logger) -> Iterator[None]:
-        """Handle errors of a logger in the block: as `_writing` does, and an unreachable service is reported once."""
-        try:
+        """Notify the loggers that the run is complete."""
+        for logger in self.loggers:
             with self._writing(logger.file):
-                yield
-        except Unreachable as error:
-            if logger.file not in self._reported:
-                self.say(f"{Path(logger.file).stem} is unreachable and will receive the rows later: {error}")
-            self._reported.add(logger.file)
+                logger.finish()
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -209,9 +187,85 @@ class MetricsLog:
         """Close the progress bar and the loggers."""
         if self.is_main:
             self._bar.close()
-            self._opened.close()
+            for logger in self.loggers:
+                with contextlib.suppress(OSError):  # has been reported
+                    logger.close()
 
 
-def _close(logger: Logger) -> None:
-    with contextlib.suppress(OSError, Unreachable):  # has been reported
-        logger.close()
+@dataclass(frozen=True)
+class Numbers:
+    """The metrics of one update, averaged over the processes.
+
+    Attributes:
+        names: The names of the scalars that the objective returns.
+        values: (len(names) + 2,) float64: these scalars, the norm of the gradient, and a number above 0 if a process
+            has received a request to stop.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+
+    @property
+    def applied(self) -> Tensor:
+        """Return whether loss and gradient are finite, () bool; otherwise, the update has to be skipped."""
+        return self.values[self.names.index("loss")].isfinite() & self.values[-2].isfinite()
+
+
+class Readings:
+    """Copy the metrics of updates to the host, and log them in order once they have arrived."""
+
+    def __init__(self, state: State, loader: Loader, log: MetricsLog) -> None:
+        self._state, self._loader, self._log = state, loader, log
+        self._copies: deque[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event | None]] = deque()
+        self._bad = 0
+
+    def add(self, step: int, numbers: Numbers) -> None:
+        """Start copying the metrics of an update.
+
+        Args:
+            step: The number of the update, counted from 0.
+            numbers: Its metrics.
+        """
+        copied = None
+        values = numbers.values.to("cpu", non_blocking=True)  # from a GPU to pinned memory
+        if numbers.values.is_cuda:
+            copied = torch.cuda.Event()
+            copied.record()
+        self._copies.append((step, numbers.names, values, copied))
+
+    def read(self, *, every: bool) -> bool:
+        """Log metrics whose copy is complete.
+
+        All processes read the metrics of the same updates, so that they reach the same decision.
+
+        Args:
+            every: Whether to wait for the metrics of all updates; otherwise, the newest `AHEAD` are left.
+
+        Returns:
+            Whether a process has received a request to stop.
+
+        Raises:
+            UserError: The loss or gradient was not finite in `BAD_STEPS` consecutive updates.
+        """
+        stopping = False
+        while len(self._copies) > (0 if every else AHEAD):
+            step, names, copy, copied = self._copies.popleft()
+            if copied is not None:
+                copied.synchronize()
+            *values, norm, stop = copy.tolist()
+            self._report(step, dict(zip(names, values, strict=True)), norm)
+            stopping |= stop > 0
+        return stopping
+
+    def _report(self, step: int, metrics: dict[str, float], norm: float) -> None:
+        recipe, loss = self._state.recipe, metrics["loss"]
+        self._bad = 0 if math.isfinite(loss) and math.isfinite(norm) else self._bad + 1
+        if self._bad:
+            self._log.print_line(f"step {step + 1}: skipped, loss {loss:g}, norm of the gradient {norm:g}")
+        metrics |= {"lr": recipe.learning_rate(step), "gradient_norm": norm, **self._state.scheduled(step)}
+        self._log.train(step + 1, metrics, waited=self._loader.waited, unreadable=self._loader.unreadable)
+        if self._bad == BAD_STEPS:
+            raise UserError(
+                f"recipe.lr={recipe.lr:g}: loss or gradient were not finite in {BAD_STEPS} consecutive steps up to "
+                f"step {step + 1}; a lower learning rate or recipe.precision=32-true may help"
+            )

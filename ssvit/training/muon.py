@@ -12,7 +12,7 @@ Letters: n matrices of r rows and c columns.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ssvit.models.block import Block
 from ssvit.objectives.teacher import local
 
-Coefficients = Sequence[tuple[float, float, float]]
 # Each iteration computes a x + b x^3 + c x^5. Four of them map the singular values from 0.003 to 1 times the Frobenius
 # norm to 0.78 to 1.22; five equal iterations of Jordan et al. map them to 0.68 to 1.20. Each polynomial minimises the
 # maximum distance from 1 (Amsel et al. 2025, arXiv 2505.16932) on the interval of its inputs, extended by 2 % so that
 # rounding to bfloat16 does not leave it.
-COEFFICIENTS: Coefficients = (
+COEFFICIENTS = (
     (8.2218, -23.3469, 16.6338),
     (3.9728, -2.8450, 0.5170),
     (3.4737, -2.5059, 0.4810),
@@ -37,14 +36,13 @@ RMS = 0.2  # root mean square of the update of a matrix, for a learning rate of 
 _EPSILON = 1e-7  # lower bound of the norm that divides a matrix
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype, coefficients: Coefficients = COEFFICIENTS) -> Tensor:
+def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """Return approximately U V^T for matrices U S V^T, by Newton-Schulz iterations.
 
     Args:
         matrices: (n, r, c).
         dtype: Data type of the products. bfloat16 suffices, since the singular values of the result are only
             approximately 1 in any precision.
-        coefficients: (a, b, c) of each iteration.
 
     Returns:
         (n, r, c), in the data type of `matrices`.
@@ -52,7 +50,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype, coefficients: Coefficien
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_EPSILON)).to(dtype)
-    for a, b, c in coefficients:
+    for a, b, c in COEFFICIENTS:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
@@ -82,7 +80,6 @@ class Muon(torch.optim.AdamW):
         betas: Decay rates of AdamW's running means.
         momentum: Decay rate of Muon's running mean of gradients, with Nesterov's update.
         dtype: Data type of the orthogonalisation; None: the weights' data type.
-        coefficients: Coefficients of the iterations of the orthogonalisation.
     """
 
     def __init__(
@@ -94,9 +91,9 @@ class Muon(torch.optim.AdamW):
         betas: tuple[float, float] = (0.9, 0.95),
         momentum: float = 0.95,
         dtype: torch.dtype | None = None,
-        coefficients: Coefficients = COEFFICIENTS,
     ) -> None:
-        self._momentum, self._dtype, self._coefficients = momentum, dtype, coefficients
+        self._momentum, self._dtype = momentum, dtype
+        self.found_inf: Tensor | None = None
         split: list[dict[str, Any]] = []
         for group in groups:
             by_count: dict[int, list[Tensor]] = {}
@@ -110,17 +107,8 @@ class Muon(torch.optim.AdamW):
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # without a loss
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Must be None.
-
-        Raises:
-            ValueError: `closure` is not None.
-        """
-        if closure is not None:
-            raise ValueError("Muon takes no closure")
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # without a loss
+        """Update all parameters that have a gradient; a closure is not supported."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["matrices"]]
         try:
@@ -133,9 +121,8 @@ class Muon(torch.optim.AdamW):
                 if weight.grad is not None:
                     update = _Update(weight, group, self._momentum_of(weight))
                     by_shape.setdefault(update.shape, []).append(update)
-        found_inf = getattr(self, "found_inf", None)
         for updates in by_shape.values():
-            self._update(updates, None if found_inf is None else found_inf == 0)
+            self._update(updates)
 
     def _momentum_of(self, weight: Tensor) -> Tensor:
         """Return the running mean of a weight's gradients, which is initialised with 0."""
@@ -144,8 +131,9 @@ class Muon(torch.optim.AdamW):
             state["momentum_buffer"] = torch.zeros_like(weight)
         return state["momentum_buffer"]
 
-    def _update(self, updates: Sequence["_Update"], applied: Tensor | None) -> None:
-        """Update weights whose matrices have the same shape, unless `applied`, () bool, is false."""
+    def _update(self, updates: Sequence["_Update"]) -> None:
+        """Update weights whose matrices have the same shape, unless `found_inf` is 1."""
+        applied = None if self.found_inf is None else self.found_inf == 0
         means = [local(update.mean) for update in updates]
         gradients = [local(update.gradient) for update in updates]
         if applied is not None:  # a gradient may contain NaNs, and 0 * NaN is NaN
@@ -153,7 +141,7 @@ class Muon(torch.optim.AdamW):
         torch._foreach_lerp_(means, gradients, 1 - self._momentum)
         nesterov = torch._foreach_lerp(gradients, means, self._momentum)
         stacked = torch.cat([update.matrices(part) for update, part in zip(updates, nesterov, strict=True)])
-        moves = orthogonalize(stacked, self._dtype or stacked.dtype, self._coefficients)
+        moves = orthogonalize(stacked, self._dtype or stacked.dtype)
         for update, move in zip(updates, moves.split([update.count for update in updates]), strict=True):
             weight, moved = local(update.weight.detach()), update.moved(move)
             weight.copy_(moved if applied is None else torch.where(applied, moved, weight))
@@ -183,7 +171,7 @@ class _Update:
         """Return this process's shard of the weight after a step in the direction of -matrices (count, *shape)."""
         whole = (matrices.mT if self._tall else matrices).flatten(0, 1)
         if isinstance(self.weight, DTensor):  # all processes have computed the full matrix; each takes its shard
-            own = distribute_tensor(whole, self.weight.device_mesh, self.weight.placements, src_data_rank=None)
-            whole = own.to_local()
+            sharded = distribute_tensor(whole, self.weight.device_mesh, self.weight.placements, src_data_rank=None)
+            whole = sharded.to_local()
         step = self._lr * RMS * math.sqrt(self.shape[1])
         return local(self.weight.detach()) * (1 - self._lr * self._decay) - whole * step

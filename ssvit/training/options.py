@@ -43,7 +43,8 @@ class RunOptions(Options):
     there are also test images; otherwise hold out this fraction of the training images and measure on it. None: the
     test images are used."""
     evaluators: Parts = Field(default_factory=dict)
-    """Evaluators by name: those of the objective, and those added by evaluator=[…]; label_free requires no labels."""
+    """Evaluators by name: the evaluators of the objective, and others added by evaluator=[…]; label_free requires no
+    labels."""
     logger: Parts = Field(default_factory=dict)
     """Loggers by name, in addition to metrics.jsonl; [] for none."""
     fabric: Fabric = Fabric()
@@ -63,8 +64,8 @@ class Training(RunOptions):
     def check(self, run: Run) -> None:
         """Check that a checkpoint can store the class of the encoder by name."""
         if not is_stored(run.encoder):
-            right = "must be a declared choice of the group encoder, whose name a checkpoint stores"
-            raise OptionError("encoder", type(self.encoder).__name__, right)
+            expected = "must be a declared choice of the group encoder, whose name a checkpoint stores"
+            raise OptionError("encoder", type(self.encoder).__name__, expected)
 
 
 class Pretrain(Training):
@@ -75,7 +76,7 @@ class Pretrain(Training):
     checkpoint: Name | None = None
     """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, or hf://OWNER/NAME; None: random
     weights."""
-    preset: Any = None
+    preset: Literal["auto"] | None = None
     """auto: choose model, image size and schedule from the number and size of the images; the default with
     data=PATH."""
     probe: Parts = Field(default_factory=dict)
@@ -120,14 +121,14 @@ class Finetune(Training):
         return self
 
     def check_study(self) -> None:
-        """Check the options that concern several runs together; those of a single run may differ.
+        """Check the options that concern several runs together; options of a single run may differ between them.
 
         Raises:
             OptionError: The options of a comparison and of a sweep contradict each other.
         """
         if self.compare and self.sweep:
-            raise OptionError("sweep", self.sweep, "goes without compare: choose the rate first, then compare")
+            raise OptionError("sweep", self.sweep, "must be null with compare; choose the learning rate first")
         if self.compare and self.checkpoint == "scratch":
-            raise OptionError("checkpoint", "scratch", "compare=scratch needs a pre-trained side: give checkpoint=PATH")
+            raise OptionError("checkpoint", "scratch", "must be pre-trained with compare=scratch: checkpoint=PATH")
         if self.sweep and self.development is not None:
-            raise OptionError("development", self.development, "sweep=table4 sets it: see table4.development")
+            raise OptionError("development", self.development, "must be null with sweep; set table4.development")

@@ -7,9 +7,9 @@ import logging
 import math
 import os
 import re
-import secrets
+import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -21,7 +21,6 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.strategy import Strategy
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch.distributed import (  # type: ignore[attr-defined]  # the two stores are documented, but not exported
-    DistStoreError,
     PrefixStore,
     Store,
     TCPStore,
@@ -80,7 +79,7 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
     if not isinstance(encoder, ViT):
         return "eager", "the encoder is not a ViT"
     # Forward and backward pass take 6 operations for each weight and token. Masking and views are not considered.
-    tokens = recipe.steps * recipe.batch_size // fabric.world_size * recipe.passes * encoder.patches
+    tokens = recipe.steps * recipe.batch_size // fabric.world_size * encoder.patches
     work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
     if work < _REPAID:
         return "eager", f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
@@ -122,11 +121,11 @@ def start(recipe: Recipe, *, timeout: float = TIMEOUT, **options: Any) -> Fabric
             numbers = {"plugins": [DoublePrecision()]}
         fabric = Fabric(**numbers, **options)
         private.set_timeout(fabric.strategy, timedelta(seconds=timeout))
-        with _own_store(timeout):
+        with _new_store(timeout):
             fabric.launch()
     except (ValueError, RuntimeError, TypeError, OSError, MisconfigurationException) as error:
-        given = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
-        raise UserError(f"{given}: {' '.join(str(error).split())}") from None
+        values = ", ".join(f"fabric.{name}={value}" for name, value in options.items())
+        raise UserError(f"{values}: {' '.join(str(error).split())}") from None
     if torch.distributed.is_initialized():
         atexit.register(_end)
     torch.manual_seed(key(recipe.seed, "weights"))
@@ -168,11 +167,11 @@ def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -
         recipe: The hyperparameters, with the precision.
         device: The device of this process.
     """
-    given = options.get("strategy", "auto")
-    if given == "fsdp":
+    name = options.get("strategy", "auto")
+    if name == "fsdp":
         return sharding.strategy(half=precision(recipe, device) == "bf16-mixed")
-    if given not in ("auto", "ddp") or not isinstance(Fabric(**options).strategy, DDPStrategy):
-        return given
+    if name not in ("auto", "ddp") or not isinstance(Fabric(**options).strategy, DDPStrategy):
+        return name
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DDPStrategy(gradient_as_bucket_view=True, **buffers)  # buffers are updated identically in all processes
@@ -197,50 +196,46 @@ def _as_launched(options: dict[str, object]) -> dict[str, Any]:
 
 
 @contextmanager
-def _own_store(timeout: float) -> Iterator[None]:
+def _new_store(timeout: float) -> Iterator[None]:
     """Let processes started by torchrun rendezvous in a new store within the block.
 
-    torchrun's store survives a restart and keeps the addresses of dead processes: gloo then fails, and NCCL waits.
+    torchrun's store survives a restart and keeps the addresses of dead processes: gloo then fails, and NCCL waits. It
+    is used only to publish the port of the new store, which the main process serves.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         yield
         return
-    rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    host, limit = os.environ["MASTER_ADDR"], timedelta(seconds=timeout)
-    agent = TCPStore(host, port, is_master=False, timeout=limit)
-    own = None
-    if rank == 0:
-        own = TCPStore(host, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
-    own_port = _common(PrefixStore("ssvit", agent), rank, world, str(own.port) if own else "", timeout)
-    os.environ.update(MASTER_PORT=own_port, TORCHELASTIC_USE_AGENT_STORE="False")
-    yield  # `own` must not be collected before torch has started its server
+    host, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
+    agent = PrefixStore("ssvit", TCPStore(host, port, is_master=False, timeout=limit))
+    server = None
+    if os.environ["RANK"] == "0":
+        server = TCPStore(host, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
+        agent.set("port", str(server.port))
+    os.environ.update(MASTER_PORT=_served_port(agent, host, timeout), TORCHELASTIC_USE_AGENT_STORE="False")
+    yield  # `server` must not be collected before torch has started its server
 
 
-def _common(store: Store, rank: int, world: int, value: str, timeout: float) -> str:
-    """Return the main process's value in all processes, exchanged through a store that may contain stale keys.
+def _served_port(store: Store, host: str, timeout: float) -> str:
+    """Return the published port as soon as it accepts connections; the port of an earlier attempt is closed.
 
-    Each process sends a request under a random name, and the main process answers until the process has confirmed.
+    Args:
+        store: The store with the port of the main process.
+        host: Host of the main process.
+        timeout: Maximum number of seconds to wait.
+
+    Raises:
+        OSError: The main process has not started in that time.
     """
-    own = secrets.token_hex(8)
-    if rank:
-        store.set(f"asks {rank}", own)
+    until = time.monotonic() + timeout
+    while True:
+        port = store.get("port").decode()
         try:
-            name, value = store.get(f"answer {own}").decode().split()
-        except DistStoreError:
-            raise UserError(f"fabric.timeout={timeout:g}: rank 0 of {world} has not started in that time") from None
-        store.set(f"heard {name} {rank}", "")
-        return value
-    waiting, until = set(range(1, world)), time.monotonic() + timeout
-    while waiting:
-        for other in sorted(waiting):
-            if store.check([f"heard {own} {other}"]):
-                waiting.discard(other)
-            elif store.check([f"asks {other}"]):
-                store.set(f"answer {store.get(f'asks {other}').decode()}", f"{own} {value}")
-        if time.monotonic() > until:
-            raise UserError(f"fabric.timeout={timeout:g}: rank {min(waiting)} of {world} has not started in that time")
-        time.sleep(0.01)
-    return value
+            socket.create_connection((host, int(port)), timeout).close()
+            return port
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.1)
 
 
 class PeerGone(UserError):
@@ -257,10 +252,10 @@ def together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        of_backend = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
-        if not (of_backend and _CONNECTION_LOST.search(str(error))):
+        from_backend = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+        if not (from_backend and _CONNECTION_LOST.search(str(error))):
             raise
-        raise PeerGone("another process of the run has ended or does not answer within fabric.timeout") from None
+        raise PeerGone("another process of the run has ended or did not respond within fabric.timeout") from None
 
 
 def part() -> None:
@@ -278,9 +273,9 @@ def _end() -> None:
     gc.collect()
 
 
-def agree(fabric: Fabric, values: list[float]) -> list[float]:
-    """Return the mean of each value over all processes, identical in all of them; NaN if it is NaN in any process."""
-    return mean(fabric, torch.tensor(values, dtype=torch.float64, device=fabric.device)).tolist()
+def any_process(fabric: Fabric, condition: bool) -> bool:
+    """Return whether a condition holds in any process."""
+    return bool(mean(fabric, torch.tensor(float(condition), device=fabric.device)))
 
 
 def mean(fabric: Fabric, value: torch.Tensor) -> torch.Tensor:
@@ -289,13 +284,6 @@ def mean(fabric: Fabric, value: torch.Tensor) -> torch.Tensor:
         return value
     torch.distributed.all_reduce(value)  # Fabric's all_reduce waits for a barrier first
     return value.div_(fabric.world_size)
-
-
-def share(fabric: Fabric, tensors: Iterable[torch.Tensor]) -> None:
-    """Broadcast the main process's tensors to all processes, in place."""
-    if fabric.world_size > 1:
-        for tensor in tensors:
-            torch.distributed.broadcast(tensor, 0)
 
 
 def clip(fabric: Fabric, model: Any, optimizer: Any, largest: float) -> torch.Tensor:

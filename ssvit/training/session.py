@@ -1,6 +1,5 @@
 """Build training runs from their configuration, for the commands that train. Loading this module imports torch."""
 
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,12 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssvit.checkpoints import manifest
-from ssvit.checkpoints.configuration import Configuration, flatten, is_free
-from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
-from ssvit.config.declaration import parts
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, subset
@@ -25,7 +21,7 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
-from ssvit.training import loop, runtime, sharding
+from ssvit.training import loop, runtime
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.options import Pretrain, Training
@@ -47,7 +43,6 @@ class Session:
         self.fabric = runtime.start(config.options.recipe, **config.options.fabric.values())
         with runtime.together():
             self._data: Data = config.build("data.source")
-        self._estimated = False  # only the first run of a comparison prints an estimate: the runs differ little
         if self._data.summary and is_main_process():
             print_lines(self._data.summary)
 
@@ -70,28 +65,28 @@ class Session:
     def preview(self, config: Config) -> None:
         """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
         recipe, data, objective, loader = self.build(config)
-        found = estimate(State(self.fabric, objective, recipe), loader, _all_evaluators(config, data))
-        count = {
+        state = State(self.fabric, objective, recipe)
+        line = estimate(state, loader, _all_evaluators(config, data)).line
+        parameters = {
             "encoder": objective.encoder.parameters(),
             "objective": objective.parameters(),
             "trained": (parameter for parameter in objective.parameters() if parameter.requires_grad),
         }
-        sizes = (f"{name} {sum(map(Tensor.numel, parts)) / 1e6:.2f} million" for name, parts in count.items())
-        images = len(data.train)
+        sizes = (f"{name} {sum(map(Tensor.numel, part)) / 1e6:.2f} million" for name, part in parameters.items())
+        epochs = recipe.steps * recipe.batch_size / len(data.train)
         if is_main_process():
-            print(
+            print_lines(
                 f"parameters: {', '.join(sizes)}",
-                f"images: {images} to train on, {len(data.watched)} held out",
-                f"steps: {recipe.steps} of {recipe.batch_size}, {recipe.steps * recipe.batch_size / images:.1f} epochs",
-                f"where: {self.fabric.world_size} x {self.fabric.device.type}",
-                found.line,
-                sep="\n",
+                f"images: {len(data.train)} for training, {len(data.watched)} held out",
+                f"steps: {recipe.steps} of {recipe.batch_size} images, {epochs:.1f} epochs",
+                f"devices: {self.fabric.world_size} x {self.fabric.device.type}",
+                line,
             )
 
     @runtime.together()
     def train(self, config: Config, folder: Path) -> None:
         """Build the run that a configuration describes, and train it in an open folder from its newest checkpoint."""
-        recipe, data, objective, loader = self.build(config, folder)
+        recipe, data, objective, loader = self.build(config)
         evaluators = _all_evaluators(config, data)
         images = config.options.data
         run_identity = objective.metadata | {
@@ -111,24 +106,17 @@ class Session:
             folder,
             evaluators=evaluators,
             run_identity=run_identity,
-            estimated=not self._estimated,
             loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
         )
-        self._estimated = True
 
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
         name = str(folder.relative_to(self.folder.parent))
-        given = {"folder": folder, "name": name, "hyperparameters": _hyperparameters(config)}
-        return [config.build(f"logger.{name}", **given) for name in config.options.logger]
+        run = {"folder": folder, "name": name, "hyperparameters": Configuration.of(config.values, {}).values}
+        return [config.build(f"logger.{logger}", **run) for logger in config.options.logger]
 
-    def build(self, config: Config, folder: Path | None = None) -> tuple[Recipe, Data, Objective, Loader]:
+    def build(self, config: Config) -> tuple[Recipe, Data, Objective, Loader]:
         """Build the recipe, the data, the objective with its initial weights, and the data loader of a configuration.
-
-        Args:
-            config: The configuration.
-            folder: Run folder whose checkpoint limits the size of micro-batches; None for no limit. A run that
-                continues on fewer processes accumulates more micro-batches.
 
         Returns:
             The recipe with the chosen backend, the data, the objective and the loader.
@@ -147,19 +135,12 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
-        # Parts that load weights from a file during construction need memory for them in every process.
-        built = [options.encoder, options.target, *(part for _, part in parts(options.objective))]
-        reads = any(getattr(part, name, None) is not None for part in built for name in ("checkpoint", "path"))
-        with nullcontext() if reads else sharding.building(self.fabric):
-            objective = config.build("objective", **objects)
+        objective = config.build("objective", **objects)
         if recipe.backend == "auto":
             backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
             recipe = recipe.changed(backend=backend)
             if is_main_process():
                 print_lines(f"recipe.backend=auto: {backend} ({reason})")
-        before = None if folder is None else _micro_batch(folder)
-        if before is not None and not objective.compares_images:
-            recipe = recipe.shared(self.fabric.world_size, before)
         loader = Loader(
             source=data.train,
             transform=config.build("data.augment"),
@@ -176,37 +157,27 @@ class Session:
         return recipe, data, objective, loader
 
 
-def _micro_batch(folder: Path) -> int | None:
-    """Return the number of images in a micro-batch of the newest checkpoint; None if it is not recorded."""
-    with suppress(CheckpointError, FileNotFoundError):
-        if found := manifest.complete(folder):
-            return manifest.read(found[-1]).get("micro_batch")
-    return None
-
-
 def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
     """Return the evaluators and probes by name, with their intervals.
 
-    Evaluators with an automatic interval come last, and their interval is a multiple of the probes' intervals.
+    Evaluators with an automatic interval come last, and their interval is a multiple of the probes' interval.
     """
     eval_transform = config.build("data.view")
     evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
-    display = Display.of(config.options.data)
-    automatic = {name: one for name, one in evaluators.items() if one.automatic}
+    automatic = {name: evaluator for name, evaluator in evaluators.items() if evaluator.automatic}
     recipe = config.options.recipe
     run = {name: getattr(recipe, name) for name in ("steps", "batch_size", "evaluate_every")}
+    multiple = recipe.evaluate_every
     for probe in probes.values():
         if probe.automatic:
             probe.every = interval(images=probe.images, **run)
-    for one in (*evaluators.values(), *probes.values()):
-        one.display = display
-    for one in automatic.values():
-        every = interval(images=one.images, **run)
-        for probe in probes.values():
-            of_probe = probe.every or recipe.evaluate_every
-            every = -(-every // of_probe) * of_probe
-        one.every = every
-    return {name: one for name, one in evaluators.items() if name not in automatic} | probes | automatic
+        multiple = probe.every or multiple
+    for evaluator in automatic.values():
+        evaluator.every = -(-interval(images=evaluator.images, **run) // multiple) * multiple
+    display = Display.of(config.options.data)
+    for evaluator in (*evaluators.values(), *probes.values()):
+        evaluator.display = display
+    return {name: evaluators[name] for name in evaluators if name not in automatic} | probes | automatic
 
 
 def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
@@ -215,30 +186,18 @@ def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> di
     The evaluator `test` becomes two: "validation" during training and "test" at the end. If one of the two splits is
     missing, the evaluator of the available split runs during training and at the end.
     """
-    made: dict[str, Evaluator] = {}
+    evaluators: dict[str, Evaluator] = {}
     for name in config.options.evaluators:
         build = partial(config.build, f"evaluators.{name}", transform=eval_transform)
         if name != "test":
-            made[name] = build(source=data.watched)
+            evaluators[name] = build(source=data.watched)
             continue
         for part, source in (("validation", data.validation), ("test", data.test)):
             if source is not None:
-                made[part] = build(source=source, part=part)
+                evaluators[part] = build(source=source, part=part)
         if data.validation is not None and data.test is not None:
-            made["test"].at_end = True
-    return made
-
-
-def _hyperparameters(config: Config) -> dict[str, Any]:
-    """Return the chosen files and their values by name, for loggers, without options that may change during a run."""
-    chosen = config.choices
-    options: dict[str, Any] = {name: chosen[name] for name in ("objective", "data", "recipe") if chosen.get(name)}
-    for group in ("encoder", "objective", "target", "data", "subset", "recipe"):
-        for name, _ in flatten(config.written.get(group, {}), group):
-            value = config.value(name)
-            if not (value is None or isinstance(value, dict) or "_target_" in name or is_free(name)):
-                options[name] = value if isinstance(value, int | float | str) else str(value)
-    return options
+            evaluators["test"].at_end = True
+    return evaluators
 
 
 def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
@@ -255,6 +214,5 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
         pretrained=hasattr(options.encoder, "path"),
     )
     if is_main_process():
-        for line in probing.unavailable:
-            print_lines(line)
+        print_lines(*probing.unavailable)
     return {"probe": probing} if probing.probes else {}

@@ -41,37 +41,9 @@ def strategy(*, half: bool) -> ModelParallelStrategy:
             sharded = fully_shard(unit, mesh=mesh, mp_policy=policy)
             # gloo returns the sum when the mean is requested (torch's issue 162338).
             sharded.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
-        for module in objective.modules():
-            for name, weight in module.named_parameters(recurse=False):
-                if weight.is_meta:
-                    empty = torch.empty_like(weight, device=mesh.device_type)
-                    setattr(module, name, nn.Parameter(empty, weight.requires_grad))
         return objective
 
     return ModelParallelStrategy(shard)
-
-
-@contextmanager
-def building(fabric: Fabric) -> Iterator[None]:
-    """Build modules without memory for weights in all processes but the main one, if the model is sharded.
-
-    `State` then distributes the weights of the main process. Buffers have memory in every process.
-    """
-    if not is_sharded(fabric) or fabric.is_global_zero:
-        yield
-        return
-    register = nn.Module.register_parameter
-
-    def without_memory(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
-        if weight is not None and not weight.is_meta:
-            weight = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
-        register(module, name, weight)
-
-    nn.Module.register_parameter = without_memory  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -25,19 +25,19 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
 from ssvit.objectives.base import Objective
-from ssvit.objectives.teacher import approach, local
+from ssvit.objectives.teacher import approach
 from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
-from ssvit.training.statistics import RunningStatistics
 
 if TYPE_CHECKING:
     from ssvit.checkpoints import parts
@@ -88,9 +88,53 @@ class Average:
     @torch.no_grad()
     def _exchange(self) -> None:
         for weight, average in zip(self._weights, self._average, strict=True):
-            own = weight.detach().clone()
+            saved = weight.detach().clone()
             weight.detach().copy_(average)
-            average.copy_(own)
+            average.copy_(saved)
+
+
+class RunningStatistics:
+    """Track the running means and variances of a model's batch norm layers, updated once for each optimiser update.
+
+    They are averaged over the processes, so that they are identical in all of them. A skipped update restores them.
+
+    Args:
+        model: The model, with its initial or restored weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        both = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
+        self._now = [statistic for statistic in both if statistic is not None]
+        self._before = [statistic.clone() for statistic in self._now]
+        # The count of forward passes includes skipped updates and is identical in all processes.
+        self._counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+        self._counted = [count.clone() for count in self._counts]
+
+    @torch.no_grad()
+    def follow(self, fabric: Fabric, applied: Tensor) -> None:
+        """Average the statistics over the processes after the forward passes of an update, or restore them.
+
+        Args:
+            fabric: The processes.
+            applied: () bool, whether the update is applied; if not, the statistics are restored.
+        """
+        if not self._now:
+            return
+        moved = runtime.mean(fabric, torch.cat(self._now))
+        for now, before, mean in zip(
+            self._now, self._before, moved.split([len(now) for now in self._now]), strict=True
+        ):
+            before.copy_(torch.where(applied, mean, before))
+            now.copy_(before)
+        for counted, count in zip(self._counted, self._counts, strict=True):
+            counted.copy_(count)
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Restore the statistics of the last update."""
+        for now, before in zip([*self._now, *self._counts], [*self._before, *self._counted], strict=True):
+            now.copy_(before)
 
 
 class State:
@@ -113,31 +157,25 @@ class State:
         if recipe.backend == "compile":
             compiled = torch.compile(objective)  # type: ignore[assignment]  # torch.compile returns a module for a module
             self.sample = torch.compile(objective.sample)
-        shares = self._twin is not None and fabric.world_size > 1
-        mine = objective.named_parameters() if shares and fabric.is_global_zero else ()
-        first = {name: weight.detach() for name, weight in mine}
         self.model = runtime.spread(fabric, compiled, recipe)
         # Sharding replaces the parameters, so the optimiser is created after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         optimizer: torch.optim.Optimizer
         beta1, beta2 = recipe.betas
         if recipe.optimizer == "sgd":
-            optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.decay_of_momentum, fused=True)
+            optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
         elif recipe.optimizer == "muon":
             optimizer = Muon(
                 groups,
                 block_matrices(objective),
                 lr=recipe.lr,
                 betas=(beta1, beta2),
-                momentum=recipe.decay_of_momentum,
+                momentum=recipe.momentum,
                 dtype=torch.bfloat16 if runtime.precision(recipe, fabric.device) == "bf16-mixed" else None,
             )
         else:
             optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
-        if shares:  # only rank 0 has initial weights (`sharding.building`)
-            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-            set_model_state_dict(self.objective, {**first}, options=options)
         # The checkpoint thread must not use the process group of the training thread.
         self._saves: ProcessGroup | None = None
         if sharding.is_sharded(fabric):
@@ -156,7 +194,8 @@ class State:
         batches = replace(loader, rank=0, world=1, accumulate=1).batches(0, sys.maxsize)
         with self.evaluating() as objective, contextlib.closing(batches):
             line = objective.prepare(batches) if self.fabric.is_global_zero else ""
-        runtime.share(self.fabric, self.objective.buffers())
+        for buffer in self.objective.buffers() if self.fabric.world_size > 1 else ():
+            torch.distributed.broadcast(buffer, 0)
         return line
 
     def schedule(self, step: int) -> dict[str, Tensor]:
@@ -182,23 +221,6 @@ class State:
         progress = Progress(step, self.recipe.steps)
         return {name: float(schedule(progress)) for name, schedule in self.objective.schedules.items()}
 
-    @contextlib.contextmanager
-    def ascended(self) -> Iterator[None]:
-        """Perturb the weights along the gradient (SAM), clear the gradient, and restore the weights after the block.
-
-        The perturbation has norm `recipe.sam`. The gradient at the perturbed weights approximates that of the largest
-        loss within this radius (Foret et al. 2021, arXiv 2010.01412).
-        """
-        norm = runtime.clip(self.fabric, self.model, self.optimizer, 0)
-        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-        moved = [local(weight.detach()) for weight in weights if weight.grad is not None]
-        before = [weight.clone() for weight in moved]
-        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
-        torch._foreach_add_(moved, torch._foreach_mul(gradients, self.recipe.sam / (norm + 1e-12)))
-        self.optimizer.zero_grad(set_to_none=True)
-        yield
-        torch._foreach_copy_(moved, before)
-
     @torch.no_grad()
     def apply(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
         """Update weights, averages, running statistics and the objective's buffers, and clear the gradients.
@@ -212,14 +234,16 @@ class State:
         if self.average is not None:
             self.average.follow(applied)
         self._statistics.follow(self.fabric, applied)
-        self._after_step(outputs, scheduled, applied)
+        if type(self.objective).after_step is not Objective.after_step:  # otherwise the means are not needed
+            means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
+            self.objective.after_step(means, scheduled, applied)
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def optimize(self, applied: Tensor) -> None:
         """Update the weights from their gradients; the weights are unchanged if `applied`, () bool, is false."""
         optimizer: Any = self.optimizer.optimizer
-        if self.recipe.optimizer == "sgd" and self.recipe.decay_of_momentum:
+        if self.recipe.optimizer == "sgd":
             # If the first step is skipped, torch leaves a newly created momentum buffer uninitialised.
             for group in optimizer.param_groups:
                 for weight in group["params"]:
@@ -238,12 +262,6 @@ class State:
             self.optimizer.step()
         for weight in frozen:
             weight.grad = None
-
-    def _after_step(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:
-        if type(self.objective).after_step is Objective.after_step:
-            return  # avoids averaging outputs that are not used
-        means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
-        self.objective.after_step(means, scheduled, applied)
 
     def take_back(self) -> None:
         """Discard the forward passes of an incomplete update: restore running statistics, clear gradients."""
@@ -264,42 +282,33 @@ class State:
             yield objective.eval()
             objective.train()
 
-    def save(
-        self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True, ended: bool = False
-    ) -> None:
+    def save(self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True) -> None:
         """Write a checkpoint. All processes must call this method.
 
-        A sharded model is saved in the background, one file for each process, unless `wait` or `ended` is true or this
-        is the last step. A failure in the background is raised by the next call.
+        A sharded model is saved in the background, one file for each process, unless `wait` is true or this is the last
+        step, after which the files are merged. A failure in the background is raised by the next call.
 
         Args:
             folder: The run folder.
             step: Number of complete updates.
             run_identity: Entries of the manifest that a continuation must match.
             wait: Whether to wait until a sharded checkpoint is written.
-            ended: Whether the run stops early at this step. The files of a run that has ended are merged.
 
         Raises:
             CheckpointError: The checkpoint could not be written; raised in all processes.
         """
         self._finish_saving()
-        recipe = self.recipe
-        micro_batch = recipe.batch_size // (recipe.accumulate * self.fabric.world_size)
-        facts = {**run_identity, "micro_batch": micro_batch}  # upper bound for a continuation
-        if ended:
-            facts["ended"] = True
-        ended = ended or step == recipe.steps
-        if self._saves is not None:
-            from ssvit.checkpoints import parts
+        states, metadata = self._states(), dict(run_identity)
+        if self._saves is None:
+            self._in_main(lambda: storage.save(folder, step, states, metadata))
+            return
+        from ssvit.checkpoints import parts
 
-            self._saving = parts.save(folder, step, self._states(), facts, self._saves)
-            if wait or ended:
-                self._finish_saving()
-            if ended:
-                self._in_main(lambda: storage.merge(Checkpoint.open(folder / f"step_{step:08d}")))
-        else:
-            states = self._states()
-            self._in_main(lambda: storage.save(folder, step, states, facts))
+        self._saving = parts.save(folder, step, states, metadata, self._saves)
+        if wait or step == self.recipe.steps:
+            self._finish_saving()
+        if step == self.recipe.steps:
+            self._in_main(lambda: storage.merge(Checkpoint.open(folder / f"step_{step:08d}")))
 
     def _finish_saving(self) -> None:
         """Wait until the pending checkpoint is written."""
@@ -315,14 +324,14 @@ class State:
                 write()
             except CheckpointError as error:
                 failure = str(error)
-        if any(runtime.agree(self.fabric, [float(bool(failure))])):
+        if runtime.any_process(self.fabric, bool(failure)):
             raise CheckpointError(failure or "the main process could not save")
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by kind ("model", "optimizer", "ema") and name, possibly sharded."""
         weights = cast(dict[str, Tensor], get_model_state_dict(self.objective))
-        own = get_optimizer_state_dict(self.objective, self.optimizer.optimizer)
-        moments = cast(Moments, own.get("state", {}))
+        optimizer = get_optimizer_state_dict(self.objective, self.optimizer.optimizer)
+        moments = cast(Moments, optimizer.get("state", {}))
         states = {
             "model": weights,
             "optimizer": {f"{name}/{key}": value for name, values in moments.items() for key, value in values.items()},
@@ -331,31 +340,31 @@ class State:
             states["ema"] = weights | self.average.by_name()
         return states
 
-    def restore(self, folder: Path, run_identity: Mapping[str, object], say: Callable[[str], None]) -> int:
+    def restore(self, folder: Path, run_identity: Mapping[str, object], report: Callable[[str], None]) -> int:
         """Restore the newest usable checkpoint, which rank 0 reads and distributes.
 
         Args:
             folder: The run folder.
             run_identity: Entries that the checkpoint's manifest must match.
-            say: Function that prints a line.
+            report: Function that prints a line.
 
         Returns:
             The number of complete updates; 0 if there is no checkpoint.
 
         Raises:
-            UserError: The checkpoint was written by a run with another identity or another optimiser.
+            UserError: The checkpoint was written by a run with another identity.
         """
-        found = storage.newest(folder, say) if self.fabric.is_global_zero else None
-        manifest: Mapping[str, Any] | None = self.fabric.broadcast(found and dict(found[0].manifest))
+        newest = storage.newest(folder, report) if self.fabric.is_global_zero else None
+        manifest: Mapping[str, Any] | None = self.fabric.broadcast(newest and dict(newest[0].manifest))
         if manifest is None:
             return 0
         for name, value in run_identity.items():
             if manifest.get(name) != json.loads(json.dumps(value)):
                 raise UserError(
-                    f"{name}: is not what the run in {folder} was started with, which is {manifest.get(name)}; "
-                    "overwrite=true starts anew"
+                    f"{name}: must be {manifest.get(name)}, with which the run in {folder} started; overwrite=true "
+                    "starts a new run"
                 )
-        states = found[1] if found else {}
+        states = newest[1] if newest else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.fabric.world_size > 1)
         set_model_state_dict(self.objective, {**states.get("model", {})}, options=options)
         self._statistics = RunningStatistics(self.objective)
@@ -369,15 +378,8 @@ class State:
         for name, value in states.get("optimizer", {}).items():
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
-        state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if found else {})
-        try:
-            set_optimizer_state_dict(self.objective, optimizer, state, options=options)
-        except KeyError:
-            name = self.recipe.optimizer
-            right = "the checkpoints are of another optimiser; overwrite=true starts anew"
-            raise UserError(
-                f"recipe.optimizer={name}: is not what the run in {folder} was started with: {right}"
-            ) from None
+        state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if newest else {})
+        set_optimizer_state_dict(self.objective, optimizer, state, options=options)
         if self.fabric.is_global_zero:
             storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]

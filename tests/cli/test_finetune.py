@@ -115,7 +115,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path, 
     process.send_signal(signum)
     process.communicate()
     done = tool("finetune", *options, "name=killed")
-    assert "goes on after step" in done.stdout or "is finished" in done.stdout
+    assert "continues after step" in done.stdout or "is finished" in done.stdout
     found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
     assert found == whole
 

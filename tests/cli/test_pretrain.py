@@ -191,7 +191,7 @@ def test_killed_with_workers_the_same_command_goes_on_at_once(tool, tmp_path):
     tool("pretrain", *options, "name=whole")
     kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
     done = tool("pretrain", *options, "name=killed", "workers=1")
-    assert "goes on after step 2" in done.stdout
+    assert "continues after step 2" in done.stdout
     assert final(tmp_path / "outputs/killed") == final(tmp_path / "outputs/whole")
 
 

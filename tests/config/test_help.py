@@ -121,7 +121,7 @@ def test_a_mistake_in_what_is_asked_about_is_one_line(tool, no_torch):
         ("ssvit pre", {"pretrain", "predict"}),
         ("ssvit pretrain target=", {f"target={name}" for name in FILES["target"]}),
         ("ssvit pretrain objective=dino objective.stu", {"objective.student_temperature="}),
-        ("ssvit finetune recipe.lr", {"recipe.lr=", "recipe.lr_end="}),
+        ("ssvit finetune recipe.w", {"recipe.warmup=", "recipe.weight_decay=", "recipe.weight_decay_end="}),
         ("ssvit predict th", {"threshold="}),
         ("ssvit evaluate probes=kn", {"probes=knn", "probes=knn_standardized"}),
     ],

@@ -35,7 +35,7 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     process.kill()
     process.communicate()
     done = tool("pretrain", *MEASURED, "name=killed", PYTHONPATH=path)
-    assert "goes on after step 2" in done.stdout
+    assert "continues after step 2" in done.stdout
     assert "spread: the features of different images have a standard deviation of " in done.stdout
     assert "probe: nearest mean " in done.stdout
     assert done.stdout.splitlines()[-1].startswith("next: ")

@@ -23,7 +23,7 @@ from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
-from ssvit.training.statistics import RunningStatistics
+from ssvit.training.state import RunningStatistics
 
 SWIN = {"model": "swin_tiny_patch4_window7_224", "image_size": 32, "arguments": {"depths": [1, 1, 1, 1]}}
 MODELS = [

@@ -133,8 +133,8 @@ def test_without_a_true_difference_a_gain_or_loss_is_told_in_at_most_one_of_20_c
     assert told <= 0.05 * 400
 
 
-def test_runs_that_end_early_have_a_curve_over_the_steps_of_all(tmp_path):
-    """As with recipe.patience: each run ends at its own step, where the test images have a row of their own."""
+def test_runs_of_different_lengths_have_a_curve_over_the_steps_of_all(tmp_path):
+    """Each run ends at its own step, where the test images have a separate row."""
     ends = {"pretrained_seed0": 4, "pretrained_seed1": 8, "scratch_seed0": 6, "scratch_seed1": 6}
 
     def run(name, changes):

@@ -1,15 +1,12 @@
-"""The best checkpoint and the early end, by a scripted metric: kept, found again after a kill, in two processes."""
+"""The best checkpoint, chosen by a scripted metric: kept, restored after a kill, the same in two processes."""
 
-import json
 import math
 import shutil
 
 import pytest
 import tiny
-import torch
-from runs import spread
+from runs import spread, states
 
-from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
@@ -24,38 +21,26 @@ EACH = {"save_every": 2, "evaluate_every": 2, "best": "scripted/score"}
 
 
 class Scripted(Evaluator):
-    """Gives the next of some values at each call, beginning with step 0."""
+    """Returns the next of some values at each call, beginning with step 0."""
 
-    def __init__(self, values):
-        self.values = list(values)
-
-    def __call__(self, objective, history=None):
-        return Evaluation(metrics={"score": self.values.pop(0)}, lines=["measured"])
-
-
-class AtEnd(Evaluator):
-    at_end = True
+    def __init__(self, *values, name="score"):
+        self.values, self.name = list(values), name
 
     def __call__(self, objective, history=None):
-        return Evaluation(metrics={"score": 1.0}, lines=["measured at the end"])
+        return Evaluation(metrics={self.name: self.values.pop(0), f"{self.name}_error": 0.02})
 
 
-def states(path):
-    return storage.load(Checkpoint.open(path))
+def scripted(folder, *values, steps=12, **options):
+    """Train with a scripted metric."""
+    return tiny.train(folder, evaluators={"scripted": Scripted(*values)}, **EACH | {"steps": steps, **options})
 
 
 def recipe(**options):
     return Recipe(**{**tiny.RECIPE, "save_every": 1, **options})
 
 
-def rows(*values, name="score"):
-    return [{"step": step, "train/loss": 1.0} | {f"own/{name}": value} for step, value in enumerate(values)]
-
-
-def test_the_greatest_value_is_the_best_and_of_a_loss_the_least():
-    values = [9.0, 2.0, 5.0, None, 5.0, 4.0]
-    assert best.find(rows(*values), recipe(best="own/score")) == best.Best("own/score", 2, 5.0, 3)
-    assert best.find(rows(*values, name="loss"), recipe(best="own/loss")) == best.Best("own/loss", 1, 2.0, 4)
+def history(*values, name="score"):
+    return [{"step": step, "train/loss": 1.0} | {f"panel/{name}": value} for step, value in enumerate(values)]
 
 
 LESS = (
@@ -66,27 +51,27 @@ GREATER = (
     "score", "accuracy", "accuracy_masked", "map", "macro_f1", "rankme", "rankme_layer3", "information", "agreement",
     "top1", "feature_std", "target_std", "entropy_of_mean", "prototypes_chosen",
 )  # fmt: skip
+TARGETS = [(target, loss) for target in (Classes, Regression) for loss in ("l1", "l2")]
 
 
 @pytest.mark.parametrize(("name", "step"), [*((name, 3) for name in LESS), *((name, 2) for name in GREATER)])
-def test_each_metric_is_the_best_in_its_own_direction(name, step):
-    found = best.find(rows(9.0, 0.5, 0.9, 0.1, 0.4, name=name), recipe(best=f"own/{name}"))
+def test_each_metric_has_its_own_direction(name, step):
+    found = best.find(history(9.0, 0.5, 0.9, 0.1, None, 0.9, name=name), recipe(best=f"panel/{name}"))
     assert (found.step, found.value) == (step, {3: 0.1, 2: 0.9}[step])
 
 
-@pytest.mark.parametrize("target", [Classes, Regression])
-@pytest.mark.parametrize("loss", ["l1", "l2"])
-def test_a_target_says_itself_in_which_direction_its_score_is_better(target, loss):
+@pytest.mark.parametrize(("target", "loss"), TARGETS)
+def test_the_score_of_a_target_has_the_direction_that_it_declares(target, loss):
     target = target.__new__(target)
     target.loss = loss
-    found = best.find(rows(9.0, 0.5, 0.9, name=target.score_name), recipe(best=f"own/{target.score_name}"))
+    name = target.score_name
+    found = best.find(history(9.0, 0.5, 0.9, name=name), recipe(best=f"panel/{name}"))
     assert (found.step == 2) == target.higher_is_better
 
 
 def test_step_0_and_steps_that_are_not_saved_are_not_chosen():
-    found = best.find(rows(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="own/score", save_every=2))
-    assert (found.step, found.since) == (4, 0)
-    assert best.find(rows(9.0), recipe(best="own/score")) is None
+    assert best.find(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="panel/score", save_every=2)).step == 4
+    assert best.find(history(9.0), recipe(best="panel/score")) is None
 
 
 def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
@@ -101,121 +86,70 @@ def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
     assert best.find([row], recipe(best=None)) is None
 
 
-class ScriptedProbe(Scripted):
-    """The accuracy of a probe on training images, with its standard error."""
+@pytest.mark.parametrize(("gain", "kept"), [(0.05, False), (0.06, True)])  # 2 sqrt(2) 0.02 = 0.0566
+def test_auto_keeps_nothing_if_no_evaluations_differ_significantly(tmp_path, gain, kept):
+    def train(folder, *values, **options):
+        evaluators = {"probe": Scripted(*values, name="knn20_choice")}
+        return tiny.train(folder, evaluators=evaluators, **EACH | {"best": "auto", "steps": 8, **options})
 
-    def __call__(self, objective, history=None):
-        return Evaluation(metrics={"knn20_choice": self.values.pop(0), "knn20_choice_error": 0.02})
-
-
-@pytest.mark.parametrize(("drop", "kept"), [(0.05, False), (0.06, True)])  # 2 sqrt(2) 0.02 = 0.0566
-def test_auto_keeps_nothing_where_no_evaluations_differ_significantly(tmp_path, capsys, drop, kept):
-    values = [0.1, 0.3, 0.3 + drop, 0.32, 0.32]
-    options = EACH | {"best": "auto", "steps": 8}
-    tiny.train(tmp_path, evaluators={"probe": ScriptedProbe(values)}, **options)
+    values = [0.1, 0.3, 0.3 + gain, 0.32, 0.32]
+    train(tmp_path, *values)
     assert (tmp_path / "best").exists() == kept
-    assert (f"checkpoint={tmp_path / 'best'}" in capsys.readouterr().out) == kept
-    if kept:
-        assert read(tmp_path / "best")["step"] == 4
-    worked, _ = tiny.train(tmp_path, evaluators={"probe": ScriptedProbe([])}, **options)
-    assert not worked
+    assert not train(tmp_path)[0]
     assert (tmp_path / "best").exists() == kept
-    # A metric that was named is compared as it is.
-    tiny.train(
-        tmp_path / "named", evaluators={"probe": ScriptedProbe(values)}, **options | {"best": "probe/knn20_choice"}
-    )
+    train(tmp_path / "named", *values, best="probe/knn20_choice")  # is compared without regard to its error
     assert read(tmp_path / "named" / "best")["step"] == 4
 
 
-def test_what_cannot_choose_is_refused():
+def test_a_metric_of_test_images_and_an_unknown_one_are_errors():
     for name in ("test/accuracy", "probe/knn20", "probe/few_shot5_last"):
-        with pytest.raises(OptionError, match="must not choose by test images"):
+        with pytest.raises(OptionError, match=f"best={name}"):
             recipe(best=name)
-    with pytest.raises(OptionError, match="patience=3: needs a metric"):
-        recipe(best=None, patience=3)
-    with pytest.raises(OptionError, match=r"recipe\.best=own/f1: is not measured here; there are own/score$"):
-        best.find(rows(1.0), recipe(best="own/f1"))
+    with pytest.raises(OptionError, match=r"recipe\.best=panel/f1"):
+        best.find(history(1.0), recipe(best="panel/f1"))
 
 
-def test_the_best_checkpoint_outlives_the_newer_ones(tmp_path, capsys):
-    script = Scripted([0.9, 0.1, 0.5, 0.4, 0.5, 0.3, 0.2])
-    tiny.train(tmp_path, evaluators={"scripted": script}, **EACH)
+def test_the_best_checkpoint_is_kept_when_newer_ones_are_deleted(tmp_path):
+    scripted(tmp_path, 0.9, 0.1, 0.5, 0.4, 0.5, 0.3, 0.2)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [f"step_{step:08d}" for step in (8, 10, 12)]
-    assert read(tmp_path / "best")["step"] == 4
-    assert f"step 4 has the best scripted/score, 0.5: checkpoint={tmp_path / 'best'}" in capsys.readouterr().out
-    tiny.train(tmp_path / "short", evaluators={"scripted": Scripted([0.0] * 7)}, **EACH | {"steps": 12})
-    own = Checkpoint.open(tmp_path / "best")
-    assert (own.step, own.name) == (4, tmp_path.name)
-    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "best")).arguments == own.encoder
+    kept = Checkpoint.open(tmp_path / "best")
+    assert (kept.step, kept.name) == (4, tmp_path.name)
+    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "best")).arguments == kept.encoder
     assert not list(tmp_path.glob(".best*"))
 
 
-def test_the_last_step_is_no_news_where_it_is_the_best(tmp_path, capsys):
-    tiny.train(tmp_path, evaluators={"scripted": Scripted([0.0, 1.0, 2.0, 3.0])}, **EACH, steps=6)
-    assert read(tmp_path / "best")["step"] == 6
-    assert "has the best" not in capsys.readouterr().out
-
-
-def test_a_kill_between_the_checkpoint_and_its_second_name_loses_nothing(tmp_path):
-    values = [0.0, 0.1, 0.5, 0.4, 0.3]
-    tiny.train(tmp_path, evaluators={"scripted": Scripted(values)}, **EACH, steps=8)
+def test_a_kill_between_the_checkpoint_and_its_copy_loses_nothing(tmp_path):
+    scripted(tmp_path, 0.0, 0.1, 0.5, 0.4, 0.3, steps=8)
     shutil.rmtree(tmp_path / "best")
     for path in tmp_path.glob("step_*"):
         if path.name > "step_00000004":
             shutil.rmtree(path)
     (tmp_path / ".best.part").mkdir()
-    tiny.train(tmp_path, evaluators={"scripted": Scripted(values[3:])}, **EACH, steps=8)
+    scripted(tmp_path, 0.4, 0.3, steps=8)
     assert read(tmp_path / "best")["step"] == 4
     assert not list(tmp_path.glob(".best*"))
 
 
-def test_a_kill_after_the_last_checkpoint_leaves_no_former_best(tmp_path, monkeypatch, capsys):
-    class Killed(BaseException):
-        pass
-
+def test_a_kill_after_the_last_checkpoint_keeps_no_former_best(tmp_path, monkeypatch):
     keep = best.keep
 
     def killed(folder, step):
         if step == 6:
-            raise Killed
+            raise KeyboardInterrupt
         keep(folder, step)
 
     monkeypatch.setattr(best, "keep", killed)
-    with pytest.raises(Killed):
-        tiny.train(tmp_path, evaluators={"scripted": Scripted([0.0, 1.0, 2.0, 3.0])}, **EACH, steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        scripted(tmp_path, 0.0, 1.0, 2.0, 3.0, steps=6)
     assert read(tmp_path / "best")["step"] == 4
     monkeypatch.setattr(best, "keep", keep)
-    worked, _ = tiny.train(tmp_path, evaluators={"scripted": Scripted([])}, **EACH, steps=6)
-    assert not worked
+    assert not scripted(tmp_path, steps=6)[0]
     assert read(tmp_path / "best")["step"] == 6
 
 
-def test_a_run_that_gains_nothing_ends_early_and_is_finished(tmp_path, capsys):
-    values = [0.0, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1]
-    evaluators = lambda skip=0: {"scripted": Scripted(values[skip:]), "late": AtEnd()}  # noqa: E731
-    tiny.train(tmp_path / "early", evaluators=evaluators(), **EACH, patience=2)
-    said = capsys.readouterr().out
-    assert "ended early (recipe.patience=2): step 2 has the best scripted/score, 0.2" in said
-    assert "late: measured at the end" in said
-    written = [json.loads(line) for line in (tmp_path / "early" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in written if "late/score" in row] == [6]
-    assert read(tmp_path / "early" / "step_00000006")["ended"] is True
-    worked, _ = tiny.train(tmp_path / "early", evaluators={}, **EACH, patience=2)
-    assert not worked
-    # With more patience it goes on, and ends with the bits of a run that never stopped.
-    tiny.train(tmp_path / "early", evaluators=evaluators(4), **EACH)
-    tiny.train(tmp_path / "whole", evaluators=evaluators(), **EACH)
-    found = [states(tmp_path / name / "step_00000012") for name in ("early", "whole")]
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-    assert "ended" not in read(tmp_path / "early" / "step_00000012")
-
-
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
-def test_two_processes_end_early_together(tmp_path, strategy):
-    evaluators = {"scripted": Scripted([0.0, 0.2, math.nan, 0.1, 0.1, 0.1, 0.1])}
-    options = {"evaluators": evaluators, **EACH, "patience": 2, "strategy": strategy}
-    assert spread(tmp_path, 2, **options) == [0, 0]
+def test_two_processes_keep_the_same_checkpoint(tmp_path, strategy):
+    evaluators = {"scripted": Scripted(0.0, 0.2, math.nan, 0.1)}
+    assert spread(tmp_path, 2, evaluators=evaluators, **EACH, steps=6, strategy=strategy) == [0, 0]
     assert read(tmp_path / "best")["step"] == 2
-    assert max(tmp_path.glob("step_*")).name == "step_00000006"
-    weights = states(tmp_path / "best")["model"]
-    assert all(weight.isfinite().all() for weight in weights.values())
+    assert all(weight.isfinite().all() for weight in states(tmp_path / "best")["model"].values())

@@ -1,17 +1,14 @@
 """Every call of the operating system that a save or a resume makes fails in turn, as SQLite tests itself.
 
-A run goes on from a folder that has all there is to meet (a damaged checkpoint, leftovers, a file in the way), and one
-of its calls fails, writes half, fails as all do on a full disk, or is the last before the process is killed or the
-power is cut. The run then ends in one line or well, and the same command again ends with the bits of a run that
-nothing befell.
+A run continues in a folder with a damaged checkpoint, leftovers and a file in the way. One of its calls fails, writes
+half, fails as all calls do on a full disk, or is the last one before the process is killed or the power is cut. The run
+then completes or ends with one line, and the same command again completes with the bits of an undisturbed run.
 """
 
 import errno
-import json
 import os
 import re
 import shutil
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -110,13 +107,14 @@ def cases(calls):
 
 
 def strike(system, job: str, folder: Path, case) -> tuple[str, str]:
-    """Run a job of which one call fails: AssertionError unless it ends well, in one line or killed. Says how it ended,
-    and what there is to say should something not hold later.
+    """Run a job of which one call fails, and assert that it completes, ends with one line or is killed.
+
+    Returns how it ended, and a description for later assertions.
     """
     thread, turn, kind, error = case
     outcome = system.run(job, folder, kind=abs(kind), turn=turn, thread=thread, error=error)
     where = f"{case} {outcome.calls[-3:] if outcome.status < 0 else ''}\n{outcome.told}"
-    # TensorBoard writes in a thread of its own, which may make a call more or less.
+    # TensorBoard writes in a separate thread, which may make a call more or less.
     assert outcome.struck or thread != MAIN, where
     assert "Traceback" not in outcome.told, where
     lines = [line for line in outcome.told.splitlines() if line.startswith("error: ")]
@@ -133,84 +131,52 @@ def strike(system, job: str, folder: Path, case) -> tuple[str, str]:
         for path in folder.rglob("*"):
             if path.is_file() and (durable := outcome.dirty.get(str(path.stat().st_ino))) is not None:
                 os.truncate(path, durable)
-    return {0: "went on", 1: "one line"}.get(outcome.status, "killed"), where
+    return {0: "completed", 1: "one line"}.get(outcome.status, "killed"), where
 
 
-def endure(system, folder: Path, whole: dict[str, str], case) -> str:
-    """One call fails, then the same command again: AssertionError unless nothing is lost. Says how the first ended."""
-    fresh = not (folder / "metrics.jsonl").exists()
-    end, where = strike(system, "train", folder, case)
-    if end == "went on":
-        assert read(complete(folder)[-1])["sha256"] == whole, where
-    again = system.run("train", folder)
-    assert again.status == 0, f"{where}\n{again.told}"
-    if not fresh:
-        went_on = re.search(r"goes on after step (\d+)", again.told)
-        # A checkpoint that could not be read once is set aside, and the one before it taken.
-        assert f"is finished ({STEPS} steps)" in again.told or int(went_on[1]) >= BEGUN - (case[2] == ERROR), where
-    final = complete(folder)[-1]
-    manifest, _ = read(final), storage.load(Checkpoint.open(final))
-    assert (manifest["step"], manifest["sha256"], final.name) == (STEPS, whole, f"step_{STEPS:08d}"), where
-    # What was not deleted after the last checkpoint stays: none is written after it.
-    assert len(complete(folder)) <= storage.KEPT + 1, where
-    assert not list(folder.glob(".step_*")), where
-    assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1)), where
-    return end
-
-
-def endure_all(system, begun, folder: Path, share: int) -> None:
-    """Put every `share`-th case to a run: to one that begins if the name of its folder says so, or to one that goes on.
-
-    Of one that begins, up to its second checkpoint: from there on it does what one does that goes on.
-    """
-    run, whole = begun
-
-    def prepare():
-        if folder.name == "begins":
-            folder.mkdir()
-        else:
-            shutil.copytree(run, folder)
-
+def strikes(system, job: str, folder: Path, prepare, *, share: int = 1, until: str = ""):
+    """Strike a job in a new folder with every `share`-th case, of the calls before the first on a path with `until`."""
     prepare()
-    calls = system.run("train", folder).calls
+    calls = system.run(job, folder).calls
     shutil.rmtree(folder)
-    if folder.name == "begins":
-        calls = calls[: next(i for i, (_, _, path) in enumerate(calls) if "step_00000003" in path)]
-    ends = Counter()
+    if until:
+        calls = calls[: next(i for i, (_, _, path) in enumerate(calls) if until in path)]
     for case in list(cases(calls))[::share]:
         prepare()
-        ends[endure(system, folder, whole, case)] += 1
+        yield case, *strike(system, job, folder, case)
         shutil.rmtree(folder)
-    print(json.dumps({"run": folder.name, "calls": len(calls), "cases": sum(ends.values()), **ends}))
 
 
-def test_a_run_that_waits_for_its_second_makes_the_calls_of_one_that_does_not(system, begun, tmp_path):
-    """TensorBoard's files need seconds of their own; were the wait made of calls, no case would strike twice alike."""
-    made = []
-    for now in (0, time.time()):
-        folder = tmp_path / f"from_{now:.0f}"
-        shutil.copytree(begun[0], folder)
-        for second in range(4):
-            (folder / f"events.out.tfevents.{now + second:010.0f}.host.1.0").touch()
-        made.append([name for thread, name, _ in system.run("train", folder).calls if thread == MAIN])
-    assert made[0] == made[1]
-
-
-@pytest.mark.parametrize("run", ["goes_on", "begins"])
-def test_some_calls_fail_and_nothing_is_lost(system, begun, tmp_path, run):
-    endure_all(system, begun, tmp_path / run, share=101)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", ["goes_on", "begins"])
-def test_every_call_fails_in_turn_and_nothing_is_lost(system, begun, tmp_path, run):
-    endure_all(system, begun, tmp_path / run, share=1)
+@pytest.mark.parametrize("share", [101, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("begins", [False, True])
+def test_any_call_may_fail_and_nothing_is_lost(system, begun, tmp_path, begins, share):
+    """Of a run that begins, up to its second checkpoint: later, it does the same as a run that continues."""
+    run, whole = begun
+    folder = tmp_path / "run"
+    prepare = folder.mkdir if begins else lambda: shutil.copytree(run, folder)
+    until = "step_00000003" if begins else ""
+    for case, end, where in strikes(system, "train", folder, prepare, share=share, until=until):
+        if end == "completed":
+            assert read(complete(folder)[-1])["sha256"] == whole, where
+        again = system.run("train", folder)
+        assert again.status == 0, f"{where}\n{again.told}"
+        if not begins:
+            resumed = re.search(r"continues after step (\d+)", again.told)
+            # A checkpoint that could not be read once is set aside, and the one before it is used.
+            assert f"is finished ({STEPS} steps)" in again.told or int(resumed[1]) >= BEGUN - (case[2] == ERROR), where
+        final = complete(folder)[-1]
+        manifest, _ = read(final), storage.load(Checkpoint.open(final))
+        assert (manifest["step"], manifest["sha256"], final.name) == (STEPS, whole, f"step_{STEPS:08d}"), where
+        # What was not deleted after the last checkpoint stays: none is written after it.
+        assert len(complete(folder)) <= storage.KEPT + 1, where
+        assert not list(folder.glob(".step_*")), where
+        assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1)), where
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held", [0, 2])
-def test_every_call_of_a_store_fails_in_turn_and_it_is_as_it_was_or_as_it_is_to_be(system, tmp_path, held):
-    """Made of two vectors, or added to."""
+def test_any_call_of_a_store_may_fail_and_it_is_unchanged_or_complete(system, tmp_path, held):
+    """Created with two vectors, or extended."""
     folder = tmp_path / "folder"
 
     def prepare():
@@ -222,18 +188,11 @@ def test_every_call_of_a_store_fails_in_turn_and_it_is_as_it_was_or_as_it_is_to_
         return Store.open(folder / "store", "one", create=True).names
 
     prepare()
-    calls = system.run("store", folder).calls
-    after = content()
-    files = sorted(path.name for path in folder.rglob("*"))
+    store(folder)
+    after, files = content(), sorted(path.name for path in folder.rglob("*"))
     shutil.rmtree(folder)
-    ends = Counter()
-    for case in cases(calls):
-        prepare()
-        end, where = strike(system, "store", folder, case)
-        ends[end] += 1
-        assert len(content()) in ((len(after),) if end == "went on" else (held, len(after))), where
+    for _, end, where in strikes(system, "store", folder, prepare):
+        assert len(content()) in ((len(after),) if end == "completed" else (held, len(after))), where
         while content() != after:
             assert system.run("store", folder).status == 0, where
         assert sorted(path.name for path in folder.rglob("*")) == files, where
-        shutil.rmtree(folder)
-    print(json.dumps({"store of": held, "calls": len(calls), "cases": sum(ends.values()), **ends}))

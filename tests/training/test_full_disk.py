@@ -1,70 +1,48 @@
-"""A disk that takes no more, stood in for by the system's limit on a file's size: one line names the file, the rest
-stays as it was.
+"""A full disk, represented by the limit of the system for the size of a file: one line names the file, and all other
+files are unchanged.
 """
 
-import subprocess
-import sys
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from command import one_line
-from PIL import Image
 
+from ssvit import atomic_io
+from ssvit.analysis.inside import Report
 from ssvit.figures.plot import Line, Panel, Plot
+from ssvit.options import UserError
 
 STORED = Path(__file__).parents[1] / "fixtures"
 # In blocks of 512 bytes; an import may want to write a few bytes.
 LIMITED = ("sh", "-c", 'ulimit -f "$0" && exec "$@"')
 
 
-def figures():
-    """Five that are unlike each other, of some 20 kB."""
-    lines = {f"figure{number}": Line([0, 1, 2], [1, 2, number]) for number in range(5)}
-    return {name: Plot([Panel("", [line])], (6.4, 4.8)) for name, line in lines.items()}
-
-
-def refused(code: str, *arguments: object, blocks: int) -> str:
-    """What a child says on the console that runs this code and can write so many blocks into a file."""
-    path = [*LIMITED, str(blocks), sys.executable, "-B", "-c", f"import sys\n{code}", *map(str, arguments)]
-    done = subprocess.run(path, capture_output=True, text=True, cwd=Path(__file__).parent)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+@contextmanager
+def limited(size: int):
+    """Let no file grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_file_is_replaced_whole_or_not_at_all_and_the_error_has_its_name(tmp_path):
     (tmp_path / "kept.json").write_text("old")
-    code = """
-from pathlib import Path
-from ssvit import atomic_io
-try:
-    atomic_io.replace(Path(sys.argv[1]), bytes(100_000))
-except OSError as error:
-    print(error.filename)
-"""
-    assert refused(code, tmp_path / "kept.json", blocks=8) == f"{tmp_path}/kept.json\n"
+    with limited(4096), pytest.raises(OSError, match="too large") as error:
+        atomic_io.replace(tmp_path / "kept.json", bytes(100_000))
+    assert error.value.filename == str(tmp_path / "kept.json")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"kept.json": "old"}
 
 
-# No figure fits; all figures do, and numbers.json does not.
-@pytest.mark.parametrize(("blocks", "named"), [(1, "figure0.png"), (120, "numbers.json")])
-def test_figures_that_a_disk_refuses_are_named_without_a_thread_that_dies(blocks, named, tmp_path):
-    code = """
-from pathlib import Path
-from test_full_disk import figures
-from ssvit.analysis.inside import Report
-from ssvit.options import UserError
-try:
-    Report(figures(), {"a": "1" * 100_000}, []).save(Path(sys.argv[1]))
-except UserError as error:
-    print(error)
-"""
-    (line,) = refused(code, tmp_path / "seen", blocks=blocks).splitlines()
-    assert line.startswith(f"{tmp_path}/seen/{named}")
-    assert "cannot be written (File too large)" in line
-    for path in (tmp_path / "seen").glob("*.png"):
-        with Image.open(path) as picture:
-            picture.load()
+def test_a_figure_that_cannot_be_written_is_named(tmp_path):
+    figures = {"attention": Plot([Panel("", [Line([0, 1, 2], [1, 2, 0])])], (6.4, 4.8))}
+    with limited(512), pytest.raises(UserError, match=f"{tmp_path}/seen/attention.png"):
+        Report(figures, {"a": 1}, []).save(tmp_path / "seen")
+    assert not list((tmp_path / "seen").glob("*.png"))
 
 
 def test_the_answers_of_predict_are_there_whole_or_not_at_all(tmp_path, tool):

@@ -12,6 +12,7 @@ import safetensors.torch
 import tiny
 import torch
 from ranks import own_rank, start
+from runs import assert_close, final, states
 from test_sharding import spread
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
@@ -19,9 +20,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.training import runtime
-from ssvit.training.recipe import Recipe
-from ssvit.training.state import State
 
 FILES = {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
 
@@ -44,8 +42,7 @@ def test_a_file_has_the_bytes_of_safetensors(tmp_path, notes):
 
 def snapshot(folder: Path) -> None:
     """Save a sharded state, and change it at once; what it was lies beside, by the main process."""
-    recipe = Recipe(**tiny.RECIPE | {"optimizer": "adamw"})
-    state = State(runtime.start(recipe, accelerator="cpu", strategy="fsdp"), tiny.dino(), recipe)
+    state, _ = tiny.state(tiny.dino(), strategy="fsdp")
     for weight in state.objective.parameters():
         if weight.requires_grad:
             weight.grad = torch.ones_like(weight)
@@ -75,8 +72,11 @@ def parted(saved, tmp_path):
 
 
 def flat(path: Path) -> dict[str, torch.Tensor]:
-    states = storage.load(Checkpoint.open(path))
-    return {f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()}
+    return {f"{kind}/{name}": value for kind, state in states(path).items() for name, value in state.items()}
+
+
+def assert_equal(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(tensors, expected, rtol=0, atol=0)
 
 
 def test_parts_make_the_whole_of_the_moment_when_they_were_asked_for(saved, parted):
@@ -85,12 +85,9 @@ def test_parts_make_the_whole_of_the_moment_when_they_were_asked_for(saved, part
         "manifest.json",
         *(f"part_0000{i}.safetensors" for i in range(3)),
     }
-    found = flat(parted)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_equal(flat(parted), expected)
     sizes = [(parted / f"part_0000{i}.safetensors").stat().st_size for i in range(3)]
     assert max(sizes) < 0.5 * sum(sizes)
-    assert {name.partition("/")[0] for name in found} == {"model", "optimizer", "ema"}
     assert storage.load(Checkpoint.open(parted), without="optimizer").keys() == {"model", "ema"}
 
 
@@ -99,7 +96,7 @@ def test_torch_reads_them_too(saved, parted):
     expected = safetensors.torch.load_file(saved / "whole.safetensors")
     found = {name: torch.zeros_like(value) for name, value in expected.items()}
     torch_load(found, storage_reader=HuggingFaceStorageReader(str(parted)), no_dist=True)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_equal(found, expected)
 
 
 def test_merged_they_are_the_same_checkpoint(parted):
@@ -107,9 +104,7 @@ def test_merged_they_are_the_same_checkpoint(parted):
     merged = storage.merge(Checkpoint.open(parted))
     assert set(merged.manifest["sha256"]) == FILES
     assert {path.name for path in parted.iterdir()} == {"manifest.json", *FILES}
-    after = flat(parted)
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert_equal(flat(parted), before)
     assert storage.merge(merged) is merged
 
 
@@ -126,8 +121,7 @@ def test_a_finished_run_that_was_killed_before_its_parts_were_merged_merges_them
     worked, _ = tiny.train(tmp_path, steps=4)
     assert not worked
     assert set(Checkpoint.open(tmp_path).manifest["sha256"]) == FILES
-    after = flat(tmp_path)
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert_equal(flat(tmp_path), before)
 
 
 @pytest.mark.parametrize("call", range(4))
@@ -148,8 +142,7 @@ def test_a_merge_that_fails_leaves_a_checkpoint_that_is_whole(parted, monkeypatc
     monkeypatch.setattr(storage, "replace", refusing(storage.replace))
     with pytest.raises(CheckpointError, match="cannot be written"):
         storage.merge(Checkpoint.open(parted))
-    after = flat(parted)
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert_equal(flat(parted), before)
 
 
 def test_a_damaged_part_is_named_and_passed_over(saved, tmp_path):
@@ -209,16 +202,10 @@ def test_a_kill_during_a_save_loses_nothing_on_any_number_of_processes(tmp_path)
     assert run(tmp_path / "broken", 2) == [0, 0]
     assert run(tmp_path / "one", 1, "auto") == [0]
     assert run(tmp_path / "four", 4) == [0] * 4
-    last = "step_00000012"
-    whole, broken = (json.loads((tmp_path / name / last / "manifest.json").read_text()) for name in ("whole", "broken"))
-    assert set(whole["sha256"]) == FILES
-    assert whole["sha256"] == broken["sha256"]
-    expected = flat(tmp_path / "whole" / last)
+    assert set(final(tmp_path / "whole")) == FILES
+    assert final(tmp_path / "broken") == final(tmp_path / "whole")
     for name in ("one", "four"):
-        found = flat(tmp_path / name / last)
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-8, msg=f"{name} {key}")
+        assert_close(tmp_path / name, tmp_path / "whole")
 
 
 def test_a_command_merges(tool, parted):

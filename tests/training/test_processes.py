@@ -16,35 +16,22 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import tiny
-import torch
 from command import LIMIT, TINY
 from ranks import own_rank, start
+from runs import assert_close, final
 from torch import distributed
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.cli.knn import command as knn
+from ssvit.evaluation import features
 from ssvit.options import UserError
 from ssvit.training import runtime
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # which takes a free port
-
-
-class EndsAt:
-    """Before an objective among the bases of a class: ends its process, or hinders it, at one call of forward."""
-
-    calls_left, way = 0, ""
-
-    def forward(self, *inputs):
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            ends(self.way)
-        return super().forward(*inputs)
 
 
 def ends(way: str) -> None:
@@ -62,7 +49,7 @@ def ends(way: str) -> None:
         os.kill(os.getpid(), getattr(signal, way))
 
 
-def work(folder: Path, options: dict) -> None:
+def train(folder: Path, options: dict) -> None:
     """Train as one process of several.
 
     options: those of tiny.train; `method`: what builds the objective, by its name in tiny; `ending`: {rank: [call of
@@ -71,36 +58,46 @@ def work(folder: Path, options: dict) -> None:
     options["objective"] = objective = getattr(tiny, options.pop("method", "model"))(options.get("dropout", 0.0))
     ending = options.pop("ending", {}).get(os.environ["RANK"])
     if ending and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        objective.__class__ = type("EndsAt", (EndsAt, type(objective)), {})
-        objective.calls_left, objective.way = ending
+        call, way = ending
+        tiny.at(objective, call - 1, act=lambda result: ends(way) or result)
     if "data" in options:
         options["data"] = Path(options["data"])
+    tiny.train(folder, **options)
+
+
+def read_features(folder: Path, options: dict) -> None:
+    """Score the features of a run as one process of several, of which the second ends during the first batch."""
+    if own_rank() == 1:
+        features.Frozen.__call__ = lambda *inputs: ends("SIGKILL")
+    knn.call([f"outputs={folder}", "k=[5]", "cache=null", "fabric.accelerator=cpu"])
+
+
+def status_of(work, folder: Path, options: dict) -> int:
+    """Return the exit status of a function as of a command, which prints a UserError."""
     try:
-        tiny.train(folder, **options)
+        work(folder, options)
     except UserError as error:
         print(error, file=sys.stderr, flush=True)
-        sys.exit(getattr(error, "status", 1))
+        return getattr(error, "status", 1)
+    return 0
 
 
-def join(folder: Path, options: dict) -> None:
-    """Be one process, with stderr in a file of its own."""
+def join(folder: Path, work, options: dict) -> None:
+    """Be one process, with stderr in a separate file."""
     multiprocessing.set_start_method("fork", force=True)  # data workers hold their process's connections, as in a tool
     file = os.open(f"{folder}.{own_rank()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(file, 2)
     try:
-        work(folder, options)
-        status = 0
-    except SystemExit as end:
-        status = end.code
+        status = status_of(work, folder, options)
     except Exception:
         traceback.print_exc()
         status = 1
     os._exit(status)  # multiprocessing would wait for data workers, which a tool ends as it leaves
 
 
-def forked(folder: Path, world: int = 2, **options) -> tuple[list[int], list[str]]:
+def forked(folder: Path, world: int = 2, work=train, **options) -> tuple[list[int], list[str]]:
     """Train in `world` processes without torchrun, which starts slowly; returns their exit codes and stderr."""
-    codes = start(join, world, folder, options)
+    codes = start(join, world, folder, work, options)
     return codes, [Path(f"{folder}.{number}").read_text() for number in range(world)]
 
 
@@ -110,46 +107,25 @@ def launched(folder: Path, world: int, restarts: int = 0, **options) -> subproce
     return subprocess.run([*command, str(folder), json.dumps(options)], capture_output=True, text=True, timeout=LIMIT)
 
 
-def final(folder: Path) -> dict[str, str]:
-    """The sha256 of weights, optimiser and average at the end of a run."""
-    sums = json.loads((folder / "step_00000012" / "manifest.json").read_text())["sha256"]
-    assert set(sums) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
-    return sums
+METHODS = (
+    "mae", "dino", "simclr", "contrastive_tuning",
+    "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot",
+)  # fmt: skip
 
 
-def assert_close(folder: Path, other: Path) -> None:
-    """Weights, optimiser and average at the end of two runs agree to 1e-6."""
-    one, two = (storage.load(Checkpoint.open(run / "step_00000012")) for run in (folder, other))
-    for name, state in one.items():
-        assert state.keys() == two[name].keys()
-        for key, tensor in state.items():
-            torch.testing.assert_close(tensor, two[name][key], rtol=1e-6, atol=1e-8, msg=f"{name} {key}")
-
-
-@pytest.mark.parametrize(("strategy", "way"), [("ddp", "SIGKILL"), ("fsdp", "SIGTERM")], ids=["ddp", "fsdp"])
-def test_two_processes_go_on_with_the_same_bits(tmp_path, files, strategy, way):
-    options = {"strategy": strategy, "data": str(files), "workers": 1, "dropout": 0.2, "accumulate": 2}
-    assert forked(tmp_path / "whole", **options)[0] == [0, 0]
-    codes, _ = forked(tmp_path / "broken", **options, ending={"1": [9, way]})
+@pytest.mark.parametrize(
+    ("method", "strategy", "way"),
+    [("model", "ddp", "SIGKILL"), ("model", "fsdp", "SIGTERM"),
+     *(pytest.param(method, strategy, "SIGKILL", marks=pytest.mark.slow)
+       for method in METHODS for strategy in ("ddp", "fsdp"))],
+)  # fmt: skip
+def test_two_processes_continue_with_the_same_bits(tmp_path, files, method, strategy, way):
+    options = {"method": method, "strategy": strategy, "data": str(files), "dropout": 0.2, "accumulate": 2,
+               "optimizer": "muon" if strategy == "fsdp" else "adamw"}  # fmt: skip
+    assert forked(tmp_path / "whole", **options, workers=1)[0] == [0, 0]
+    codes, _ = forked(tmp_path / "broken", **options, workers=1, ending={"1": [9, way]})
     assert codes == ([1, -signal.SIGKILL] if way == "SIGKILL" else [143, 143])
     assert max((tmp_path / "broken").glob("step_*")).name == ("step_00000003" if way == "SIGKILL" else "step_00000005")
-    assert forked(tmp_path / "broken", **options | {"workers": 0})[0] == [0, 0]
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        "mae", "dino", "simclr", "contrastive_tuning",
-        "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot",
-    ],
-)  # fmt: skip
-def test_two_processes_of_another_method_go_on_with_the_same_bits(tmp_path, method, strategy):
-    options = {"method": method, "strategy": strategy, "dropout": 0.2, "accumulate": 2}
-    assert forked(tmp_path / "whole", **options)[0] == [0, 0]
-    assert forked(tmp_path / "broken", **options, ending={"1": [9, "SIGKILL"]})[0] == [1, -signal.SIGKILL]
     assert forked(tmp_path / "broken", **options)[0] == [0, 0]
     assert final(tmp_path / "broken") == final(tmp_path / "whole")
 
@@ -182,15 +158,6 @@ def test_processes_end_saved_after_torchrun_is_killed(tmp_path):
     assert len(list((tmp_path / "outputs" / "run").glob("step_*"))) == 1
 
 
-def test_torchrun_restarts_processes_that_go_on_with_the_same_bits(tmp_path):
-    assert forked(tmp_path / "whole", dropout=0.2)[0] == [0, 0]
-    done = launched(tmp_path / "broken", 2, restarts=2, dropout=0.2, ending={"0": [5, "SIGKILL"]})
-    assert done.returncode == 0, done.stderr
-    assert "goes on after step 3" in done.stdout
-    assert "refused" not in done.stderr
-    assert final(tmp_path / "broken") == final(tmp_path / "whole")
-
-
 @functools.cache
 def uninterrupted(folder: Path, **options) -> Path:
     """A run of two processes that nothing ends."""
@@ -212,7 +179,7 @@ CLOSE = {"double": True}  # one process and two agree to the rounding of float64
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", ["SIGTERM under torchrun", "SIGKILL"])
 @pytest.mark.parametrize("worlds", [(2, 2), (1, 2), (2, 1)], ids=["2-2", "1-2", "2-1"])
-def test_any_number_of_processes_goes_on_after_any_end(tmp_path, folder, worlds, way, strategy):
+def test_any_number_of_processes_continues_after_any_end(tmp_path, folder, worlds, way, strategy):
     exact = worlds[0] == worlds[1]
     options = EXACT if exact else CLOSE
     before, after = ({"strategy": strategy if world == 2 else "auto"} for world in worlds)
@@ -221,7 +188,7 @@ def test_any_number_of_processes_goes_on_after_any_end(tmp_path, folder, worlds,
     assert not (tmp_path / "run" / "step_00000012").exists()
     done = launched(tmp_path / "run", worlds[1], **after, **options)
     assert done.returncode == 0, done.stderr
-    assert "goes on after step" in done.stdout
+    assert "continues after step" in done.stdout
     whole = uninterrupted(folder, strategy=strategy, **options)
     if exact:
         assert final(tmp_path / "run") == final(whole)
@@ -229,14 +196,19 @@ def test_any_number_of_processes_goes_on_after_any_end(tmp_path, folder, worlds,
         assert_close(tmp_path / "run", whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("victim", ["0", "1"])
-def test_any_rank_may_be_killed_where_torchrun_restarts(tmp_path, folder, files, strategy, victim):
-    options = {"strategy": strategy, **EXACT, "data": str(files), "workers": 2}
-    done = launched(tmp_path / "run", 2, restarts=2, **options, ending={victim: [15, "SIGKILL"]})
+@pytest.mark.parametrize(
+    ("strategy", "victim", "workers"),
+    [("auto", "0", 0), *(pytest.param(strategy, victim, 2, marks=pytest.mark.slow)
+                         for strategy in ("ddp", "fsdp") for victim in "01")],
+)  # fmt: skip
+def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
+    tmp_path, folder, files, strategy, victim, workers
+):
+    """With the addresses of the ended processes still in torchrun's store."""
+    options = {"strategy": strategy, **EXACT, "data": str(files), "workers": workers}
+    done = launched(tmp_path / "run", 2, restarts=1, **options, ending={victim: [9, "SIGKILL"]})
     assert done.returncode == 0, done.stderr
-    assert "goes on after step 6" in done.stdout
+    assert "continues after step 3" in done.stdout
     assert final(tmp_path / "run") == final(uninterrupted(folder, **options))
 
 
@@ -258,39 +230,14 @@ def test_fine_tuning_of_two_processes_goes_on_with_the_same_bits(tmp_path):
         assert process.wait(LIMIT) != 0
     again = subprocess.run(tool("finetune", *short, "name=broken"), timeout=LIMIT, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    sums = [
-        json.loads((tmp_path / "outputs" / name / "step_00000006" / "manifest.json").read_text())["sha256"]
-        for name in ("whole", "broken")
-    ]
-    assert sums[0] == sums[1]
+    whole, broken = (final(tmp_path / "outputs" / name) for name in ("whole", "broken"))
+    assert broken == whole
 
 
-def test_a_tool_that_reads_features_in_two_processes_reports_that_one_has_ended(tool, tmp_path):
-    """The encoder ends the process of rank 1 in the midst of the features."""
-    tool("pretrain", *TINY, "probe=[]", "recipe.steps=4")
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('LOCAL_RANK') == '1':\n"
-        "    import ssvit.evaluation.features as features\n"
-        "    features.Frozen.__call__ = lambda *inputs: os.kill(os.getpid(), 9)\n"
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(ROOT / "tools" / "knn.py"), f"outputs={tmp_path}/outputs", "k=[5]", "cache=null",
-               "fabric.accelerator=cpu"]  # fmt: skip
-    path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
-    ranks = [
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test", "PYTHONPATH": path,
-        })
-        for rank in range(2)
-    ]  # fmt: skip
-    errors = [rank.communicate(timeout=LIMIT)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL]
+def test_a_command_that_reads_features_in_two_processes_reports_that_one_has_ended(outputs):
+    codes, errors = forked(outputs, work=read_features)
+    assert codes == [1, -signal.SIGKILL]
     assert is_of_a_lost_process(errors[0]), errors
-    assert errors[1] == ""
 
 
 def is_of_a_lost_process(text: str) -> bool:
@@ -326,32 +273,22 @@ def test_torchrun_ends_a_process_that_waits_for_something_else(tmp_path):
     assert launched(tmp_path / "run", 2, ending=ending).returncode not in (0, None)
 
 
-def test_a_store_that_remembers_the_dead_gives_the_value_of_the_living():
-    """What an earlier attempt has left in it is passed over, whoever comes first."""
-    store = distributed.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LIMIT)
-    )
-    meet = functools.partial(runtime._common, world=3, timeout=LIMIT)
-
-    def client():
-        return distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=LIMIT))
-
-    for attempt, order in enumerate([(0, 1, 2), (2, 1, 0), (1, 0, 2)]):
-        with ThreadPoolExecutor(3) as pool:
-            found = []
-            for rank in order:
-                found.append(pool.submit(meet, client(), rank, value=f"value{attempt}" if rank == 0 else ""))
-                time.sleep(0.1)
-            assert [one.result() for one in found] == [f"value{attempt}"] * 3
-
-
-def test_one_that_does_not_start_is_named():
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
-    with pytest.raises(UserError, match=r"fabric\.timeout=1: rank 1 of 2 has not started"):
-        runtime._common(store, 0, 2, "value", 1)
-    with pytest.raises(UserError, match=r"fabric\.timeout=1: rank 0 of 2 has not started"):
-        runtime._common(distributed.PrefixStore("other", store), 1, 2, "", 1)
+def test_the_port_of_an_earlier_attempt_is_ignored():
+    """It refuses connections, until the main process of this attempt publishes another one."""
+    store = distributed.HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as served, socket.socket() as ended:
+        ended.bind(("127.0.0.1", 0))
+        ports = [str(listener.getsockname()[1]) for listener in (ended, served)]
+        store.set("port", ports[0])
+        with ThreadPoolExecutor() as pool:
+            port = pool.submit(runtime._served_port, store, "127.0.0.1", LIMIT)
+            time.sleep(0.2)
+            store.set("port", ports[1])
+            assert port.result(LIMIT) == ports[1]
+        store.set("port", ports[0])
+        with pytest.raises(ConnectionRefusedError):
+            runtime._served_port(store, "127.0.0.1", 0.1)
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    sys.exit(status_of(train, Path(sys.argv[1]), json.loads(sys.argv[2])))

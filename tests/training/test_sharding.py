@@ -17,17 +17,16 @@ from ssvit.data.batch import Batch
 from ssvit.objectives.teacher import local
 from ssvit.training import runtime, sharding
 from ssvit.training.recipe import Recipe
-from ssvit.training.state import State
 
 
-def with_one_thread(work, folder: Path) -> None:
+def with_one_thread(work, *arguments) -> None:
     torch.set_num_threads(1)
-    work(folder)
+    work(*arguments)
 
 
-def spread(work, folder: Path, world: int) -> None:
-    """Call a function of this module in so many processes."""
-    assert start(with_one_thread, world, work, folder) == [0] * world
+def spread(work, folder: Path, world: int, *arguments) -> None:
+    """Call a function of a module in so many processes."""
+    assert start(with_one_thread, world, work, folder, *arguments) == [0] * world
 
 
 @pytest.fixture
@@ -77,51 +76,29 @@ def test_copies_share_gradients_as_they_lie_and_no_buffers(alone, monkeypatch, c
     assert not getattr(copies, "forward_sync_buffers", copies.broadcast_buffers)
 
 
-def count(folder: Path) -> None:
-    """One step of DINO; writes the bytes that this process holds of the weights and of what follows them."""
-    recipe = Recipe(**tiny.RECIPE)
-    fabric = runtime.start(recipe, accelerator="cpu", strategy="fsdp")
-    state = State(fabric, tiny.dino(), recipe)
+def count(folder: Path, optimizer: str) -> None:
+    """One step of DINO; writes the bytes that this process holds of the weights and of what depends on them."""
+    state, _ = tiny.state(tiny.dino(), strategy="fsdp", optimizer=optimizer)
     for weight in state.objective.parameters():
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight)
     state.optimizer.step()
-    moments = [value for one in state.optimizer.optimizer.state.values() for value in one.values() if value.ndim]
+    moments = [value for values in state.optimizer.optimizer.state.values() for value in values.values() if value.ndim]
     teacher = [*state.objective.teacher.parameters()]
     parts = {"weights": [*state.objective.parameters()], "teacher": teacher, "average": state.average._average,
              "moments": moments}  # fmt: skip
     held = {name: sum(local(part).nbytes for part in tensors) for name, tensors in parts.items()}
     whole = {name: sum(part.numel() * part.element_size() for part in tensors) for name, tensors in parts.items()}
-    Path(folder, f"{fabric.global_rank}.json").write_text(json.dumps([held, whole]))
+    Path(folder, f"{state.fabric.global_rank}.json").write_text(json.dumps([held, whole]))
+    before = dict(tiny.dino().named_parameters())
+    with state.evaluating() as evaluated:  # the gradients were 0, and the average is that of the initial weights
+        assert all(torch.equal(weight, before[name]) for name, weight in evaluated.named_parameters())
 
 
-def test_weights_teacher_average_and_moments_are_shared_out(tmp_path):
-    spread(count, tmp_path, 2)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weights_teacher_average_and_moments_are_shared_out(tmp_path, optimizer):
+    spread(count, tmp_path, 2, optimizer)
     (one, whole), (other, _) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for name, everything in whole.items():
         assert one[name] + other[name] == everything
         assert max(one[name], other[name]) < 0.6 * everything, name
-
-
-def build(folder: Path) -> None:
-    """Build DINO with weights in the main process alone; write what all processes then have."""
-    recipe = Recipe(**tiny.RECIPE)
-    fabric = runtime.start(recipe, accelerator="cpu", strategy="fsdp")
-    with sharding.building(fabric):
-        objective = tiny.dino()
-    assert all(weight.is_meta == (fabric.global_rank > 0) for weight in objective.parameters())
-    assert not any(buffer.is_meta for buffer in objective.buffers())
-    state = State(fabric, objective, recipe)
-    weights = {name: sharding.whole(weight.detach()) for name, weight in state.objective.named_parameters()}
-    with state.evaluating() as evaluated:
-        assert all(torch.equal(weight, weights[name]) for name, weight in evaluated.named_parameters())
-    torch.save(weights | dict(state.objective.named_buffers()), folder / f"{fabric.global_rank}.pt")
-
-
-def test_the_main_process_alone_needs_memory_for_all_weights(tmp_path):
-    spread(build, tmp_path, 2)
-    expected = dict(tiny.dino().named_parameters()) | dict(tiny.dino().named_buffers())
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -1,17 +1,15 @@
-"""Pre-training that starts from weights that exist: ssvit pretrain checkpoint=PATH, and its mistakes in one line."""
+"""Pre-training from existing weights: ssvit pretrain checkpoint=PATH, and its errors of one line."""
 
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from command import TINY, one_line, start
+from command import TINY, one_line
 from peers import HEADS, timm_plain
+from runs import final, kill_after, states
 
-from ssvit.checkpoints import manifest, storage
-from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints import manifest
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.finding import open_checkpoint
@@ -23,105 +21,90 @@ SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
 
 
-def state(path: Path) -> dict[str, torch.Tensor]:
-    return storage.load(Checkpoint.open(path))["model"]
-
-
-def encoder_of(weights: dict[str, torch.Tensor], prefix: str = "encoder.") -> dict[str, torch.Tensor]:
+def encoder_of(run: Path, prefix: str = "encoder.") -> dict[str, torch.Tensor]:
+    """The weights of a run's encoder by name."""
+    weights = states(run)["model"]
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
+def assert_same(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+def choices_of(run: Path) -> dict[str, str]:
+    return yaml.safe_load((run / "config.yaml").read_text())["choices"]
 
 
 def test_it_starts_from_the_weights_of_a_run_and_on_its_images(outputs, tool):
-    done = tool("pretrain", *SHORT, *UNMOVED, f"checkpoint={outputs / RUN}", "objective=mae")
-    first, second, *_ = done.stdout.splitlines()
-    assert first == f"mae_from_{RUN}: starts from {outputs / RUN / 'step_00000006'}"
-    assert "tensors of the encoder; not loaded: head, mask_token" in second
+    start = outputs / RUN
+    done = tool("pretrain", *SHORT, *UNMOVED, f"checkpoint={start}", "objective=mae")
+    assert str(start / "step_00000006") in done.stdout.splitlines()[0]
     assert "64 images" in done.stdout
     run = outputs / f"mae_from_{RUN}"
-    before, after = encoder_of(state(outputs / RUN)), encoder_of(state(run))
-    assert_same(before, after)
-    found = manifest.read(run / "step_00000001")
-    assert found["start"] == manifest.read(outputs / RUN / "step_00000006")["seal"]
-    assert found["encoder"]["pooling"] == "patch_mean"  # as MAE's file says
-    choices = yaml.safe_load((run / "config.yaml").read_text())["choices"]
+    assert_same(encoder_of(run), encoder_of(start))
+    metadata = manifest.read(run / "step_00000001")
+    assert metadata["start"] == manifest.read(start / "step_00000006")["seal"]
+    assert metadata["encoder"]["pooling"] == "patch_mean"  # as MAE's file sets it
+    choices = choices_of(run)
     assert (choices["data"], choices["augment@data.augment"]) == ("synthetic", "inception_crop_small")
 
 
 def test_a_teacher_starts_from_the_same_weights_and_views_are_the_objectives(outputs, tool):
     tool("pretrain", *SHORT, *UNMOVED, f"checkpoint={outputs / RUN}", "objective=dino", "name=distilled")
-    weights = state(outputs / "distilled")
-    assert_same(encoder_of(state(outputs / RUN)), encoder_of(weights))
-    assert_same(encoder_of(weights, "teacher.module.encoder."), encoder_of(weights))
-    choices = yaml.safe_load((outputs / "distilled" / "config.yaml").read_text())["choices"]
-    assert choices["augment@data.augment"] == "multi_crop_small"
+    run = outputs / "distilled"
+    assert_same(encoder_of(run), encoder_of(outputs / RUN))
+    assert_same(encoder_of(run, "teacher.module.encoder."), encoder_of(run))
+    assert choices_of(run)["augment@data.augment"] == "multi_crop_small"
 
 
 def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     peer = timm_plain(tmp_path)
-    told = (f"encoder.heads={HEADS}", f"encoder.trained_size={list(peer.size)}".replace(" ", ""))
-    patch = open_checkpoint(peer.path, {"heads": HEADS, "trained_size": list(peer.size)}).encoder["patch_size"]
+    metadata = {"heads": HEADS, "trained_size": list(peer.size)}
+    patch = open_checkpoint(peer.path, metadata).encoder["patch_size"]
     size = [4 * side for side in patch]
-    images = (*IMAGES[:2], f"data.image_size={size}".replace(" ", ""))
-    done = tool("pretrain", *images, *SHORT, *UNMOVED, f"checkpoint={peer.path}", *told, "data=synthetic", "probe=[]")
-    assert "timm's layout" in done.stdout
-    assert "positions resized from" in done.stdout
-    run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
-    given = {"heads": HEADS, "trained_size": list(peer.size), "image_size": size}
-    assert_same(
-        loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **given)).state_dict(), encoder_of(state(run))
+    options = {f"encoder.{name}": value for name, value in metadata.items()} | {"data.image_size": size}
+    typed = [f"{name}={value}".replace(" ", "") for name, value in options.items()]
+    done = tool(
+        "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=synthetic", "probe=[]"
     )
+    assert "positions resized from" in done.stdout
+    loaded = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **metadata, image_size=size))
+    run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
+    assert_same(encoder_of(run), loaded.state_dict())
 
 
 def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path):
-    options = (*SHORT, f"checkpoint={outputs / RUN}", "objective=dino", "encoder.dropout=0.1", "recipe.accumulate=2",
-               "probe=[]")  # fmt: skip
+    changes = ("objective=dino", "encoder.dropout=0.1", "recipe.accumulate=2", "probe=[]")
+    options = (*SHORT, f"checkpoint={outputs / RUN}", *changes)
     tool("pretrain", *options, "name=whole")
-    process = start(tmp_path, "pretrain", *options, "name=killed")
-    for line in process.stdout:
-        if line.startswith("step 3/6"):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    shutil.copytree(outputs / "killed", outputs / "other")
-    assert "goes on after step" in tool("pretrain", *options, "name=killed").stdout
-    found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
-    assert found == whole
+    kill_after(tmp_path, "step 3/6", *options, "name=killed")
+    assert "continues after step" in tool("pretrain", *options, "name=killed").stdout
+    assert final(outputs / "killed") == final(outputs / "whole")
     # Other weights under the same command are another run.
     step = outputs / RUN / "step_00000004"
-    changed = (*options[: len(SHORT)], f"checkpoint={step}", *options[len(SHORT) + 1 :])
-    shutil.rmtree(outputs / "killed")
-    (outputs / "other").rename(outputs / "killed")
-    line = tool("pretrain", *changed, "name=killed", status=1).stderr
-    assert "start: is not what the run in" in line
+    line = tool("pretrain", *SHORT, f"checkpoint={step}", *changes, "name=whole", status=1).stderr
+    assert line.startswith("ssvit: start: ")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "start"),
     [
-        (["checkpoint=/no/where"], "checkpoint=/no/where: no such folder"),
+        (["checkpoint=/no/where"], "checkpoint=/no/where: "),
         (["checkpoint=newest"], "checkpoint=newest: "),
         (["checkpoint={run}", "encoder=ti"], "encoder=ti: "),
         (["checkpoint={run}", "encoder.width=64"], "encoder.width=64: "),
         (["checkpoint={run}", "encoder.stem.width=64"], "encoder.stem.width=64: "),
         (["checkpoint={run}", "encoder.heads=4"], "encoder.heads=4: "),
-        (["checkpoint={run}", "data.image_size=18"], "encoder.patch_size=4: must divide the image's height of 18"),
-        (["checkpoint={run}", "objective=mae", "data.image_size=4"], "objective.masked=0.75: needs images of at least"),
-        (["checkpoint={file}"], "{file}: "),
+        (["checkpoint={run}", "data.image_size=18"], "encoder.patch_size=4: "),
+        (["checkpoint={run}", "objective=mae", "data.image_size=4"], "objective.masked=0.75: "),
+        (["checkpoint={file}", f"encoder.heads={HEADS}", "encoder.trained_size=[32,56]"], "{file}: "),
     ],
 )
-def test_a_mistake_is_told_in_one_line_before_torch_loads(outputs, tool, no_torch, tmp_path, options, told):
-    names = {"run": outputs / RUN, "file": timm_plain(tmp_path).path if "{file}" in told else ""}
-    given = [option.format(**names) for option in options]
-    if names["file"]:
-        given += [f"encoder.heads={HEADS}", "encoder.trained_size=[32,56]"]
-    line = one_line(tool("pretrain", "recipe.batch_size=8", *given, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: {told.format(**names)}")
+def test_a_mistake_is_one_line_before_torch_loads(outputs, tool, no_torch, tmp_path, options, start):
+    names = {"run": outputs / RUN, "file": timm_plain(tmp_path).path if "{file}" in start else ""}
+    typed = [option.format(**names) for option in options]
+    line = one_line(tool("pretrain", "recipe.batch_size=8", *typed, status=2, PYTHONPATH=no_torch))
+    assert line.startswith(f"ssvit: {start.format(**names)}")
 
 
 def test_distillation_without_a_distillation_token_is_an_error(tool, no_torch, tmp_path):

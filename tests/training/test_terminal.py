@@ -1,5 +1,6 @@
-"""On a terminal of 80 columns: the bar counts steps, fits, moves in evaluations, and Ctrl-C is answered at once."""
+"""On a terminal of 80 columns: the bar counts steps and fits, and Ctrl-C has an immediate answer."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -9,13 +10,9 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 from command import LIMIT, TINY
-
-from ssvit.training import metrics_log
-from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,13 +31,9 @@ class Terminal:
 
     def read(self, until: str | None = None) -> str:
         """What is shown up to a text, or to the end."""
-        began = time.monotonic()
-        while (until is None or until not in self.shown) and time.monotonic() - began < LIMIT:
-            try:
-                part = os.read(self.master, 4096)
-            except OSError:  # the command has ended
-                break
-            self.shown += part.decode()
+        with contextlib.suppress(OSError):  # the command has ended
+            while until is None or until not in self.shown:
+                self.shown += os.read(self.master, 4096).decode()
         return self.shown
 
 
@@ -54,35 +47,12 @@ def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
     assert any("evaluating: held out" in bar for bar in bars)
 
 
-def test_ctrl_c_is_answered_before_the_step_ends_and_the_run_is_saved(tmp_path):
+def test_ctrl_c_has_an_immediate_answer_and_the_run_is_saved(tmp_path):
     terminal = Terminal(tmp_path, "recipe.steps=100000", "recipe.save_every=100000", "probe=[]")
     terminal.read(until="images/s")
     terminal.process.send_signal(signal.SIGINT)
     shown = terminal.read()
     assert terminal.process.wait(LIMIT) == 130, shown
-    answer, end = shown.index("stops after this step and saves"), shown.index("stopped by SIGINT after step ")
+    answer, end = shown.index("a second signal ends the process"), shown.index("stopped by SIGINT after step ")
     assert answer < end
     assert list((tmp_path / "outputs" / "masked_patch_synthetic").glob("step_*"))
-
-
-def test_the_clock_goes_on_while_something_else_works(tmp_path, monkeypatch):
-    looks = []
-    log = metrics_log.MetricsLog(tmp_path, Recipe(steps=5, warmup=1), first_step=0)
-
-    class Bar:
-        disable = False
-        set_postfix_str = looks.append
-
-        def refresh(self):
-            looks.append("refreshed")
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(log, "_bar", Bar())
-    monkeypatch.setattr(metrics_log, "_TICK", 0.001)
-    with log.moving("evaluating: probe"):
-        while looks.count("refreshed") < 3:
-            time.sleep(0.001)
-    log.close()
-    assert looks[0] == "evaluating: probe"

@@ -1,4 +1,4 @@
-"""Fine-tuning of parts: what is frozen keeps its bits, and LoRA is its formula, merged when it is loaded."""
+"""Fine-tuning of parts of a model: which weights have gradients, and LoRA against its formula and when loaded."""
 
 import copy
 
@@ -6,10 +6,9 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from runs import states
 from torch import nn
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
@@ -43,21 +42,24 @@ def images(count: int = 6) -> torch.Tensor:
 
 def test_the_parts_that_are_trained():
     everything = {name for name, _ in tiny.classify().named_parameters()}
-    assert trained(tiny.classify()) == everything
-    assert trained(tiny.classify(trained="head")) == HEAD
-    last = {name for name in everything if name.startswith("encoder.blocks.1.")}
-    norm = {"encoder.norm.weight", "encoder.norm.bias"}
-    assert trained(tiny.classify(trained=1)) == HEAD | norm | last
     blocks = {name for name in everything if name.startswith("encoder.blocks.")}
-    assert trained(tiny.classify(trained=2)) == HEAD | norm | blocks
+    norm = {"encoder.norm.weight", "encoder.norm.bias"}
+    expected = {
+        None: everything,
+        "head": HEAD,
+        1: HEAD | norm | {name for name in blocks if name.startswith("encoder.blocks.1.")},
+        2: HEAD | norm | blocks,
+    }
+    for option, names in expected.items():
+        assert trained(tiny.classify() if option is None else tiny.classify(trained=option)) == names
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradients_are_those_of_a_model_without_anything_frozen(kind):
     model = moved(tiny.classify(**KINDS[kind])).double()
     free = copy.deepcopy(model).requires_grad_(True)
-    for one in (model, free):
-        one(Batch.of(images(), LABELS))["loss"].backward()
+    for objective in (model, free):
+        objective(Batch.of(images(), LABELS))["loss"].backward()
     expected = dict(free.named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -115,15 +117,12 @@ def test_lora_is_its_formula():
 def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
     model = tiny.classify(**LORA)
     tiny.train(tmp_path, objective=model, facts=model.metadata, ema=ema)
-    states = storage.load(Checkpoint.open(tmp_path))
-    weights = states["ema" if ema else "model"]
+    weights = states(tmp_path)["ema" if ema else "model"]
     assert "encoder.blocks.0.attention.qkv.parametrizations.weight.0.b" in weights
     again = tiny.classify(seed=5, **LORA).eval()
     again.load_state_dict(weights)
-    classifier, encoder = (
-        loading.load_classifier(loading_options.LoadEncoder(path=tmp_path)),
-        loading.load_encoder(loading_options.LoadEncoder(path=tmp_path)),
-    )
+    options = loading_options.LoadEncoder(path=tmp_path)
+    classifier, encoder = loading.load_classifier(options), loading.load_encoder(options)
     for loaded in (classifier.encoder, encoder):
         names = {name for name, _ in loaded.named_parameters()}
         assert names == {name for name, _ in tiny.encoder(0.0).named_parameters()}

@@ -1,6 +1,5 @@
 """A step as a device sees it: the host reads nothing back between log steps, and skipped steps change nothing."""
 
-import math
 import os
 import signal
 from collections import Counter
@@ -11,19 +10,17 @@ import pytest
 import tiny
 import torch
 from ranks import own_rank, start
+from runs import states
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssvit.checkpoints import storage
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch, named
 from ssvit.options import UserError
 from ssvit.training import loop
-from ssvit.training.metrics_log import MetricsLog
-from ssvit.training.readings import AHEAD
+from ssvit.training.metrics_log import AHEAD, MetricsLog
 from ssvit.training.state import State
 
-METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "classify")
+METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "classify", "codebook")
 
 
 class Reads(TorchDispatchMode):
@@ -77,49 +74,23 @@ def test_two_processes_read_nothing_between_log_steps(tmp_path, method, strategy
     assert start(join, 2, [partial(counted, tmp_path, method, strategy)] * 2) == [0, 0]
 
 
-class At:
-    """Before an objective among the bases of a class: does something at some calls of forward, counted from 0."""
-
-    calls, at, does = 0, (), None
-
-    def forward(self, *inputs):
-        result = super().forward(*inputs)
-        if self.calls in self.at:
-            result = self.does(result)
-        self.calls += 1
-        return result
-
-
-def at(*calls: int, objective, does):
-    objective.__class__ = type("AtCalls", (At, type(objective)), {"at": calls, "does": staticmethod(does)})
-    return objective
-
-
-def not_finite(result):
-    return {name: value * math.nan for name, value in result.items()}
-
-
 def test_momentum_that_begins_with_a_skipped_step_is_that_of_the_steps_after(tmp_path):
     options = {"optimizer": "sgd", "lr": 0.1, "steps": 1, "warmup": 0, "save_every": 1}
-    tiny.train(tmp_path, objective=at(0, objective=tiny.model(), does=not_finite), **options)
-    moments = storage.load(Checkpoint.open(tmp_path / "step_00000001"))["optimizer"]
+    tiny.train(tmp_path, objective=tiny.at(tiny.model(), 0, act=tiny.not_finite), **options)
+    moments = states(tmp_path)["optimizer"]
     assert all((value == 0).all() for name, value in moments.items() if name.endswith("momentum_buffer"))
 
 
-def test_skipped_steps_are_told_and_stop_a_run_that_logs_seldom(tmp_path, capsys):
+def test_five_skipped_steps_in_a_row_stop_a_run_that_logs_seldom(tmp_path, capsys):
     options = {"log_every": 100, "save_every": 100, "evaluate_every": 100, "steps": 100}
-    with pytest.raises(UserError, match=r"5 steps in a row, up to step 9"):
-        tiny.train(tmp_path, objective=at(1, 4, 5, 6, 7, 8, objective=tiny.model(), does=not_finite), **options)
-    told = [line for line in capsys.readouterr().out.splitlines() if "skipped," in line]
-    assert [int(line.split()[1].rstrip(":")) for line in told] == [2, 5, 6, 7, 8, 9]
+    with pytest.raises(UserError, match="step 9"):
+        tiny.train(tmp_path, objective=tiny.at(tiny.model(), 1, 4, 5, 6, 7, 8, act=tiny.not_finite), **options)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "skipped," in line]
+    assert [int(line.split()[1].rstrip(":")) for line in lines] == [2, 5, 6, 7, 8, 9]
 
 
 def signalled(folder: Path, calls: tuple[int, ...]) -> None:
-    def send(result):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return result
-
-    objective = at(*calls, objective=tiny.model(), does=send)
+    objective = tiny.at(tiny.model(), *calls, act=lambda result: signal.raise_signal(signal.SIGTERM) or result)
     tiny.train(folder, objective=objective, log_every=12, save_every=12, evaluate_every=12)
 
 
@@ -153,7 +124,7 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize("method", [*METHODS, "codebook"])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_host_of_a_gpu_waits_in_no_part_of_an_update(method, monkeypatch):
     """With tensors of a GPU that have no numbers, which fail where the host asks for one."""
     objective = getattr(tiny, method)(0.1).train()

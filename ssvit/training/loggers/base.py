@@ -11,10 +11,6 @@ from ssvit.config.declaration import Options
 Rows = Sequence[Mapping[str, float | None]]
 
 
-class Unreachable(Exception):
-    """A service is unreachable; the missing rows are sent with the next one."""
-
-
 class Logger:
     """A destination of the metrics of a run, in the main process only.
 
@@ -22,7 +18,7 @@ class Logger:
         options: The options of the logger.
         folder: The folder of the run.
         name: The name of the run.
-        hyperparameters: The hyperparameters of the run, by name.
+        hyperparameters: The options of the run, nested by group.
 
     Attributes:
         file: The name of the file that it writes, for error messages.
@@ -49,8 +45,8 @@ class Logger:
     def show(self, step: int, name: str, picture: Image) -> None:
         """Record a picture that belongs to the last row."""
 
-    def finish(self, metrics: Mapping[str, float]) -> None:
-        """Record that the run is complete, with the last value of each metric."""
+    def finish(self) -> None:
+        """Record that the run is complete."""
 
     def close(self) -> None:
         """Write pending data and close the logger."""

@@ -1,42 +1,40 @@
 """Log to Weights & Biases with its library."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import wandb
 from PIL.Image import Image
 
+from ssvit import atomic_io
 from ssvit.options import UserError
-from ssvit.training.loggers.follower import Follower
+from ssvit.training.loggers.base import Logger, Rows
 from ssvit.training.loggers.wandb_options import Wandb as Options
 
 
-class Wandb(Follower):
-    """Log to Weights & Biases. Its library sends in the background and waits for the network.
+class Wandb(Logger):
+    """Log to Weights & Biases. Its library sends in the background and retries while the network is down.
 
-    Args:
-        options: The options of the logger.
-        folder: The run folder.
-        name: Name of the run.
-        hyperparameters: The hyperparameters of the run, by name.
+    A resumed training run resumes the run of the service, whose identity is stored in the run folder. The service
+    ignores rows of steps that it has already received. Without a network (WANDB_MODE=offline), runs are stored locally,
+    and the newest local run contains all rows since the first step.
     """
 
-    file = "wandb.json"
+    file = "wandb.txt"
+    options: Options
+    _exit_code = 1
 
-    def __init__(self, options: Options, *, folder: Path, name: str, hyperparameters: Mapping[str, object]) -> None:
-        super().__init__(options, folder=folder, name=name, hyperparameters=hyperparameters)
-        self._options = options
-
-    def start(self, identity: str | None) -> str:
-        """Resume the run with an identity, or start a new one; return its identity.
+    def open(self, first_step: int, history: Rows) -> None:
+        """Resume the run of the service or start a new one, and send the rows that it has not received.
 
         Raises:
             UserError: The service rejects the run.
         """
+        path = self.folder / self.file
+        identity = path.read_text() if path.exists() else None
         try:
             self._run = wandb.init(
-                project=self._options.project,
-                entity=self._options.entity,
+                project=self.options.project,
+                entity=self.options.entity,
                 dir=str(self.folder),
                 id=identity,
                 resume="allow" if identity else None,
@@ -47,19 +45,28 @@ class Wandb(Follower):
             )
         except wandb.Error as error:
             raise UserError(f"logger=wandb: {' '.join(str(error).split())}") from None
-        # wandb's step counter accepts one row per step, but a step may have two rows.
-        self._run.define_metric("step", hidden=True)
-        self._run.define_metric("*", step_metric="step")
-        return self._run.id
+        atomic_io.replace(path, self._run.id.encode())
+        self._history = history
+        for row in history:
+            if (row["step"] or 0) >= self._run.step:
+                self._send(row)
 
-    def send(self, step: int, row: Mapping[str, float]) -> None:
-        """Send a row of finite numbers."""
-        self._run.log({"step": step, **row})
+    def record(self, step: int, row: Mapping[str, float]) -> None:
+        """Send a row."""
+        self._send(self._history[-1])
 
-    def send_picture(self, step: int, name: str, picture: Image) -> None:
+    def _send(self, row: Mapping[str, float | None]) -> None:
+        numbers = {name: value for name, value in row.items() if value is not None and name != "step"}
+        self._run.log(numbers, step=int(row["step"] or 0))
+
+    def show(self, step: int, name: str, picture: Image) -> None:
         """Send a picture."""
-        self._run.log({"step": step, name: wandb.Image(picture)})
+        self._run.log({name: wandb.Image(picture)}, step=step)
+
+    def finish(self) -> None:
+        """Mark the run as complete; `close` reports this to the service."""
+        self._exit_code = 0
 
     def close(self) -> None:
-        """Finish the run, with an exit code of 0 if it is complete."""
-        self._run.finish(exit_code=0 if self.complete else 1)
+        """Finish the run of the service, with an exit code of 0 if training is complete."""
+        self._run.finish(exit_code=self._exit_code)
