@@ -89,7 +89,7 @@ def ridge(run: ssvit.Run, random: ssvit.Run, labels: int, name: str) -> list[dic
     report = ssvit.evaluate(
         run,
         against=[random],
-        probes=["few_shot_paper"],
+        probes=["ridge"],
         train_images=labels,
         test_images=10_000,  # at most; both data sets have no more
         duplicates=False,

@@ -40,7 +40,7 @@ class Compare(Study):
     """CPU time of the pre-training of each objective: seconds, or 90s, 6min, 1h."""
     pretrain: Typed = ("probing.train_images=2000", "probing.test_images=2000")
     evaluate: Typed = (
-        "probes=[few_shot_paper,few_shot,few_shot_big_vision,logistic,knn,knn_standardized]",
+        "probes=[ridge,few_shot,few_shot_big_vision,logistic,knn,knn_standardized]",
         "probes.few_shot.shots=100",
         "probes.knn.k=20",
         "train_images=20000",

@@ -42,14 +42,9 @@ def run(config: Config) -> Path | None:
         folder_to_write("output", folder)
     config.line.announce()
 
-    from ssvit.data.sources.base import median_side
-    from ssvit.evaluation.report import frozen
-    from ssvit.evaluation.report import page as report
-    from ssvit.evaluation.report.conclusion import conclude
+    from ssvit.evaluation.report import comparison, frozen, page
     from ssvit.evaluation.report.figures import figures
-    from ssvit.evaluation.report.measured import describe, facts, table
     from ssvit.evaluation.report.scores import score
-    from ssvit.evaluation.report.side_by_side import SideBySide
     from ssvit.training import runtime
     from ssvit.training.recipe import Recipe
 
@@ -68,38 +63,37 @@ def run(config: Config) -> Path | None:
     ]
     split = next(iter(splits.values()))  # splits of the first probe
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
-    compared = SideBySide(scores, against.groups(checkpoint, others, baselines=options.baselines))
-    measured = facts(options, checkpoint, split, scores, readings[0].pooling, others)
-    first, *more = report.data(measured)
-    print_lines(f"{measured['checkpoint']}: {first}", *more)
+    groups = against.groups(checkpoint, others, baselines=options.baselines)
+    standings = comparison.compare(scores, groups)
+    summary = comparison.table(scores, standings, groups)
+    conclusion = comparison.conclude(scores, standings, groups)
+    metadata = page.metadata_of(options, checkpoint, split, scores, others)
+    first, *more = page.data(metadata)
+    print_lines(f"{metadata['checkpoint']}: {first}", *more)
     if len(scores) == 1:
-        print_lines(*describe(scores[0], split).split("\n"))
+        print_lines(*page.aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
+    print_lines(*page.aligned(summary), *conclusion)
     if options.report:
         by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
         best = next((by_name[one.best] for one in scores if one.best in by_name), None)
         commands = [] if best is None else next_commands(best, checkpoint, config)
-        conclusion = conclude(scores, compared, side=median_side(split.test.source), size=min(measured["image_size"]))
-        written = report.write(
+        written = page.write(
             folder,
-            facts=measured,
+            metadata=metadata,
             scores=scores,
             own=feature_sets,
-            compared=compared,
+            figures=figures(splits, scores, standings),
+            summary=summary,
+            standings=standings,
             conclusion=conclusion,
-            figures=figures(splits, scores, compared),
             commands=commands,
         )
-        if len(scores) > 1:
-            print_lines(*table(report.summary(scores)).split("\n"))
-        print_lines(*conclusion, *compared.sentences())
-        print_lines(f"report: {', '.join(map(str, written))}")
-        if best is not None:
-            print_lines(f"{best.name} in other commands:", *(f"  {line}" for line in commands))
+        print_lines(f"report: {', '.join(map(str, written))}", *(f"next: {command}" for command in commands[-1:]))
         return folder
     if options.output is None:
         return None
     numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
-    atomic_io.replace(Path(options.output), (json.dumps(measured | numbers, indent=1) + "\n").encode())
+    atomic_io.replace(Path(options.output), (json.dumps(metadata | numbers, indent=1) + "\n").encode())
     return Path(options.output)
 
 
@@ -163,7 +157,7 @@ command = Command(
     aliases=_ALIASES,
     common=(
         "checkpoint", "against", "data.root", "data.image_size", "features", "baselines", "duplicates", "train_images",
-        "test_images", "output", "protocol", "k", "shots", "seeds", "l2", "method", "held_out", "standardize", "seed",
+        "test_images", "output", "k", "shots", "seeds", "l2", "method", "held_out", "standardize", "seed",
         "workers",
     ),
 )  # fmt: skip

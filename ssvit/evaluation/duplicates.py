@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.evaluation.features import scaled
 from ssvit.evaluation.neighbours import search
 
 _SIDE = 16  # pixels of a thumbnail
@@ -30,8 +31,7 @@ class Thumbnails:
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the thumbnails of images (b, c, h, w), uint8 or in [0, 1]; smaller images are enlarged."""
-        images = images.float() / (255 if images.dtype == torch.uint8 else 1)
-        small = F.adaptive_avg_pool2d(images, _SIDE).flatten(1)
+        small = F.adaptive_avg_pool2d(scaled(images), _SIDE).flatten(1)
         return {"thumbnails": small - small.mean(1, keepdim=True)}
 
 
@@ -50,8 +50,8 @@ def duplicates(train: Tensor, test: Tensor) -> list[Pair]:
     nearest = search(test, train, 2)
     cosines = nearest.similarities.double()
     first, second = (2 - 2 * cosines).clamp_min(0).sqrt().unbind(1)
-    found = ((first < RATIO * second) | (cosines[:, 0] > COSINE)).nonzero()[:, 0]
-    pairs = [Pair(row, int(nearest.indices[row, 0]), float(cosines[row, 0])) for row in found.tolist()]
+    rows = ((first < RATIO * second) | (cosines[:, 0] > COSINE)).nonzero()[:, 0]
+    pairs = [Pair(row, int(nearest.indices[row, 0]), float(cosines[row, 0])) for row in rows.tolist()]
     return sorted(pairs, key=lambda pair: -pair.cosine)
 
 

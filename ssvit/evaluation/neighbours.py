@@ -83,41 +83,31 @@ class HNSW(neighbours_options.HNSW):
 Kind = Flat | IVF | HNSW
 
 
-def search(queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
-    """Search the k nearest neighbours exactly. The cosine with a zero vector is 0.
+def search(
+    queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None, index: Kind | None = None
+) -> Neighbours:
+    """Search the k nearest neighbours, with the queries distributed over all processes. The cosine with 0 is 0.
+
+    Each process calls this function, and receives all results.
 
     Args:
         queries: Features of the queries, (m, d), of any length.
         train: Features of the images searched, (n, d), of any length.
         k: Number of neighbours.
         own: Index of each query in train, (m,), which is excluded from its neighbours; -1 for none.
+        index: Kind of the index; None for exact search.
 
     Raises:
         OptionError: If fewer than k images can be neighbours.
-        UserError: If a vector is not finite, or the widths differ.
+        UserError: If a vector is not finite.
     """
-    queries, train = _prepared(queries, train, k, own)
-    return nearest(Flat().over(train), queries, k, own=own)
-
-
-def search_together(
-    queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None, kind: Kind | None = None
-) -> Neighbours:
-    """Search as `search` does, with the queries distributed over all processes; each process receives all results.
-
-    Args:
-        queries: Features of the queries, (m, d).
-        train: Features of the images searched, (n, d).
-        k: Number of neighbours.
-        own: Index of each query in train, see `search`.
-        kind: Kind of the index; None for exact search.
-    """
-    queries, train = _prepared(queries, train, k, own)  # before the split, so that errors have the global index
-    index = (kind or Flat()).over(train)
+    check_k(k, len(train), own=own is not None)
+    queries, train = _unit(queries, "query"), _unit(train, "training")
+    built = (index or Flat()).over(train)
     rank, world = rank_and_world()
     part = queries.tensor_split(world)[rank]
     own = None if own is None else own.tensor_split(world)[rank]
-    parts = gather(lambda: tuple(nearest(index, part, k, own=own)))
+    parts = gather(lambda: tuple(nearest(built, part, k, own=own)))
     return Neighbours(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -171,14 +161,6 @@ def check_k(k: int, images: int, *, own: bool) -> None:
     if k + own > images:
         besides = " besides the query itself" if own else ""
         raise OptionError("k", k, f"must be at most {images - own}, the images to search{besides}")
-
-
-def _prepared(queries: Tensor, train: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return queries and images searched as unit vectors, after checks."""
-    if train.shape[1] != (width := queries.shape[1]):
-        raise UserError(f"the training images' features have width {train.shape[1]}, but the queries' {width}")
-    check_k(k, len(train), own=own is not None)
-    return _unit(queries, "query"), _unit(train, "training")
 
 
 def _unit(features: Tensor, which: str) -> Tensor:

@@ -9,8 +9,6 @@ from torch import Tensor
 from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.statistics import chance
 
-_HELD = 1 << 24  # maximum number of values of a sort
-
 
 def average_precisions(scores: Tensor, truth: Tensor) -> Tensor:
     """Return the average precision of each class, the area under its precision-recall curve.
@@ -26,12 +24,6 @@ def average_precisions(scores: Tensor, truth: Tensor) -> Tensor:
     Returns:
         Average precision, (k,) float64, NaN for a class without images.
     """
-    size = max(1, _HELD // max(1, len(scores)))
-    parts = zip(scores.split(size, 1), truth.split(size, 1), strict=True)
-    return torch.cat([_average_precisions(score, of_class) for score, of_class in parts])
-
-
-def _average_precisions(scores: Tensor, truth: Tensor) -> Tensor:
     ranked, order = scores.nan_to_num(nan=-torch.inf).sort(0, descending=True)
     hit = truth.gather(0, order)
     places = torch.arange(len(scores), device=scores.device)[:, None]

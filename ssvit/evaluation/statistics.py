@@ -11,13 +11,12 @@ import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
 
-NOTHING_YET = "above chance by two standard errors, so this tells nothing yet"
+NOTHING_YET = "significantly above chance"
 """Message for results that are not above chance, after "not" or "neither is"."""
 LEVEL, POWER = 0.95, 0.8  # confidence level of intervals, and power of the detectable difference
 _POINTS, _RISES = 5, 0.05  # minimum number of points of a curve, and significance level of its test
@@ -55,22 +54,12 @@ def above_chance(accuracy: float, chance: float, images: float) -> bool:
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
 
 
-def chance_of_rise(values: Sequence[float]) -> float:
-    """Return the exact p-value of a Mann-Kendall test for an increasing trend (Mann 1945).
-
-    It is the probability of at least as many increasing pairs in a random order. A pair of ties counts as decreasing.
-    """
-    fallen = sum(later <= earlier for earlier, later in combinations(values, 2))
-    orders = [1]  # number of permutations with 0, 1, 2, … decreasing pairs, for 1, 2, … values
-    for count in range(2, len(values) + 1):
-        orders = [sum(orders[max(0, pairs - count + 1) : pairs + 1]) for pairs in range(len(orders) + count - 1)]
-    return sum(orders[: fallen + 1]) / math.factorial(len(values))
-
-
 def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
-    """Return the step at which a curve plateaued, or its last step if its second half still increases (5 % level).
+    """Return the step at which a curve plateaued, or its last step if its second half still increases.
 
-    The plateau starts where the curve first comes within one standard deviation of the mean of its second half.
+    An increase is significant at the 5 % level of a Mann-Kendall test (Mann 1945), which is Kendall's test of the
+    values against their order. The plateau starts where the curve first comes within one standard deviation of the mean
+    of its second half.
 
     Args:
         steps: Steps of the curve.
@@ -79,10 +68,12 @@ def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
     Returns:
         The step; None if the second half has fewer than five points.
     """
+    from scipy import stats
+
     half = values[len(values) // 2 :]
     if len(half) < _POINTS:
         return None
-    if chance_of_rise(half) < _RISES:
+    if stats.kendalltau(range(len(half)), half, alternative="greater").pvalue < _RISES:
         return steps[-1]
     reached = statistics.fmean(half) - statistics.stdev(half)
     return next(step for step, value in zip(steps, values, strict=True) if value >= reached)
@@ -101,19 +92,6 @@ def bootstrap(values: "np.ndarray") -> list[Interval]:
         method="percentile", rng=np.random.default_rng(0),
     ).confidence_interval  # fmt: skip
     return [Interval(float(low), float(high)) for low, high in zip(interval.low, interval.high, strict=True)]
-
-
-def mcnemar(first: "np.ndarray", second: "np.ndarray") -> float | None:
-    """Return the exact p-value of McNemar's test for equal accuracies of two classifiers, (m,) each.
-
-    None unless all values are 0 or 1. The test is recommended for classifiers that are trained once (Dietterich 1998).
-    """
-    from scipy import stats
-
-    if any(value not in (0, 1) for values in (first, second) for value in values.tolist()):
-        return None
-    better, worse = int((first > second).sum()), int((first < second).sum())
-    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
 def of_seeds(first: Sequence[float], second: Sequence[float]) -> Interval | None:
@@ -152,12 +130,3 @@ def detectable(differences: "np.ndarray") -> float:
     """
     errors = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) + statistics.NormalDist().inv_cdf(POWER)
     return errors * float(differences.std(ddof=1)) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
-
-
-def needed(differences: "np.ndarray") -> float:
-    """Return the number of such images at which their mean difference is detected with power `POWER`: (m,).
-
-    It is infinite for a difference of zero.
-    """
-    mean = abs(float(differences.mean()))
-    return (detectable(differences) / mean) ** 2 * len(differences) if mean else math.inf

@@ -1,30 +1,30 @@
 """Define the titles of probes in tables, pages and figures, with the standard library only."""
 
-import re
-
 _METHODS = {
     "few_shot": "ridge regression",
+    "ridge": "ridge regression",
     "knn": "",  # columns such as 20-NN are titles
     "sgd": "linear layer by SGD",
     "logistic": "logistic regression",
     "attentive": "attentive probe",
     "retrieval": "retrieval",
 }
-_VARIANTS = {"paper": "", "big_vision": "big_vision protocol", "standardized": "standardised features"}
+_VARIANTS = {"big_vision": "big_vision protocol", "standardized": "standardised features"}
 
 
 def title(name: str, column: str = "") -> str:
     """Return the title of a probe, such as "ridge regression, 5 labels per class".
 
     Args:
-        name: The probe's name in metrics (few_shot5) or among the options (few_shot_paper).
+        name: The probe's name in metrics (few_shot5) or among the options (few_shot_big_vision).
         column: The probe's last column. Not needed with a name that contains the number of labels or neighbours.
     """
     method = next((key for key in _METHODS if name.startswith(key)), name)
     count, _, variant = name.removeprefix(method).partition("_")
     if count:
         column = f"{count}-NN" if method == "knn" else labels(count)
-    column = re.sub(r"^(\w+) shot\b", lambda found: labels(found[1]), column)  # the format of rows in docs/methods
+    elif method == "ridge":
+        column = column or labels("all")
     parts = _METHODS.get(method, method.replace("_", " ")), column.removeprefix("test").strip()
     return ", ".join(filter(None, (*parts, _VARIANTS.get(variant, variant.replace("_", " "))))) or name
 

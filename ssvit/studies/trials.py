@@ -54,7 +54,7 @@ class Study(RunOptions):
     pretrain: Typed = ()
     """Options of ssvit pretrain, as on the command line."""
     evaluate: Typed = (
-        "probes=[few_shot_paper,few_shot,knn]",
+        "probes=[ridge,few_shot,knn]",
         "probes.few_shot.shots=5",
         "probes.knn.k=20",
         "train_images=20000",

@@ -77,7 +77,7 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(left)).Reload()
-    scalars = {"train/loss", "held_out/accuracy_masked", "probe/knn20", "probe/few_shotall_last"}
+    scalars = {"train/loss", "held_out/accuracy_masked", "probe/knn20", "probe/ridge_last"}
     assert scalars <= set(board.Tags()["scalars"])
     assert "mosaic" in board.Tags()["images"]
 

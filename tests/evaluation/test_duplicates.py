@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.evaluation.duplicates import Pair, Thumbnails, duplicates, without
-from ssvit.evaluation.report import page as report
 from ssvit.figures.contact_sheet import PAIRS, pair_sheet
 
 
@@ -72,14 +71,3 @@ def test_a_sheet_shows_both_images_of_each_pair():
         shown = [picture for row in pair_sheet([(images[0], images[1], 0.98)] * count).rows for picture in row]
         assert len(shown) == 2 * min(count, PAIRS)
         assert [picture.captions for picture in shown[::2]] == [("0.980",)] * min(count, PAIRS)
-
-
-def test_a_report_counts_them():
-    facts = {
-        "train_images": 100, "test_images": 40, "measured_on": "test", "chance": 0.1, "classes": ["a"] * 10,
-        "data": "photos", "copies": {"test_images_in_train": 0, "examples": []},
-        "near_duplicates": {"test_images": 3, "without": {"20-NN": 0.5123}, "pairs": []},
-    }  # fmt: skip
-    said = "3 of the test images (7.5 %) are nearly the same as a training image; without them 20-NN 51.2 %"
-    assert said in report.data(facts)
-    assert not any("nearly" in sentence for sentence in report.data({**facts, "near_duplicates": None}))

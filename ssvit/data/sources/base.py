@@ -5,7 +5,6 @@ Letters: n images, b images of a batch, k classes, c channels, h, w pixels.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -91,18 +90,6 @@ class Source(Protocol):
             except Unreadable:
                 digest.update(b"unreadable")
         return digest.hexdigest()
-
-
-def median_side(source: Source, images: int = 9) -> int:
-    """Return the median of the shorter sides of evenly spaced images of a source, in pixels.
-
-    Unreadable images are skipped; the result is 0 if all are unreadable.
-    """
-    sides, count = [], min(images, len(source))
-    for place in range(count):
-        with suppress(Unreadable):
-            sides.append(min(source.read(place * len(source) // count).shape[-2:]))
-    return sorted(sides)[len(sides) // 2] if sides else 0
 
 
 class Selection(Source):

@@ -55,7 +55,6 @@ class Probe:
         features: "images" for one vector for each image, or "patches" for one vector for each patch, which is not
             available during training.
         truth: Ground truth of the probe, "labels" or "masks".
-        half: Whether patch features are stored in 16 bits.
         most_images: Maximum number of training and of test images; None for all.
     """
 
@@ -64,7 +63,6 @@ class Probe:
     multi_label: ClassVar[bool] = False
     features: ClassVar[str] = "images"
     truth: ClassVar[str] = "labels"
-    half: ClassVar[bool] = False
 
     @property
     def most_images(self) -> tuple[int | None, int | None]:
@@ -122,11 +120,11 @@ def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[st
         UserError: If the labels are multi-label and the probe is not, or if they do not suffice.
     """
     if is_multi_label(train) and not probe.multi_label and probe.truth == "labels":
-        raise UserError(f"{probe.title} takes images of one class each, and these may have several")
+        raise UserError(f"{probe.title} does not support multi-label images")
     probe.check_classes(train, test, classes)
 
 
 def check_others(k: int, images: int) -> None:
-    """Raise OptionError unless k is below the number of training images."""
+    """Raise OptionError unless k is below the number of training images, since leave-one-out needs k other images."""
     if k >= images:
-        raise OptionError("k", k, f"must be below {images}, the training images")
+        raise OptionError("k", k, f"must be below {images}, the number of training images")

@@ -1,15 +1,15 @@
-"""Define what linear probes share: the validation split, the scaling of features, and the scores of a layer.
+"""Define what linear probes share: the validation split, the choice of a classifier of the grid, and its scores.
 
-Hyper-parameters are chosen on a held-out part of the training images; the test images are used for the chosen layer
-only. A layer is (k, d + 1), where the last column is the bias and rows of features end in a 1. All computations run on
-the device and in the precision of the features.
+Hyper-parameters are chosen on a held-out part of the training images; the test images are used for the chosen
+classifier only. A linear layer is (k, d + 1), where the last column is the bias and rows of features end in a 1.
 
-Shapes use n images, d width, k classes, r layers.
+Shapes use n images, b of them in a chunk, d width, k classes, r classifiers.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,52 @@ from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import linear_options
 from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
-CHUNK = 1024  # rows of a chunk, small enough for the intermediate results to stay in the CPU cache
+CHUNK = 1024  # images of a chunk, small enough for the intermediate results to stay in the CPU cache
+
+
+@dataclass(frozen=True)
+class LinearScores:
+    """Store accuracy or mAP, and mean loss, of each classifier.
+
+    Attributes:
+        accuracies: Accuracies; mAPs for multi-label images.
+        losses: Mean losses; infinite if a logit is not finite.
+        correct: Correct predictions, (r, n) bool; None for multi-label images.
+        predictions: Predicted classes, (r, n); None for multi-label images.
+    """
+
+    accuracies: list[float]
+    losses: list[float]
+    correct: Tensor | None = None
+    predictions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Classifiers:
+    """Store the trained classifiers of a grid of settings.
+
+    Attributes:
+        settings: Hyper-parameters of each classifier.
+        logits: Function of features (b, ...) and of indices of r classifiers that returns logits (r, k, b).
+        numbers: Further numbers of the result.
+    """
+
+    settings: Sequence[Mapping[str, float]]
+    logits: Callable[[Tensor, Sequence[int]], Tensor]
+    numbers: Mapping[str, object]
+
+    def score(self, features: Features, rows: Tensor, which: Sequence[int]) -> LinearScores:
+        """Return the scores of the classifiers `which` on the images at `rows`."""
+        logits = (self.logits(features.values[part], which) for part in rows.split(CHUNK))
+        return score(logits, features.known_labels[rows])
 
 
 class Linear(linear_options.Linear, Probe):
-    """Choose a linear layer and a feature set by validation accuracy; ties are broken by the validation loss."""
+    """Choose a classifier and a feature set by validation accuracy; ties are broken by the validation loss."""
 
     chosen_by: ClassVar[str] = "validation accuracy"  # mAP for multi-label images
     multi_label: ClassVar[bool] = True
@@ -47,25 +85,56 @@ class Linear(linear_options.Linear, Probe):
             OptionError: If no image can be held out.
             UserError: If a class has test images and no training image.
         """
-        if is_multi_label(train_labels):
-            hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
-            return
-        untrained = sorted(set(test_labels.unique().tolist()) - set(train_labels.unique().tolist()))
-        if untrained:
-            named = f"{untrained[0]} ({classes[untrained[0]]})"
-            raise UserError(f"class {named} has test images and no training image, so it cannot be learned")
+        if not is_multi_label(train_labels):
+            untrained = sorted(set(test_labels.unique().tolist()) - set(train_labels.unique().tolist()))
+            if untrained:
+                name = f"{untrained[0]} ({classes[untrained[0]]})"
+                raise UserError(f"class {name} has test images and no training image, so it cannot be learned")
         hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
 
-    def split(self, train: Features, test: Features) -> tuple[Tensor, Tensor]:
-        """Return the indices of the training and of the validation images.
+    def train(self, train: Features, rows: Tensor) -> Classifiers:
+        """Train a classifier for each setting of the grid on the images at `rows`."""
+        raise NotImplementedError
 
-        Raises:
-            OptionError: If no image can be held out.
-            UserError: If features or labels do not suffice.
+    def refit(
+        self, train: Features, rows: Tensor, classifiers: Classifiers, chosen: int
+    ) -> tuple[Tensor, Classifiers, int]:
+        """Return the images that the final classifier is trained on, and this classifier as one of a grid.
+
+        Args:
+            train: Features of all training images.
+            rows: Indices of the images used by `train`.
+            classifiers: The classifiers of the grid.
+            chosen: Index of the chosen classifier.
         """
+        return rows, classifiers, chosen
+
+    @torch.no_grad()
+    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
+        """Return the accuracy on the training, validation and test images, one column for each."""
         check(train, test, "a linear probe")
-        self.check_classes(train.known_labels, test.known_labels, train.classes)
-        return hold_out_by_class(train.known_labels, fraction=self.held_out, seed=self.seed)
+        labels = train.known_labels
+        self.check_classes(labels, test.known_labels, train.classes)
+        trained, held_out = hold_out_by_class(labels, fraction=self.held_out, seed=self.seed)
+        classifiers = self.train(train, trained)
+        validated = classifiers.score(train, held_out, range(len(classifiers.settings)))
+        chosen = best(validated)
+        if validated.losses[chosen] == math.inf:
+            raise UserError("no classifier has a finite loss: try smaller learning rates, or standardize=true")
+        trained, final, number = self.refit(train, trained, classifiers, chosen)
+        on_train = final.score(train, trained, [number])
+        on_test = final.score(test, torch.arange(len(test.values)), [number])
+        accuracies = (on_train.accuracies[0], validated.accuracies[chosen], on_test.accuracies[0])
+        scores = dict(zip(("train", "validation", "test"), accuracies, strict=True))
+        grid = {"grid": classifiers.settings, "validation_grid": validated.accuracies}
+        return Result(
+            scores=scores,
+            choice=(scores["validation"], -validated.losses[chosen]),
+            choice_images=None if on_test.correct is None else len(held_out),
+            numbers={**final.settings[number], **grid, **final.numbers, **scores},
+            predictions=None if on_test.predictions is None else on_test.predictions[0],
+            per_image=None if on_test.correct is None else on_test.correct[0].double(),
+        )
 
 
 def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -85,112 +154,76 @@ def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Te
     Raises:
         OptionError: If no class has two images.
     """
-    labels = labels.cpu()
     if is_multi_label(labels):
         labels = torch.zeros(len(labels), dtype=torch.int64)
     order = permutation(seed, "linear probe, held out", len(labels))
     order = order[labels[order].argsort(stable=True)]
     counts = torch.bincount(labels)
-    of_class = counts[labels[order]]
+    class_sizes = counts[labels[order]]
     rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
-    is_held_out = rank < (fraction * of_class.double()).round().clamp_min(1).minimum(of_class - 1)
+    is_held_out = rank < (fraction * class_sizes.double()).round().clamp_min(1).minimum(class_sizes - 1)
     if not is_held_out.any():
-        right = "no class has two training images, so none can be held out to choose the best probe by"
-        raise OptionError("held_out", fraction, right)
+        raise OptionError("held_out", fraction, "no class has two training images, of which one could be held out")
     return order[~is_held_out].sort().values, order[is_held_out].sort().values
 
 
-def is_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return whether predictions are correct and all logits finite: logits (r, k, b), labels (b,) -> (r, b)."""
-    return (logits.argmax(1) == labels) & logits.isfinite().all(1)
+def logits_of(standard: Standard, layers: Tensor, values: Tensor, which: Sequence[int]) -> Tensor:
+    """Return the logits of linear layers.
+
+    Args:
+        standard: Standardisation of the features.
+        layers: Layers, (r, k, d + 1).
+        values: Features, (b, d).
+        which: Indices of the layers to apply.
+
+    Returns:
+        Logits, (len(which), k, b).
+    """
+    chosen = layers[list(which)]
+    return (chosen.flatten(0, 1) @ standard(values).T).unflatten(0, chosen.shape[:2])
 
 
-class LinearScores(NamedTuple):
-    """Store accuracy or mAP and mean loss of each layer, and correct predictions (r, n), None for multi-label."""
+def losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each image for each classifier.
 
-    accuracies: list[float]
-    losses: list[float]
-    correct: Tensor | None
+    Args:
+        logits: Logits, (r, k, b).
+        labels: Class numbers, (b,), class frequencies, (b, k) float, or multi-label targets, (b, k) bool, for which the
+            binary cross-entropy is summed over the classes.
 
-    @property
-    def per_image(self) -> Tensor | None:
-        """Return the scores of the first layer in the format of `Result.per_image`."""
-        return None if self.correct is None else self.correct[0].double().cpu()
-
-
-def logits_of(layers: Tensor, rows: Tensor) -> Iterator[Tensor]:
-    """Yield the logits (r, k, b) of layers (r, k, d + 1) for consecutive chunks of rows (n, d + 1)."""
-    for x in rows.split(CHUNK):
-        yield (layers.flatten(0, 1) @ x.T).unflatten(0, layers.shape[:2])
+    Returns:
+        Losses, (r, b).
+    """
+    if labels.ndim == 1:
+        return F.cross_entropy(logits, labels.expand(len(logits), -1), reduction="none")
+    targets = labels.T.to(logits.dtype).expand_as(logits)
+    if labels.dtype == torch.bool:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
+    return F.cross_entropy(logits, targets, reduction="none")
 
 
 def score(logits: Iterable[Tensor], labels: Tensor) -> LinearScores:
-    """Return accuracy and mean cross-entropy of each layer.
+    """Return the scores of classifiers.
 
-    A prediction with a non-finite logit counts as wrong and makes the loss of its layer infinite.
+    A prediction with a non-finite logit counts as wrong and makes the loss of its classifier infinite.
 
     Args:
         logits: Logits (r, k, b) of consecutive chunks of the images.
-        labels: Class numbers, (n,), or multi-label targets, (n, k) bool, for which the scores are the mAP and the
-            binary cross-entropy summed over the classes.
+        labels: Class numbers, (n,), or multi-label targets, (n, k) bool.
     """
+    every = torch.cat(list(logits), 2)
+    means = losses(every, labels).mean(1, dtype=torch.float64).nan_to_num(nan=math.inf, posinf=math.inf).tolist()
+    is_finite = every.isfinite().all(1)
     if is_multi_label(labels):
-        pairs = [score_several(of_layer.T, labels) for of_layer in torch.cat(list(logits), 2)]
-        return LinearScores([precision for precision, _ in pairs], [loss for _, loss in pairs], None)
-    correct: list[Tensor] = []
-    losses: list[Tensor] = []
-    for part in logits:
-        start = sum(hits.shape[1] for hits in correct)
-        y = labels[start : start + part.shape[2]]
-        correct.append(is_right(part, y))
-        loss = F.cross_entropy(part, y.expand(len(part), -1), reduction="none")
-        losses.append(loss.sum(1, dtype=torch.float64))
-    hits = torch.cat(correct, 1)
-    means = (torch.stack(losses).sum(0) / len(labels)).nan_to_num(nan=math.inf, posinf=math.inf)
-    return LinearScores(hits.double().mean(1).tolist(), means.tolist(), hits)
-
-
-def score_several(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return mAP and loss of logits (n, k) for multi-label targets (n, k) bool; the mAP is 0 if no class has images."""
-    loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum") / len(logits)
-    finite = torch.where(logits.isfinite().all(1, keepdim=True), logits, -math.inf)
-    precision = mean_average_precision(finite, labels)
-    return (0.0 if math.isnan(precision) else precision), loss.nan_to_num(nan=math.inf, posinf=math.inf).item()
+        finite = torch.where(is_finite[:, None], every, -math.inf)
+        precisions = [mean_average_precision(of_one.T, labels) for of_one in finite]
+        return LinearScores([0.0 if math.isnan(precision) else precision for precision in precisions], means)
+    predictions = every.argmax(1)
+    correct = (predictions == labels) & is_finite
+    return LinearScores(correct.double().mean(1).tolist(), means, correct, predictions)
 
 
 def best(scores: LinearScores) -> int:
-    """Return the index of the layer of highest accuracy; ties are broken by lower loss, then lower index."""
-    pairs = list(zip(scores.accuracies, scores.losses, strict=True))
-    return max(range(len(pairs)), key=lambda place: (pairs[place][0], -pairs[place][1]))
-
-
-def result(
-    on_train: LinearScores,
-    validated: LinearScores,
-    on_test: LinearScores,
-    chosen: int,
-    held_out: Tensor,
-    numbers: Mapping[str, object],
-    predictions: Tensor | None = None,
-) -> Result:
-    """Return the result of the chosen layer.
-
-    Args:
-        on_train: Scores of the chosen layer on the training images.
-        validated: Scores of all layers on the validation images.
-        on_test: Scores of the chosen layer on the test images.
-        chosen: Index of the chosen layer.
-        held_out: Indices of the validation images.
-        numbers: Further numbers for `Result.numbers`.
-        predictions: Predicted class of each test image, (m,); None if not reported.
-    """
-    accuracies = (on_train.accuracies[0], validated.accuracies[chosen], on_test.accuracies[0])
-    scores = dict(zip(("train", "validation", "test"), accuracies, strict=True))
-    return Result(
-        scores=scores,
-        choice=(scores["validation"], -validated.losses[chosen]),
-        choice_images=None if on_test.correct is None else len(held_out),
-        numbers={**numbers, **scores},
-        predictions=predictions,
-        per_image=on_test.per_image,
-    )
+    """Return the index of the classifier of highest accuracy; ties are broken by lower loss, then lower index."""
+    ranks = list(zip(scores.accuracies, (-loss for loss in scores.losses), strict=True))
+    return ranks.index(max(ranks))

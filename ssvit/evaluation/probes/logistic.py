@@ -7,14 +7,11 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import logistic_options
-from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import CHUNK, Linear, best, logits_of, result, score
+from ssvit.evaluation.probes.linear import CHUNK, Classifiers, Linear, logits_of, losses
 from ssvit.evaluation.probes.standard import Standard
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
@@ -29,38 +26,27 @@ class Logistic(logistic_options.Logistic, Linear):
 
     name: ClassVar[str] = "logistic"
 
-    @torch.no_grad()
-    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Return the training, validation and test accuracy, one column for each.
-
-        Training and test accuracy are those of the fit to all training images, validation accuracy that of the fit
-        without the validation images.
-        """
-        trained, held_out = self.split(train, test)
-        values, y = train.values, train.known_labels.to(train.values.device)
-        l2s = sorted(map(float, self.l2s), reverse=True)
-
-        standard = Standard.of(values[trained], self.standardize)
-        rows = standard(values[trained])
-        solve = partial(fit, moment=moment(rows), classes=len(train.classes), iterations=self.iterations)
+    def train(self, train: Features, rows: Tensor) -> Classifiers:
+        """Fit a layer for each penalty, the largest first, to the images at `rows`."""
+        l2s = sorted(self.l2s, reverse=True)
+        standard = Standard.of(train.values[rows], self.standardize)
+        features, labels = standard(train.values[rows]), train.known_labels[rows]
+        solve = partial(
+            fit, features, labels, moment=moment(features), classes=len(train.classes), iterations=self.iterations
+        )
         fits: list[LogisticFit] = []
         for l2 in l2s:
-            fits.append(solve(rows, y[trained], l2=l2, start=fits[-1].layer if fits else None))
+            fits.append(solve(l2=l2, start=fits[-1].layer if fits else None))
         layers = torch.stack([one.layer for one in fits])
-        validated = score(logits_of(layers, standard(values[held_out])), y[held_out])
-        chosen = best(validated)
+        converged = {"converged": all(one.converged for one in fits)}
+        return Classifiers([{"l2": l2} for l2 in l2s], partial(logits_of, standard, layers), converged)
 
-        standard = Standard.of(values, self.standardize)
-        rows, tested = standard(values), standard(test.values)
-        last = solve(rows, y, l2=l2s[chosen], start=fits[chosen].layer)
-        on_train = score(logits_of(last.layer[None], rows), y)
-        on_test = score(logits_of(last.layer[None], tested), test.known_labels.to(rows.device))
-        converged = all(one.converged for one in [*fits, last])
-        numbers = {"l2": l2s[chosen], "l2s": l2s, "grid": validated.accuracies, "converged": converged}
-        predictions = None
-        if not is_multi_label(y):
-            predictions = torch.cat([logits[0].argmax(0) for logits in logits_of(last.layer[None], tested)])
-        return result(on_train, validated, on_test, chosen, held_out, numbers, predictions)
+    def refit(
+        self, train: Features, rows: Tensor, classifiers: Classifiers, chosen: int
+    ) -> tuple[Tensor, Classifiers, int]:
+        """Fit the chosen penalty to all training images, see `Linear.refit`."""
+        rows = torch.arange(len(train.values))
+        return rows, self.changed(l2s=[classifiers.settings[chosen]["l2"]]).train(train, rows), 0
 
 
 class LogisticFit(NamedTuple):
@@ -151,23 +137,14 @@ def _variance(layer: Tensor, rows: Tensor, binary: bool) -> float:
 
 def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[float, Tensor]:
     """Return the objective and its gradient (k, d + 1)."""
-    gradient = torch.zeros_like(layer)
-    loss = layer.new_zeros((), dtype=torch.float64)
-    for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
-        if y.dtype == torch.bool:
-            logits, truth = layer @ x.T, y.T.to(x.dtype)
-            loss += F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(dtype=torch.float64)
-            gradient.addmm_(logits.sigmoid_().sub_(truth), x, alpha=1 / len(rows))
-            continue
-        likelihood = (layer @ x.T).log_softmax(0)
-        if y.ndim == 2:
-            loss -= (likelihood * y.T).sum(dtype=torch.float64)
-            error = likelihood.exp_().sub_(y.T)
-        else:
-            loss -= likelihood.gather(0, y[None]).sum(dtype=torch.float64)
-            error = likelihood.exp_()
-            error[y, torch.arange(len(x), device=x.device)] -= 1
-        gradient.addmm_(error, x, alpha=1 / len(rows))
-    weights = layer[:, :-1]
-    gradient[:, :-1].add_(weights, alpha=l2)
-    return (loss / len(rows) + l2 / 2 * weights.double().square().sum()).item(), gradient
+    layer = layer.detach().requires_grad_()
+    objective = 0.0
+    with torch.enable_grad():
+        for x, y in zip(rows.split(CHUNK), labels.split(CHUNK), strict=True):
+            loss = losses((layer @ x.T)[None], y).sum(dtype=torch.float64) / len(rows)
+            loss.backward()
+            objective += loss.item()
+        penalty = l2 / 2 * layer[:, :-1].double().square().sum()
+        penalty.backward()
+    assert layer.grad is not None
+    return objective + penalty.item(), layer.grad

@@ -1,7 +1,8 @@
 """Evaluate image retrieval by nearest neighbours: recall, precision and mean average precision.
 
-Shapes use m queries, n images searched, d width, k neighbours, r relevant images (images searched of the query's
-class).
+An image is relevant to a query if it has the class of the query or, for multi-label images, shares a class with it.
+
+Shapes use m queries, n images searched, d width, k neighbours, r relevant images, b queries of a block.
 """
 
 import math
@@ -18,21 +19,19 @@ from ssvit.evaluation.neighbours import Neighbours, search
 from ssvit.evaluation.probes import retrieval_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
 from ssvit.evaluation.probes.standard import standardized
-from ssvit.options import OptionError, UserError, whole
+from ssvit.options import UserError
 from ssvit.randomness import permutation
 
-_NONE = -1  # label of an image without a class; index of a missing neighbour
 _BLOCK = 1 << 25  # maximum number of similarities in memory
 
 
 class Retrieval(retrieval_options.Retrieval, Probe):
     """Rank the training images by cosine similarity to a test image and score the ranking.
 
-    A training image is relevant if it has the class of the query or, for multi-label images, shares a class with it.
     Feature sets are chosen by the leave-one-out mAP of as many training images as queries.
     """
 
-    chosen_by: ClassVar[str] = "the mAP of training images, each left out"
+    chosen_by: ClassVar[str] = "leave-one-out mAP on the training images"
     is_accuracy: ClassVar[bool] = False
     multi_label: ClassVar[bool] = True
 
@@ -48,17 +47,18 @@ class Retrieval(retrieval_options.Retrieval, Probe):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return recall@k and precision@k for each k, and the mAP, one column for each."""
         check(train, test, "retrieval")
-        measures, per_image = self._measures(train, test, leave_one_out=False)
-        left_out = self._measures(train, train, leave_one_out=True)[0] if choose else None
-        columns = (*(f"recall@{k}" for k in self.k), *(f"precision@{k}" for k in self.k), "mAP")
+        numbers, precisions = self._measured(train, test, leave_one_out=False)
+        columns = [f"{metric}@{k}" for metric in ("recall", "precision") for k in self.k]
+        left_out = self._measured(train, train, leave_one_out=True)[1].mean().item() if choose else None
         return Result(
-            scores={column: measures[column] for column in columns},
-            choice=None if left_out is None else (left_out["mAP"],),
-            numbers=measures if left_out is None else {**measures, "leave_one_out": left_out},
-            per_image=per_image,
+            scores={column: numbers[column] for column in (*columns, "mAP")},
+            choice=None if left_out is None else (left_out,),
+            numbers=numbers | {"leave_one_out": left_out},
+            per_image=precisions,
         )
 
-    def _measures(self, train: Features, test: Features, *, leave_one_out: bool) -> tuple[dict[str, float], Tensor]:
+    def _measured(self, train: Features, test: Features, *, leave_one_out: bool) -> tuple[dict[str, float], Tensor]:
+        """Return the metrics by name, and the average precision of each query."""
         rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
         own = rows if leave_one_out else None
         queries, vectors = test.values[rows], train.values
@@ -66,10 +66,9 @@ class Retrieval(retrieval_options.Retrieval, Probe):
             queries, vectors = standardized(queries, vectors)
         queries, vectors = F.normalize(queries), F.normalize(vectors)
         query_labels, labels = test.known_labels[rows], train.known_labels
-        nearest = search(queries, vectors, self.k[-1], own=own)
-        measures = measure(nearest, query_labels, labels, own=own, ks=self.k)
+        numbers = measure(search(queries, vectors, self.k[-1], own=own), query_labels, labels, own=own, ks=self.k)
         precisions = average_precisions(queries, query_labels, vectors, labels, own=own)
-        return measures | {"mAP": precisions.mean().item()}, precisions
+        return numbers | {"mAP": precisions.mean().item()}, precisions
 
 
 def measure(
@@ -87,28 +86,25 @@ def measure(
     a class (-1) or without a relevant image are excluded.
 
     Args:
-        neighbours: Neighbours of m queries.
+        neighbours: Neighbours of m queries; the index -1 is a missing neighbour.
         query_labels: Labels of the queries, (m,), or multi-label targets, (m, classes) bool.
         labels: Labels of the images searched, (n,), or multi-label targets, (n, classes) bool.
         own: Index of each query among the images searched, -1 if it is not among them; None if none is.
-        ks: Numbers of neighbours.
+        ks: Numbers of neighbours, at most that of `neighbours`.
 
     Returns:
         The metrics in [0, 1] by name, and "queries", the number of queries measured.
 
     Raises:
-        OptionError: If a k exceeds the number of neighbours searched for.
         UserError: If no query can be measured.
     """
-    width = neighbours.indices.shape[1]
-    for k in ks:
-        whole("k", k)
-        if k > width:
-            raise OptionError("k", k, f"must be at most {width}, the neighbours that were searched for")
-    answerable, total = _answerable(query_labels, labels, own)
-    hit = _hits(neighbours.indices, query_labels, labels)[answerable].double()
-    total = total[answerable]
-    precision = hit.cumsum(1) / torch.arange(1, width + 1)
+    hits, totals = [], []
+    for rows, relevant in _relevant(query_labels, labels, own):
+        indices = neighbours.indices[rows]
+        hits.append(relevant.gather(1, indices.clamp(min=0)) & (indices >= 0))
+        totals.append(relevant.sum(1))
+    hit, total = torch.cat(hits).double(), torch.cat(totals)
+    precision = hit.cumsum(1) / torch.arange(1, hit.shape[1] + 1)
     gain = (precision * hit).cumsum(1)
     results: dict[str, float] = {}
     for k in ks:
@@ -133,57 +129,47 @@ def average_precisions(
         labels: Labels of the images searched.
         own: Index of each query among the images searched, -1 if it is not among them; None if none is.
     """
-    answerable, total = _answerable(query_labels, labels, own)
-    own = torch.full((len(queries),), _NONE) if own is None else own
-    rank = torch.arange(1, len(vectors) + 1)
+    rank = torch.arange(1, len(vectors) + 1).double()
     precisions = []
-    for part in answerable.nonzero()[:, 0].split(_rows(vectors)):
-        similarities = queries[part] @ vectors.T
-        inside = own[part] >= 0
-        similarities[inside, own[part][inside]] = -math.inf
-        order = similarities.argsort(dim=1, descending=True, stable=True)
-        hit = _hits(order, query_labels[part], labels) & (order != own[part, None])
-        precisions.append((hit.cumsum(1) / rank.double() * hit).sum(1) / total[part])
+    for rows, relevant in _relevant(query_labels, labels, own):
+        similarities = queries[rows] @ vectors.T
+        _exclude(similarities, rows, own, -math.inf)
+        hit = relevant.gather(1, similarities.argsort(dim=1, descending=True, stable=True))
+        precisions.append((hit.cumsum(1) / rank * hit).sum(1) / hit.sum(1))
     return torch.cat(precisions)
 
 
-def _answerable(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return which queries have relevant images, (m,) bool, and their number r, (m,) int64; UserError if none has."""
-    if is_multi_label(labels):
-        total = torch.cat([part.sum(1) for part in _shared(query_labels, labels)])
-        if own is not None:
-            total -= ((own >= 0) & query_labels.any(1)).long()
-        return _checked(total > 0), total
-    counts = torch.bincount(labels[labels != _NONE], minlength=max(1, int(query_labels.max()) + 1))
-    total = counts[query_labels.clamp(min=0)]
+def _relevant(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of queries that have relevant images.
+
+    Args:
+        query_labels: Labels of the queries, see `measure`.
+        labels: Labels of the images searched.
+        own: Index of each query among the images searched, which is not relevant to it, see `measure`.
+
+    Yields:
+        Indices of the queries, (b,), and which of the images searched are relevant to them, (b, n) bool.
+
+    Raises:
+        UserError: If no query has a relevant image.
+    """
+    found = False
+    for rows in torch.arange(len(query_labels)).split(max(1, _BLOCK // len(labels))):
+        if is_multi_label(labels):
+            relevant = query_labels[rows].float() @ labels.float().T > 0
+        else:
+            relevant = (query_labels[rows, None] == labels) & (labels >= 0)
+        _exclude(relevant, rows, own, False)
+        is_measured = relevant.any(1)
+        if is_measured.any():
+            found = True
+            yield rows[is_measured], relevant[is_measured]
+    if not found:
+        raise UserError("retrieval cannot be measured: no query shares its class with another image that is searched")
+
+
+def _exclude(matrix: Tensor, rows: Tensor, own: Tensor | None, value: float) -> None:
+    """Set the elements of a (b, n) matrix at which the queries `rows` are compared with themselves."""
     if own is not None:
-        inside = own >= 0
-        total[inside] -= (labels[own[inside]] == query_labels[inside]).long()
-    return _checked((query_labels != _NONE) & (total > 0)), total
-
-
-def _checked(answerable: Tensor) -> Tensor:
-    if not answerable.any():
-        raise UserError("no query has a class that another of the images searched has, so there is nothing to measure")
-    return answerable
-
-
-def _shared(query_labels: Tensor, labels: Tensor) -> Iterator[Tensor]:
-    """Yield chunks of the (m, n) bool matrix of queries and images that share a class, from (m, k) and (n, k)."""
-    searched = labels.float().T
-    for part in query_labels.split(_rows(labels)):
-        yield part.float() @ searched > 0
-
-
-def _rows(labels: Tensor) -> int:
-    """Return the number of queries of a chunk."""
-    return max(1, _BLOCK // len(labels))
-
-
-def _hits(indices: Tensor, query_labels: Tensor, labels: Tensor) -> Tensor:
-    """Return whether each neighbour is relevant, (m, k) bool; the index -1 is a missing neighbour."""
-    if is_multi_label(labels):
-        parts = zip(_shared(query_labels, labels), indices.split(_rows(labels)), strict=True)
-        return torch.cat([shared.gather(1, own.clamp(min=0)) & (own >= 0) for shared, own in parts])
-    known = (indices >= 0) & (query_labels != _NONE)[:, None]
-    return known & (labels[indices.clamp(min=0)] == query_labels[:, None])
+        inside = own[rows] >= 0
+        matrix[inside, own[rows][inside]] = value

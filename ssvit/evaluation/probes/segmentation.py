@@ -8,6 +8,7 @@ classes.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -19,14 +20,13 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from ssvit.data.sources.base import IGNORED
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.probes import segmentation_options
+from ssvit.evaluation.probes import knn, segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit, moment
 from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
-_ROWS = 4096  # patches of a chunk of the k-NN vote
 _SCORES = 1 << 24  # maximum number of upsampled scores in memory
 
 
@@ -50,9 +50,12 @@ class Segmentation(segmentation_options.Segmentation, Probe):
 
         The predictions are those of the linear layer.
         """
-        counts, tested = (torch.bincount(of.known_masks.flatten(), minlength=256)[:IGNORED] for of in (train, test))
+        counts, tested = (
+            torch.bincount(images.known_masks.flatten(), minlength=256)[:IGNORED] for images in (train, test)
+        )
         if len(train.values) < 2 or counts.count_nonzero() < 2:
             raise UserError("segmentation needs two training images or more, and two classes in their masks")
+        train, test = (replace(images, values=images.values.float()) for images in (train, test))
         classes = 1 + int((counts + tested).nonzero().max())
         shares = class_shares(train.known_masks, train.values.shape[1:3], classes)
         truth = test.known_masks
@@ -83,12 +86,10 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         Returns:
             Class scores, (m, y, x, k).
         """
-        counts = shares.sum(-1) > 0
-        voters, shares = train[counts], shares[counts]
+        is_labelled = shares.sum(-1) > 0
+        voters, shares = train[is_labelled], shares[is_labelled]
         nearest = search(test.flatten(0, 2), voters, min(self.k, len(voters)))
-        weights = (nearest.similarities / self.temperature).softmax(1)
-        parts = zip(weights.split(_ROWS), nearest.indices.split(_ROWS), strict=True)
-        votes = torch.cat([torch.einsum("rn,rnk->rk", weight, shares[indices]) for weight, indices in parts])
+        votes = knn.class_shares(nearest.indices, knn.vote_weights(nearest.similarities, self.temperature), shares)
         return votes.unflatten(0, test.shape[:3])
 
     def _layer(self, train: Features, shares: Tensor) -> tuple["Layer", float, float]:
@@ -116,14 +117,13 @@ class Segmentation(segmentation_options.Segmentation, Probe):
             l2: Penalty.
             start: Initial layer; None for zeros.
         """
-        counts = shares.sum(-1) > 0
-        values, shares = values[counts], shares[counts]
+        is_labelled = shares.sum(-1) > 0
+        values, shares = values[is_labelled], shares[is_labelled]
         standard = Standard.of(values, self.standardize)
         rows = standard(values)
-        found = fit(
-            rows, shares, moment=moment(rows), classes=shares.shape[-1], l2=l2, start=start, iterations=self.iterations
-        )
-        return Layer(standard, found.layer)
+        classes, iterations = shares.shape[-1], self.iterations
+        solved = fit(rows, shares, moment=moment(rows), classes=classes, l2=l2, start=start, iterations=iterations)
+        return Layer(standard, solved.layer)
 
 
 class Layer(NamedTuple):
@@ -134,7 +134,7 @@ class Layer(NamedTuple):
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return the class scores of patches: (m, y, x, d) -> (m, y, x, k)."""
-        return (self.standard(values.flatten(0, 2)) @ self.weights.T).unflatten(0, values.shape[:3])
+        return self.standard(values) @ self.weights.T
 
 
 def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:
@@ -150,21 +150,10 @@ def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:
     Returns:
         Frequencies in [0, 1], (n, y, x, k).
     """
-    y, x = grid
-    if masks.shape[1] % y or masks.shape[2] % x:
-        pooled = (F.adaptive_avg_pool2d(_planes(mask, classes), (y, x)) for mask in masks)
-        counts = torch.stack([rearrange(of_image, "k y x -> y x k") for of_image in pooled])
-        return counts / counts.sum(-1, keepdim=True).clamp_min(torch.finfo(counts.dtype).tiny)
-    patches = rearrange(masks, "n (y p) (x q) -> n (y x) (p q)", y=y, x=x)
-    patch = 256 * torch.arange(y * x)[:, None]
-    counts = torch.stack([torch.bincount((of_image + patch).flatten(), minlength=256 * y * x) for of_image in patches])
-    counts = counts.view(-1, y, x, 256)[..., :classes].float()
-    return counts / counts.sum(-1, keepdim=True).clamp_min(1)
-
-
-def _planes(mask: Tensor, classes: int) -> Tensor:
-    """Return the one-hot encoding of a mask: (h, w) -> (k, h, w)."""
-    return (mask == torch.arange(classes, device=mask.device)[:, None, None]).float()
+    (y, x), numbers = grid, torch.arange(classes)[:, None, None]
+    counts = torch.stack([F.adaptive_avg_pool2d((mask == numbers).float(), (y, x)) for mask in masks])
+    counts = rearrange(counts, "n k y x -> n y x k")
+    return counts / counts.sum(-1, keepdim=True).clamp_min(torch.finfo(counts.dtype).tiny)
 
 
 def label(scores: Tensor, size: Sequence[int]) -> Tensor:

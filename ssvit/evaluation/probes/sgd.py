@@ -5,6 +5,7 @@ Shapes use n images, d width, k classes, r learning rates.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,10 +13,8 @@ from torch import Tensor
 
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import sgd_options
-from ssvit.evaluation.probes.base import Result
-from ssvit.evaluation.probes.linear import Linear, best, logits_of, result, score
+from ssvit.evaluation.probes.linear import Classifiers, Linear, logits_of, losses
 from ssvit.evaluation.probes.standard import Standard
-from ssvit.options import UserError
 from ssvit.randomness import permutation
 
 
@@ -24,33 +23,22 @@ class Sgd(sgd_options.Sgd, Linear):
 
     name: ClassVar[str] = "sgd"
 
-    @torch.no_grad()
-    def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Return the accuracy on the training, validation and test images, one column for each."""
-        trained, held_out = self.split(train, test)
-        y, rates = train.known_labels.to(train.values.device), tuple(map(float, self.learning_rates))
-        standard = Standard.of(train.values[trained], self.standardize)
-        rows = standard(train.values)
-        order = batches(len(trained), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
+    def train(self, train: Features, rows: Tensor) -> Classifiers:
+        """Train a layer for each learning rate on the images at `rows`."""
+        standard = Standard.of(train.values[rows], self.standardize)
+        order = batches(len(rows), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
         layers = descend(
-            rows,
-            y,
-            (trained[batch].to(rows.device) for batch in order),
+            standard(train.values),
+            train.known_labels,
+            map(rows.__getitem__, order),
             classes=len(train.classes),
-            learning_rates=rates,
-            steps=self.epochs * math.ceil(len(trained) / self.batch_size),
+            learning_rates=self.learning_rates,
+            steps=self.epochs * math.ceil(len(rows) / self.batch_size),
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        validated = score(logits_of(layers, rows[held_out]), y[held_out])
-        chosen = best(validated)
-        if validated.losses[chosen] == math.inf:
-            raise UserError("no learning rate led to a finite loss: try smaller ones, or standardize=true")
-        layer = layers[chosen, None]
-        on_train = score(logits_of(layer, rows[trained]), y[trained])
-        on_test = score(logits_of(layer, standard(test.values)), test.known_labels.to(layer.device))
-        numbers = {"learning_rate": rates[chosen], "validation_grid": tuple(validated.accuracies)}
-        return result(on_train, validated, on_test, chosen, held_out, numbers)
+        settings = [{"learning_rate": rate} for rate in self.learning_rates]
+        return Classifiers(settings, partial(logits_of, standard, layers), {})
 
 
 def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
@@ -99,14 +87,11 @@ def descend(
     velocity = torch.zeros_like(layers)
     rates = layers.new_tensor(learning_rates).repeat_interleave(classes)[:, None]
     for step, batch in enumerate(order):
-        x, y = rows[batch], labels[batch]
-        logits = (layers @ x.T).unflatten(0, (-1, classes))
-        if y.ndim == 2:
-            error = logits.sigmoid() - y.T.to(x.dtype)
-        else:
-            error = logits.softmax(1)
-            error[:, y, torch.arange(len(x), device=x.device)] -= 1
-        velocity.mul_(momentum).add_(layers, alpha=weight_decay)
-        velocity.addmm_(error.flatten(0, 1), x, alpha=1 / len(x))
+        x = rows[batch]
+        with torch.enable_grad():
+            logits = (layers @ x.T).unflatten(0, (-1, classes)).requires_grad_()
+            # Losses are summed over the layers, so that the gradient of each does not depend on the size of the grid.
+            (error,) = torch.autograd.grad(losses(logits, labels[batch]).sum() / len(x), logits)
+        velocity.mul_(momentum).add_(layers, alpha=weight_decay).addmm_(error.flatten(0, 1), x)
         layers.addcmul_(velocity, rates, value=-(1 + math.cos(math.pi * step / steps)) / 2)
     return layers.unflatten(0, (-1, classes))

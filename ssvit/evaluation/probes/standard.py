@@ -6,11 +6,12 @@ Shapes use m, n images, d width.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class Standard(NamedTuple):
-    """Map features to rows by statistics (d,): (features - mean) * scale, followed by a 1."""
+    """Map features by statistics (d,): (features - mean) * scale."""
 
     mean: Tensor
     scale: Tensor
@@ -29,14 +30,12 @@ class Standard(NamedTuple):
         return cls(mean, torch.where(varies, 1 / deviation, 0))
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Return (features - mean) * scale: (n, d) -> (n, d)."""
+        """Return (features - mean) * scale: (..., d) -> (..., d)."""
         return (features - self.mean) * self.scale
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Return standardised rows with a final 1: (n, d) -> (n, d + 1)."""
-        rows = features.new_ones(len(features), features.shape[1] + 1)
-        torch.sub(features, self.mean, out=rows[:, :-1]).mul_(self.scale)
-        return rows
+        """Return standardised rows with a final 1, which the bias multiplies: (..., d) -> (..., d + 1)."""
+        return F.pad(self.scaled(features), (0, 1), value=1)
 
 
 def standardized(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ Shapes use b, m images, y, x rows and columns of patches, d width, k classes.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from colorsys import hsv_to_rgb
 from itertools import groupby
@@ -17,8 +16,8 @@ from ssvit.data.sources.base import IGNORED, class_text
 from ssvit.evaluation.baselines import PIXELS, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import relative_distances, search
+from ssvit.evaluation.report.comparison import Standing
 from ssvit.evaluation.report.scores import Scores, Split
-from ssvit.evaluation.report.side_by_side import SideBySide
 from ssvit.figures.base import Figure
 from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, contact_sheet, neighbour, pair_sheet, query
 from ssvit.figures.intervals import Dot, Intervals
@@ -29,12 +28,11 @@ from ssvit.figures.style import evenly_spaced
 
 _SHOWN = 6  # images with components or masks
 _LEGEND = 12  # classes in the legend of masks
-_COUNT = re.compile(r"\d+ labels? per class|all labels|\d+")  # number in a column's name: 20-NN
 _DARK = (0.16, 0.16, 0.2)  # colour of class 0
 _CLIPPED = 0.01  # fraction of patches clipped at both ends of a component, since outliers would reduce the contrast
 
 
-def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: SideBySide) -> dict[str, Figure]:
+def figures(splits: Mapping[str, Split], scores: Sequence[Scores], standings: Sequence[Standing]) -> dict[str, Figure]:
     """Return the figures by name.
 
     Images are shown by the features chosen by k-NN, or else by the first probe of whole images.
@@ -42,38 +40,37 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], compared: Sid
     Args:
         splits: Feature sets by probe.
         scores: Results of the probes.
-        compared: Comparison of the encoders.
+        standings: Comparison of the encoders.
     """
     of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
-    found: dict[str, Figure] = {}
-    if len(compared.groups) > 1 and compared.standings:
-        found["side_by_side"] = side_by_side(compared)
-    if of_images and len(splits[of_images[0].probe].own) > 1:
-        found["by_layer"] = by_layer(of_images, splits[of_images[0].probe].own)
-    found["by_column"] = by_column(scores)
+    result: dict[str, Figure] = {}
+    if len({standing.encoder for standing in standings}) > 1:
+        result["side_by_side"] = side_by_side(standings)
     if of_images:
         split = splits[of_images[0].probe]
+        if len(split.own) > 1:
+            result["by_layer"] = by_layer(of_images, split.own)
         for one in of_images:
             if one.predictions is not None and not split.is_multi_label:
-                found["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
+                result["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
         chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
-        found["contact_sheet"] = neighbours(split, chosen)
+        result["contact_sheet"] = neighbours(split, chosen)
     first = next(iter(splits.values()))
     if first.duplicates:
-        found["duplicates"] = near_duplicates(first, first.duplicates)
+        result["duplicates"] = near_duplicates(first, first.duplicates)
     for one in scores:
         split = splits[one.probe]
         if split.test.values[one.best].ndim == 4:
-            found["patches" if split.test.masks is None else "segmentation"] = patches(split, one)
-    return found
+            result["patches" if split.test.masks is None else "segmentation"] = patches(split, one)
+    return result
 
 
-def side_by_side(compared: SideBySide) -> Intervals:
+def side_by_side(standings: Sequence[Standing]) -> Intervals:
     """Return the score of each encoder in each probe, with intervals."""
-    standings = {probe: list(rows) for probe, rows in groupby(compared.standings, key=lambda one: one.probe)}
+    by_probe = {probe: list(rows) for probe, rows in groupby(standings, key=lambda standing: standing.probe)}
     return Intervals(
-        {probe: [Dot(one.encoder, one.interval, one.values) for one in rows] for probe, rows in standings.items()},
-        {probe: rows[0].chance for probe, rows in standings.items() if rows[0].chance is not None},
+        {probe: [Dot(row.encoder, row.interval, row.values) for row in rows] for probe, rows in by_probe.items()},
+        {probe: rows[0].chance for probe, rows in by_probe.items() if rows[0].chance is not None},
     )
 
 
@@ -100,45 +97,14 @@ def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Plot:
         )  # fmt: skip
         gain = f", {values[one.best] - values[own[-1]]:+.1f} points from the last" if one.best != own[-1] else ""
         title = f"{one.title}\nlayer {layers[one.best]} chosen{gain}"
-        levels = (Level(values.get(PIXELS), "pixels", ":", ""), _chance(one))
+        levels = (
+            Level(values.get(PIXELS), "pixels", ":", ""),
+            chance(one.chance, *([] if one.images else ["a random order"])),
+        )
         panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))
-    return _grid(panels)
-
-
-def by_column(scores: Sequence[Scores]) -> Plot:
-    """Plot each column of each probe for the chosen features and their baselines; bands are standard deviations.
-
-    Columns that differ in a number, such as labels, are joined by a line and evenly spaced; other columns are points.
-    """
-    styles = {"": ("encoder", "model", "-"), RANDOM_PREFIX: ("random weights", "replaced", "--")}
-    panels = []
-    for one in scores:
-        sets = {prefix + one.best: style for prefix, style in styles.items()} | {PIXELS: (PIXELS, "ink", ":")}
-        kinds = [_COUNT.sub("", column) for column in one.columns]
-        lines = []
-        for name, (label, color, dash) in sets.items():
-            for _, run in groupby(range(len(kinds)), key=kinds.__getitem__) if name in one.values else ():
-                columns = list(run)
-                mean, deviation = (
-                    [100 * (row[column] or 0) for column in columns] for row in (one.values[name], one.deviations[name])
-                )
-                lines.append(Line(columns, mean, "" if columns[0] else label, color, dash, ".", around=deviation))
-        panels.append(
-            Panel(
-                "score (%)", lines, [_chance(one)], "", f"{one.title}\n{one.best}", dict(enumerate(one.columns))
-            )
-        )  # fmt: skip
-    return _grid(panels)
-
-
-def _grid(panels: Sequence[Panel]) -> Plot:
     across = math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
     return Plot(panels, (3.6 * across, 3.2 * down), down, legend="below")
-
-
-def _chance(one: Scores) -> Level:
-    return chance(one.chance, *(["a random order"] if one.images is None else []))
 
 
 def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:

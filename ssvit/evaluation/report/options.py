@@ -84,8 +84,10 @@ class OneProbe(Evaluate):
     report: bool = False
 
 
-class FewShot(ridge_options.FewShot, OneProbe):
+class FewShot(ridge_options.Ridge, OneProbe):
     """Fit ridge regression to a few images of each class."""
+
+    shots: ridge_options.Shots = Field(5, validate_default=True)
 
 
 class Knn(knn_options.Knn, OneProbe):

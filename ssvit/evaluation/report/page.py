@@ -5,53 +5,146 @@ The last column of a probe is its headline metric. All text is escaped, since na
 
 import base64
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
 from ssvit import atomic_io
-from ssvit.evaluation.report import side_by_side
-from ssvit.evaluation.report.conclusion import higher_baseline
-from ssvit.evaluation.report.scores import Scores
-from ssvit.evaluation.report.side_by_side import SideBySide
-from ssvit.evaluation.statistics import standard_error
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.evaluation.baselines import OWN
+from ssvit.evaluation.duplicates import without
+from ssvit.evaluation.report import comparison
+from ssvit.evaluation.report.against import Other
+from ssvit.evaluation.report.comparison import Standing, percent
+from ssvit.evaluation.report.options import Evaluate
+from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.figures.base import Figure, png
 from ssvit.options import one_line
 
 _CAPTIONS = {
-    "side_by_side": "Every encoder by every probe; a line is the 95 % interval over the test images",
-    "by_layer": "The last column of each table, over the encoder's layers",
-    "by_column": "The chosen features and their baselines, in every column of each table",
-    "confusion": "Which class is taken for which by one classifier; the title names it",
-    "contact_sheet": "Images measured on, and the training images that are most like them; the cosine distance in "
-    "percent of its median over the training images",
-    "duplicates": "Images measured on (left) that are nearly the same as a training image (right); the cosine of both",
-    "patches": "Images measured on, and the first three principal components of their patches' features as colours",
-    "segmentation": "Images measured on, components of patches, masks, and the class that each pixel is taken for",
+    "side_by_side": "Scores of all encoders by each probe, with 95 % intervals over the test images",
+    "by_layer": "Headline metric of each probe over the layers of the encoder",
+    "confusion": "Confusion matrix of the classifier that the title names",
+    "contact_sheet": "Test images and their most similar training images, with the cosine distance in percent of its "
+    "median over the training images",
+    "duplicates": "Test images (left) that are near-duplicates of a training image (right), with their cosine",
+    "patches": "Test images, and the first three principal components of their patch features as colours",
+    "segmentation": "Test images, principal components of their patch features, true and predicted masks",
 }
-_BASELINES = (
-    "Baselines: the same encoder with random weights, its layer chosen alike, and raw pixels. The table names "
-    "the one with the higher score. Chance: the share of the most frequent class. After ± in this table: one standard "
-    "error of an accuracy on so many images."
-)
-_SAMPLED = "After ± in these tables: the deviation over samples of labelled images."
-_NONE = "\u2013"  # en dash for a missing value
 _UNWRITTEN = ("probe", "predictions", "per_image")  # fields of the scores that are not written
 _DOTS_AN_INCH = 100  # resolution of CSS pixels, for the size of figures
+_PAIRS = 1000  # maximum number of near-duplicates listed in a file
+
+
+def metadata_of(
+    options: Evaluate, checkpoint: Checkpoint, split: Split, scores: Sequence[Scores], others: Sequence[Other]
+) -> dict[str, Any]:
+    """Return data, features, versions and compared encoders of an evaluation as plain data.
+
+    Args:
+        options: Options of the evaluation.
+        checkpoint: The evaluated checkpoint.
+        split: Feature sets of the first probe.
+        scores: Results of the probes.
+        others: Encoders for comparison.
+    """
+    train, test, source = split.train, split.test, options.data.source
+    name, root = getattr(source, "name", type(source).__name__.lower()), getattr(source, "root", None)
+    values = {
+        "checkpoint": str(options.encoder.path),
+        "checksum": checkpoint.checksum,
+        "data": f"{name} in {root}" if root else str(name),
+        "train_images": len(train),
+        "test_images": len(test),
+        "measured_on": split.part,
+        "chance": split.chance,
+        "classes": list(split.classes),
+        "multi_label": split.is_multi_label,
+        "features": options.features.values(),
+        "precision": options.precision,
+        "image_size": list(options.data.view.size),
+        "against": {other.name: other.metadata for other in others},
+        "versions": {name: version(name) for name in ("ssvit", "torch")},
+    }
+    if split.duplicates is not None:
+        pairs = [
+            {"test": test.picture(pair.test), "train": train.picture(pair.train), "cosine": pair.cosine}
+            for pair in split.duplicates[:_PAIRS]
+        ]
+        first = scores[0]
+        per_image = first.per_image.get(OWN)
+        kept = {}
+        if pairs and per_image is not None and len(per_image) == len(test):
+            kept = {first.title: without(per_image, split.duplicates)}
+        values["near_duplicates"] = {"test_images": len(split.duplicates), "without": kept, "pairs": pairs}
+    return values
+
+
+def data(metadata: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the images of `metadata_of`: numbers of images and classes, near-duplicates, image sizes."""
+    part, chance = metadata["measured_on"], percent(metadata["chance"])
+    if metadata["chance"] is None:
+        labels = "no labels"
+    elif metadata["multi_label"]:
+        labels = f"{len(metadata['classes'])} classes, multi-label (chance mAP {chance} %)"
+    else:
+        labels = f"{len(metadata['classes'])} classes (chance {chance} %)"
+    images = f"{metadata['train_images']:,} training and {metadata['test_images']:,} {part} images"
+    sentences = [f"{images}, {labels}; data: {metadata['data']}"]
+    if near := metadata.get("near_duplicates"):
+        count = near["test_images"]
+        share = 100 * count / metadata["test_images"]
+        rest = "".join(f"; without them {name} {percent(value)} %" for name, value in near["without"].items())
+        sentences.append(
+            f"{count:,} of the {part} images ({share:.1f} %) are near-duplicates of a training image{rest}"
+        )
+    for name, other in metadata["against"].items():
+        size, own = ("x".join(map(str, one["image_size"])) for one in (other, metadata))
+        if size != own:
+            sentences.append(f"image size: {size} pixels for {name}, {own} for the checkpoint")
+    return sentences
+
+
+def scores_table(one: Scores, own: Sequence[str]) -> list[list[str]]:
+    """Return the results of a probe as headings and one row for each feature set.
+
+    Args:
+        one: Results of the probe.
+        own: Feature sets of the encoder, which come first.
+    """
+    names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
+    return [["%", *one.columns], *([name, *map(percent, one.values[name], one.deviations[name])] for name in names)]
+
+
+def choice(one: Scores, own: Sequence[str]) -> str:
+    """Return a sentence on how the feature set of the encoder was chosen among its feature sets `own`."""
+    if sum(name in own for name in one.values) == 1:
+        return f"Features: {one.best}."
+    return f"Features: {one.best}, chosen by {one.chosen_by}, without test labels."
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for the terminal: the first column is aligned left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
+        for first, *row in rows
+    ]
 
 
 def write(
     folder: Path,
     *,
-    facts: Mapping[str, object],
+    metadata: Mapping[str, Any],
     scores: Sequence[Scores],
     own: Sequence[str],
     figures: Mapping[str, Figure],
-    compared: SideBySide,
+    summary: Sequence[Sequence[str]],
+    standings: Sequence[Standing],
     conclusion: Sequence[str],
     commands: Sequence[str] = (),
 ) -> list[Path]:
@@ -59,117 +152,50 @@ def write(
 
     Args:
         folder: Folder of the report.
-        facts: Metadata of the evaluation as plain data, see `measured.facts`.
+        metadata: Metadata of the evaluation, see `metadata_of`.
         scores: Results of the probes.
         own: Feature sets of the encoder.
         figures: Figures by name.
-        compared: Comparison of the encoders.
+        summary: Table of the results, see `comparison.table`.
+        standings: Comparison of the encoders.
         conclusion: Sentences of the conclusion.
         commands: Commands that use the chosen features.
 
     Raises:
         UserError: If the files cannot be written.
     """
-    standings = compared.standings
-    facts = _plain(facts)
+    metadata = _plain(metadata)
+    commands = [one_line(command) for command in commands]
+    options = _plain({one.probe: one.options for one in scores})
     values = {
-        "checkpoint": str(facts.get("checkpoint", "")),
-        "data": data(facts),
-        "headline": " ".join(conclusion),
-        "summary": summary(scores),
-        "baselines": _BASELINES,
-        "sentences": compared.sentences(),
-        "standings": side_by_side.table(standings) if standings else [],
-        "method": side_by_side.METHOD,
-        "sampled": _SAMPLED if any(any(row) for one in scores for row in one.deviations.values()) else "",
+        "checkpoint": metadata["checkpoint"],
+        "data": data(metadata),
+        "conclusion": conclusion,
+        "summary": summary,
+        "method": comparison.METHOD,
         "figures": [_inlined(name, figure) for name, figure in figures.items()],
         "probes": [
-            {"title": one.title, "chosen": _chosen(one, own), "rows": _rows(one, own), "best": one.best}
+            {"title": one.title, "chosen": choice(one, own), "rows": scores_table(one, own), "best": one.best}
             for one in scores
         ],
         "own": own,
-        "commands": [one_line(one) for one in commands],
-        # Metadata for reproduction.
-        "facts": list(_flat({**facts, "near_duplicates": None} | _plain({one.probe: one.options for one in scores}))),
+        "commands": commands,
+        "metadata": list(_flat({**metadata, "near_duplicates": None} | options)),
     }
-    measured = [
-        {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in _UNWRITTEN}
-        for one in scores
-    ]
-    numbers = {"headline": values["headline"], "facts": facts, "own": own, "measured": measured}
-    numbers["commands"] = values["commands"]
-    numbers["side_by_side"] = {
-        "entries": compared.groups,
-        "sentences": values["sentences"],
-        "method": side_by_side.METHOD,
+    numbers = {
+        "headline": " ".join(conclusion),
+        "metadata": metadata,
+        "own": own,
+        "measured": [
+            {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in _UNWRITTEN}
+            for one in scores
+        ],
         "standings": [asdict(one) for one in standings],
+        "method": comparison.METHOD,
+        "commands": commands,
     }
-    texts = {
-        "report.html": _page(values),
-        "report.json": json.dumps(_plain(numbers), indent=1) + "\n",
-    }
-    return atomic_io.write_files(folder, {name: text.encode() for name, text in texts.items()})
-
-
-def data(facts: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the data: numbers of images and classes, copies and near-duplicates, and image sizes."""
-    if "train_images" not in facts:
-        return []
-    copies, part, chance = facts["copies"]["test_images_in_train"], facts["measured_on"], facts["chance"]
-    several = "any of " if facts.get("multi_label") else ""
-    least = f"mAP of a random order {_score(chance)} %" if several else f"chance {_score(chance)} %"
-    labels = "no labels" if chance is None else f"{several}{len(facts['classes'])} classes ({least})"
-    counts = f"{facts['train_images']:,} training and {facts['test_images']:,} {part} images, {labels}"
-    sentences = [f"{counts}; data: {facts['data']}"]
-    if copies:
-        examples = [f"{one['test']} is {one['train']}" for one in facts["copies"]["examples"]]
-        more = ["…"] if copies > len(examples) else []
-        sentences.append(
-            f"{copies} of the {part} images stand among the training images too, pixel for pixel: "
-            + ", ".join(examples + more)
-        )
-    if near := facts.get("near_duplicates"):
-        count = near["test_images"]
-        share = 100 * count / facts["test_images"]
-        rest = "".join(f"; without them {name} {_score(value)} %" for name, value in near["without"].items())
-        sentences.append(
-            f"{count:,} of the {part} images ({share:.1f} %) are nearly the same as a training image{rest}"
-        )
-    for name, other in facts.get("against", {}).items():
-        size, own = ("x".join(map(str, one["image_size"])) for one in (other, facts))
-        if size != own:
-            sentences.append(f"{name} sees the images in {size} pixels; the checkpoint sees them in {own}")
-    return sentences
-
-
-def summary(scores: Sequence[Scores]) -> list[list[str]]:
-    """Return the results as a table: headings, and one row for each probe."""
-    rows = [["probe", "% ± error", "chance %", "baseline %", "points", "chosen features", "baseline"]]
-    for one in scores:
-        baseline, gain = higher_baseline(one)
-        value = one.values[one.best][-1]
-        error = standard_error(value, one.images) if one.images and math.isfinite(value) else None
-        numbers = (
-            _score(value, error),
-            _score(one.chance),
-            _score(one.values[baseline][-1]) if baseline else _NONE,
-            _NONE if gain is None else side_by_side.points(gain),
-        )
-        rows.append([one.title, *numbers, one.best, baseline or _NONE])
-    return rows
-
-
-def _rows(one: Scores, own: Sequence[str]) -> list[list[str]]:
-    """Return a table of headings and one row for each feature set, the baselines last."""
-    names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
-    return [["%", *one.columns], *([name, *map(_score, one.values[name], one.deviations[name])] for name in names)]
-
-
-def _score(share: float | None, deviation: float | None = None) -> str:
-    """Format a share as a percentage without the sign: 0.523 -> 52.3."""
-    if share is None or not math.isfinite(share):
-        return _NONE
-    return f"{100 * share:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+    files = {"report.html": _page(values), "report.json": json.dumps(_plain(numbers), indent=1) + "\n"}
+    return atomic_io.write_files(folder, {name: text.encode() for name, text in files.items()})
 
 
 def _plain(value: object) -> Any:
@@ -204,7 +230,6 @@ def _page(values: Mapping[str, object]) -> str:
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:
     """Return a figure as base64 PNG with its size, caption and alternative text."""
-    caption = _CAPTIONS.get(name, name.replace("_", " "))
     drawn = figure.draw()
     titles = [" ".join(axis.get_title(loc="left").split()) for axis in drawn.axes]
     width, height = (round(_DOTS_AN_INCH * side) for side in drawn.get_size_inches())
@@ -212,12 +237,6 @@ def _inlined(name: str, figure: Figure) -> dict[str, Any]:
         "data": base64.b64encode(png(drawn)).decode(),
         "width": width,
         "height": height,
-        "caption": caption,
-        "alternative": "; ".join([caption, *filter(None, titles)]),
+        "caption": _CAPTIONS[name],
+        "alternative": "; ".join([_CAPTIONS[name], *filter(None, titles)]),
     }
-
-
-def _chosen(one: Scores, own: Sequence[str]) -> str:
-    if sum(name in own for name in one.values) == 1:
-        return f"Of {one.best} alone."
-    return f"Chosen: {one.best}, by {one.chosen_by}, without test labels."

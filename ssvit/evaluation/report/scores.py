@@ -102,8 +102,8 @@ class Scores:
         return title(self.probe, self.columns[-1])
 
     @property
-    def tells(self) -> bool:
-        """Return whether the chosen features exceed chance by two standard errors; True if the error is unknown."""
+    def is_above_chance(self) -> bool:
+        """Return whether the chosen features are significantly above chance; True if the error is unknown."""
         if self.chance is None or self.images is None:
             return True
         return above_chance(self.values[self.best][-1], self.chance, self.images)
@@ -145,7 +145,7 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         values={name: tuple(result.scores.values()) for name, result in results.items()},
         deviations={name: tuple(map(result.deviations.get, columns)) for name, result in results.items()},
         best=best,
-        chosen_by=probe.chosen_by if is_known else "being the last",
+        chosen_by=probe.chosen_by if is_known else "being the last layer",
         options=probe.values() if isinstance(probe, Options) else {},
         numbers={name: result.numbers for name, result in results.items()},
         chance=split.chance if probe.is_accuracy else None,

@@ -28,7 +28,7 @@ from ssvit.evaluation.panels.base import Evaluation, Evaluator
 from ssvit.evaluation.panels.online import Probing, describe, start_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import FewShot
+from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.processes import gather
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
@@ -39,7 +39,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 CLASSES = ("dark", "pale", "red")
 VIEW = CenterCrop(size=16)
 PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
-KINDS = {"knn": Knn, "few_shot": FewShot}
+KINDS = {"knn": Knn, "few_shot": Ridge}
 
 
 def labelled(count: int, seed: int) -> Memory:
@@ -118,7 +118,7 @@ def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
         **{name: recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
     )  # fmt: skip
     assert 1 + math.ceil(recipe.steps / every) == evaluations
-    assert list(config.probe) == ["few_shot_paper", "knn"]
+    assert list(config.probe) == ["ridge", "knn"]
 
 
 def test_a_run_continues_with_probes_or_without():
@@ -135,7 +135,7 @@ def test_a_run_continues_with_probes_or_without():
 def test_the_numbers_are_those_of_the_probes():
     recorder = Recorder()
     model = tiny.model().eval()
-    probes = {"knn": Knn(k=4), "few_shot": FewShot(shots=3)}
+    probes = {"knn": Knn(k=4), "few_shot": Ridge(shots=3)}
     metrics = probing({**probes, "recorder": recorder})(model).metrics
     assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
     features = asked(recorder, 2) | {"pixels": recorder.asked[0]}

@@ -16,7 +16,7 @@ from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.retrieval import Retrieval
-from ssvit.evaluation.probes.ridge import FewShot
+from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.segmentation import Segmentation
 from ssvit.evaluation.probes.sgd import Sgd
 from ssvit.options import OptionError, UserError
@@ -26,8 +26,8 @@ OF_LABELS = {
     "knn": Knn(k=[1, 5]),
     "knn_standardized": Knn(k=5, standardize=True),
     "knn_hnsw": Knn(k=5, index=HNSW()),
-    "few_shot": FewShot(shots=[2, 4], seeds=2),
-    "few_shot_all": FewShot(shots="all"),
+    "few_shot": Ridge(shots=[2, 4], seeds=2),
+    "ridge": Ridge(),
     "sgd": Sgd(learning_rates=[0.01, 0.1], epochs=2, batch_size=16),
     "logistic": Logistic(l2s=[0.1, 0.01]),
     "retrieval": Retrieval(k=[1, 5]),
@@ -158,14 +158,10 @@ def spoiled(one: Features) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (changed("train", labels=lambda one: None), "the training images have no labels"),
-        (changed("test", labels=lambda one: None), "the test images have no labels"),
-        (changed("train", labels=lambda one: one.labels[1:]), "59 labels for 60 training images"),
-        (changed("test", labels=lambda one: one.labels + 1), "label 3 of a test image"),
-        (changed("train", labels=lambda one: one.labels - 1), "label -1 of a training image"),
-        (changed("train", classes=lambda one: ("ant",)), "needs two classes or more"),
+        (changed("train", labels=lambda one: None), "training images do not have"),
+        (changed("test", labels=lambda one: None), "test images do not have"),
+        (changed("train", classes=lambda one: ("ant",)), "two classes"),
         (changed("test", values=lambda one: one.values[:0], labels=lambda one: one.labels[:0]), "no test images"),
-        (changed("test", values=lambda one: one.values[..., :3]), "width 6, but test features 3"),
         (changed("train", values=spoiled), "training image 7 are not finite"),
         (changed("test", values=spoiled), "test image 7 are not finite"),
     ],
@@ -192,7 +188,7 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
     class Single(type(probe)):
         multi_label = False
 
-    with pytest.raises(UserError, match="takes images of one class each"):
+    with pytest.raises(UserError, match="multi-label"):
         check_labels(Single(), train.labels, test.labels, CLASSES)
 
 
@@ -200,12 +196,11 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
     ("probe", "option", "values"),
     [
         (Knn, "k", [[], 0, "5", True, [1.5]]),
-        (Knn, "protocol", ["moco"]),
+        (Knn, "temperature", [0]),
         (Retrieval, "queries", [0, 1.5]),
-        (FewShot, "protocol", ["timm"]),
-        (FewShot, "shots", [[0], ["none"], 1.5, []]),
-        (FewShot, "seeds", [0]),
-        (FewShot, "l2", [[1.0, 0.0], []]),
+        (Ridge, "shots", [[0], ["none"], 1.5, []]),
+        (Ridge, "seeds", [0]),
+        (Ridge, "l2", [[1.0, 0.0], []]),
         (Sgd, "learning_rates", [[], 0.1, "0.1", [0.1, 0], [0.1, 0.1], [[0.1]]]),
         (Sgd, "momentum", [1]),
         (Sgd, "weight_decay", [-1]),

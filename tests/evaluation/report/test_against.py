@@ -1,6 +1,7 @@
 """An encoder beside others on the same images: intervals, paired tests, and whether the test images suffice."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +11,16 @@ from composing import composed, untrained
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import evaluate
-from ssvit.evaluation.baselines import OWN, RANDOM
-from ssvit.evaluation.report import against, side_by_side
-from ssvit.evaluation.report.figures import side_by_side as plotted
+from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
+from ssvit.evaluation.report import against, comparison
+from ssvit.evaluation.report.figures import side_by_side
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores
-from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.evaluation.statistics import bootstrap, detectable
 from ssvit.options import OptionError
 
 FEW = (
-    "probe@probes=[few_shot_paper,knn]", "probes.few_shot_paper.l2=[1,1024]", "probes.knn.k=[3]",
+    "probe@probes=[ridge,knn]", "probes.ridge.l2=[1,1024]", "probes.knn.k=[3]",
     "fabric.accelerator=cpu",
 )  # fmt: skip
 
@@ -30,62 +31,85 @@ def answers(rates, images, seed=0):
     return np.stack([(easy < rate).astype(float) for rate in rates])
 
 
-def scores(values, probe="few_shot_paper", column="all labels", chance=0.1):
+def scores(values, probe="ridge", column="all labels", chance=0.1):
     """values: of each encoder, (m,)."""
     per_image = {name: torch.from_numpy(of) for name, of in values.items()}
     return Scores(
         probe=probe, columns=(column,), values={name: (of.mean(),) for name, of in values.items()}, deviations={},
-        best="x", chosen_by="", options={}, numbers={}, chance=chance, chosen=dict.fromkeys(values, "layer1"),
+        best="x", chosen_by="", options={}, numbers={}, chance=chance, chosen={name: name for name in values},
         per_image=per_image,
     )  # fmt: skip
 
 
-def test_a_sentence_says_whether_it_helped_and_whether_the_images_suffice():
-    own, near, far, worse = answers((0.52, 0.515, 0.4, 0.6), 1000)
-    values = {OWN: own, RANDOM: far, "near": near[::-1].copy(), "worse": worse}
-    groups = {"mine": [OWN], RANDOM: [RANDOM], "near": ["near"], "worse": ["worse"]}
-    compared = SideBySide([scores(values), scores(values, "knn", "1-NN")], groups)
-    helped, unknown, harmed = compared.sentences()
-    gain = 100 * (own.mean() - far.mean())
-    assert helped.startswith(
-        "Against random weights, by ridge regression, all labels: pre-training helped, "
-        f"+{gain:.1f} percentage points (95 % interval +"
-    )
-    for sentence in (helped, harmed):  # a minimum detectable difference contradicts a smaller one that is significant
-        assert "test images" not in sentence
-    assert helped.endswith(f"Also better by 1-NN +{gain:.1f}.")
-    assert "no difference can be told" in unknown
-    standing = next(one for one in compared.standings if one.encoder == "near")
-    count = side_by_side.rounded(standing.difference.needed)
-    assert count > 1000
-    assert "The test set is too small to tell: 1,000 test images show differences of" in unknown
-    assert f"about {count:,} images like these would show this one. Not told by 1-NN" in unknown
-    assert "Against worse, by ridge regression, all labels: worse, \N{MINUS SIGN}" in harmed
-    level = np.roll(own, 7)  # right on as many images, others
-    (zero,) = SideBySide([scores({OWN: own, "level": level})], {"mine": [OWN], "level": ["level"]}).sentences()
-    assert "no difference can be told, +0.0 percentage points" in zero
-    assert ". The measured difference is 0; 1,000 test images show differences of" in zero
-    assert "too small" not in zero
-    rows = side_by_side.table(compared.standings)
-    assert len(rows) == 1 + 2 * 4
-    assert rows[1][:3] == ["ridge regression, all labels", "mine", f"{100 * own.mean():.1f}"]
-    assert rows[1][4:] == ["\N{EN DASH}"] * 5
-    dots = plotted(compared).probes["ridge regression, all labels"]
-    assert [(dot.name, dot.interval) for dot in dots] == [(one.encoder, one.interval) for one in compared.standings[:4]]
-    assert plotted(compared).png()
+GROUPS = {"mine": [OWN], RANDOM: [RANDOM], PIXELS: [PIXELS]}
+CLEAR, NEAR, LOST, HARMED = (
+    dict(zip((OWN, RANDOM, PIXELS), answers(rates, 400), strict=True))
+    for rates in ((0.7, 0.3, 0.2), (0.5, 0.5, 0.2), (0.4, 0.2, 0.8), (0.4, 0.8, 0.2))
+)
 
 
-def test_seeds_that_disagree_tell_nothing():
+def test_a_table_has_each_difference_with_its_interval():
+    own, near, far = answers((0.52, 0.515, 0.4), 1000)
+    groups = {"mine": [OWN], RANDOM: [RANDOM], "near": ["near"]}
+    one = scores({OWN: own, RANDOM: far, "near": near[::-1].copy()})
+    untested = replace(scores({OWN: own, RANDOM: far, "near": near}, "mine"), per_image={})
+    standings = comparison.compare([one, untested], groups)
+    assert [standing.encoder for standing in standings] == list(groups)
+    rows = comparison.table([one, untested], standings, groups)
+    assert [len(row) for row in rows] == [4 + 2 + 1] * 3
+    title, score, interval, chance, random, other, features = rows[1]
+    assert (title, score, chance, features) == (one.title, f"{100 * own.mean():.1f}", "10.0", "x")
+    low, high = bootstrap(own[None])[0]
+    assert interval == f"{100 * low:.1f} to {100 * high:.1f}"
+    gain, (low, high) = own.mean() - far.mean(), bootstrap((own - far)[None])[0]
+    assert random == f"+{100 * gain:.1f} (+{100 * low:.1f} to +{100 * high:.1f})*"
+    assert other.endswith(f", detectable {100 * detectable(own - near[::-1]):.1f}")
+    assert rows[2][1:6] == [score, "\N{EN DASH}", chance, f"+{100 * gain:.1f}", "+0.5"]
+    dots = side_by_side(standings).probes[one.title]
+    assert [(dot.name, dot.interval) for dot in dots] == [(row.encoder, row.interval) for row in standings]
+    assert side_by_side(standings).png()
+
+
+@pytest.mark.parametrize(
+    ("values", "verdicts", "is_advised"),
+    [
+        ([CLEAR], [["significantly better"], ["significantly better"]], False),
+        ([NEAR], [["not significantly"], ["significantly better"]], True),
+        ([CLEAR, NEAR], [["significantly better", "not significantly"], ["significantly better"]], False),
+        ([CLEAR, LOST], [["significantly better"], ["significantly better", "significantly worse"]], True),
+        ([HARMED], [["significantly worse"], ["significantly better"]], True),
+    ],
+)
+def test_the_conclusion_follows_the_significance_tests(values, verdicts, is_advised):
+    probes = [scores(of_probe, f"probe{number}") for number, of_probe in enumerate(values)]
+    sentences = comparison.conclude(probes, comparison.compare(probes, GROUPS), GROUPS)
+    advice = sentences[2:]
+    for sentence, words, name in zip(sentences, verdicts, (RANDOM, PIXELS), strict=False):
+        assert name in sentence
+        assert all(word in sentence for word in words)
+        assert (("significantly worse" in sentence), ("not significantly" in sentence)) == (
+            "significantly worse" in words, "not significantly" in words,
+        )  # fmt: skip
+    assert bool(advice) == is_advised
+    assert all(option in " ".join(advice) for option in ("checkpoint=", "recipe.steps") if is_advised)
+
+
+def test_features_at_chance_are_no_gain_and_baselines_may_be_missing():
+    weak = replace(scores(CLEAR), chance=0.69, images=400, best=OWN)
+    *_, at_chance, advice = comparison.conclude([weak], comparison.compare([weak], GROUPS), GROUPS)
+    assert weak.title in at_chance
+    assert "recipe.steps" in advice
+    alone = {"mine": [OWN]}
+    (sentence,) = comparison.conclude([scores(CLEAR)], comparison.compare([scores(CLEAR)], alone), alone)
+    assert "baselines=false" in sentence
+
+
+def test_differences_that_seeds_disagree_on_are_not_significant():
     ours, theirs = answers((0.7, 0.5), 2000), answers((0.5, 0.49), 2000)
     values = {OWN: ours[0], "b": ours[1], "c": theirs[0], "d": theirs[1]}
-    compared = SideBySide([scores(values)], {"mine": [OWN, "b"], "theirs": ["c", "d"]})
-    own, other = compared.standings
+    own, other = comparison.compare([scores(values)], {"mine": [OWN, "b"], "theirs": ["c", "d"]})
     assert own.values == pytest.approx((ours[0].mean(), ours[1].mean()))
-    assert own.value == pytest.approx(ours.mean())
     assert (other.difference.images.sign, other.difference.sign) == (1, 0)
-    assert other.difference.p is None
-    (sentence,) = compared.sentences()
-    assert "the seeds differ too much" in sentence
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +142,6 @@ def measured(outputs, run, *options):
 def test_others_have_the_numbers_that_they_have_alone(outputs, foreign, capsys):
     others = f"against=[{outputs}/other,{foreign},{outputs}/mae_seed1]"
     found = measured(outputs, outputs / "mae_seed0", others)
-    page = (outputs / "report" / "report.html").read_text()
     alone = {
         "": measured(outputs, outputs / "mae_seed0"),
         "other ": measured(outputs, outputs / "other"),
@@ -131,21 +154,12 @@ def test_others_have_the_numbers_that_they_have_alone(outputs, foreign, capsys):
         assert [name for name in one["values"] if name.startswith("public ")] == [
             "public layer1_class_token", "public layer2_class_token",
         ]  # fmt: skip
-    assert found["side_by_side"]["entries"] == {
-        "mae": ["", "mae_seed1"], "random weights": ["random weights"], "pixels": ["pixels"], "other": ["other"],
-        "public": ["public"],
-    }  # fmt: skip
-    assert found["facts"]["against"]["public"]["image_size"] == [32, 32]
-    told = capsys.readouterr().out
-    assert "public sees the images in 32x32 pixels; the checkpoint sees them in 16x16" in told
-    assert found["headline"] in told.replace("\n", " ")
-    assert "public" not in found["headline"]  # which compares with the baselines alone
-    for sentence in found["side_by_side"]["sentences"]:
-        assert sentence in told
-    assert page.count("<h2>Side by side</h2>") == 1
-    first = found["side_by_side"]["standings"][0]
-    assert (first["encoder"], len(first["values"]), first["difference"]) == ("mae", 2, None)
-    assert all(one["difference"]["seeds"] for one in found["side_by_side"]["standings"] if one["encoder"] == "other")
+    assert found["metadata"]["against"]["public"]["image_size"] == [32, 32]
+    assert found["headline"] in capsys.readouterr().out.replace("\n", " ")
+    first, *rest = found["standings"]
+    assert [row["encoder"] for row in (first, *rest[:4])] == ["mae", RANDOM, PIXELS, "other", "public"]
+    assert len(first["values"]) == 2
+    assert all(row["difference"]["seeds"] for row in rest if row["encoder"] == "other")
 
 
 def test_images_of_another_size_are_asked_for_in_the_entry(outputs, foreign):
@@ -164,14 +178,11 @@ PROBES = {"knn": {"_target_": "ssvit.evaluation.probes.knn.Knn"}}
     ("entries", "message"),
     [
         ("run", "against=run: must be a list of runs and files of weights"),
-        (["OUT/none"], "against=.*none: no such folder"),
-        (["OUT/mae_seed0"], "against=.*mae_seed0: stands there twice, or is the checkpoint itself"),
-        (["OUT/other", "OUT/other"], "against=.*other: stands there twice"),
-        (
-            [{"path": "OUT/other", "size": 3}],
-            "against.size=3: must be a path, or {path: …} with other options of path, ",
-        ),
-        ([{"image_size": 3}], "against.path=null: must be a path"),
+        (["OUT/none"], "against.checkpoint=.*none: no such folder"),
+        (["OUT/mae_seed0"], "against=.*mae_seed0: "),
+        (["OUT/other", "OUT/other"], "against=.*other: "),
+        ([{"path": "OUT/other", "size": 3}], "against.size=3: "),
+        ([{"image_size": 3}], "against.path"),
         ([{"path": "OUT/other", "image_size": 7}], "against.patch_size=4: must divide the image's height of 7"),
     ],
 )
@@ -188,5 +199,5 @@ def test_a_wrong_entry_is_refused(outputs, entries, message):
 
 def test_a_layer_that_another_lacks_is_refused(outputs):
     options = Evaluate(against=[str(outputs / "other")], features={"layer": 3}, probes=PROBES)
-    with pytest.raises(OptionError, match=r"^features\.layer=3: .*; that is of other$"):
+    with pytest.raises(OptionError, match=r"^features\.layer=3: .*\(other\)$"):
         against.others(options, Checkpoint.open(outputs / "mae_seed0"))

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_report import OWN, scored
+from test_report import METADATA, OWN, scored
 
 from ssvit.evaluation.report import page as report
-from ssvit.evaluation.report.figures import by_column, by_layer
-from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.evaluation.report.figures import by_layer
 from ssvit.figures.matrices import Confusion
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -67,17 +66,14 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> No
     ]
     figures = {
         "by_layer": by_layer(scores, OWN),
-        "by_column": by_column(scores),
         "confusion": Confusion(torch.eye(3), ["a", "b", "c"], "knn"),
     }
-    facts = {
-        "checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100, "train_images": 3000, "test_images": 420,
-        "measured_on": "test", "chance": 0.1, "classes": ["a"], "copies": {"test_images_in_train": 0, "examples": []},
-    }  # fmt: skip
-    compared = SideBySide(scores, {"mine": [""]})
+    metadata = METADATA | {"checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100}
+    summary = [["probe", *(f"from encoder {number}" for number in range(9))], ["ridge", *["+1.0 (+0.5 to +1.5)*"] * 9]]
     (page, *_) = report.write(
-        tmp_path, facts=facts, scores=scores, own=OWN, figures=figures, compared=compared, conclusion=[]
-    )
+        tmp_path, metadata=metadata, scores=scores, own=OWN, figures=figures, summary=summary, standings=[],
+        conclusion=[],
+    )  # fmt: skip
     text = html.escape(page.read_text(encoding="utf-8"))
     frames = "".join(f'<iframe srcdoc="{text}" width="{width}" height="900"></iframe>' for width in WIDTHS)
     seen, errors = browse(tmp_path, f"<!DOCTYPE html><body>{frames}<script>{LOOK}</script>")
@@ -88,12 +84,12 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> No
     for width, found in zip(WIDTHS, (phone, desk), strict=True):
         assert width - 20 <= found["room"] <= width
         assert found["content"] <= found["room"]
-        assert len(found["images"]) == 3
+        assert len(found["images"]) == 2
         assert all(found["images"])
         assert all(shown == [[True, "inline", "visible"]] for _, shown in found["hints"])
     assert sum(goes_on for goes_on, _ in phone["hints"]) >= 3
-    # The table of the probes and the figures fit a desk; 29 columns do not.
-    assert [goes_on for goes_on, _ in desk["hints"]] == [False] * 5 + [True]
+    # The figures and the table of a probe fit a desk; ten encoders and 29 columns do not.
+    assert [goes_on for goes_on, _ in desk["hints"]] == [True, False, False, False, True]
 
 
 def test_what_a_page_must_not_do_is_seen(tmp_path: Path) -> None:

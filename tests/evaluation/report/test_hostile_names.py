@@ -10,11 +10,11 @@ import pytest
 import torch
 from command import TINY
 from PIL import Image
+from test_report import METADATA
 
 from ssvit.data.sources import pseudo_labels
 from ssvit.data.sources.pseudo_labels import PseudoLabel
 from ssvit.evaluation.report import page as report
-from ssvit.evaluation.report.side_by_side import SideBySide
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
 from ssvit.figures import contact_sheet
@@ -79,20 +79,15 @@ def test_figures_show_names_without_mathematics(name):
 
 @named
 def test_pages_show_names_as_text(name, tmp_path):
-    facts = {"checkpoint": name, "classes": [name], name: name}
     page, numbers = report.write(
-        tmp_path,
-        facts=facts,
-        scores=[],
-        own=[],
-        figures={name: Plot([Panel("")], (2, 1))},
-        compared=SideBySide([], {name: [""]}),
+        tmp_path, metadata=METADATA | {"checkpoint": name, "classes": [name], name: name}, scores=[], own=[],
+        figures={"confusion": Plot([Panel("")], (2, 1))}, summary=[["probe", f"from {name}"]], standings=[],
         conclusion=[name],
-    )
+    )  # fmt: skip
     assert not {"script", "a"}.intersection(Tags(page.read_text()).found)
     assert Tags(page.read_text()).found.count("img") == 1
     assert all(line.isprintable() for line in page.read_text().split("\n"))
-    assert json.loads(numbers.read_text())["facts"]["classes"] == [name]
+    assert json.loads(numbers.read_text())["metadata"]["classes"] == [name]
     (tmp_path / "config.yaml").write_text(json.dumps({"schema": 1, "choices": {"objective": name}}))
     encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments
     own = Export(format="safetensors")
@@ -157,4 +152,4 @@ def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert {one["image"].rpartition("/")[2].removeprefix("0") for one in answers} == {f"{one}.png" for one in NAMES}
     stored = json.loads((tmp_path / "outputs" / "run" / "evaluation" / "report.json").read_text())
-    assert sorted(stored["facts"]["classes"]) == sorted(NAMES)
+    assert sorted(stored["metadata"]["classes"]) == sorted(NAMES)

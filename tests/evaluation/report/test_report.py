@@ -1,4 +1,4 @@
-"""The report of an evaluation: every number is in it, nothing of it is from elsewhere, no name can break it."""
+"""The report of an evaluation: its page has every number and loads nothing, and no name can break it."""
 
 import base64
 import io
@@ -8,20 +8,22 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from plots import curves
+from sklearn.decomposition import PCA
 
+from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.baselines import PIXELS, RANDOM
-from ssvit.evaluation.features import Features
+from ssvit.evaluation.features import Features, FeatureSets
 from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import FewShot
+from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.report import page as report
-from ssvit.evaluation.report.conclusion import conclude
-from ssvit.evaluation.report.figures import by_column, by_layer
-from ssvit.evaluation.report.scores import Scores
-from ssvit.evaluation.report.side_by_side import SideBySide
+from ssvit.evaluation.report.figures import by_layer, components, figures
+from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.evaluation.titles import title
 from ssvit.figures.plot import Panel, Plot
 from ssvit.options import UserError
@@ -30,6 +32,10 @@ OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
 EVIL = "<script>alert('1')</script> | [a](b) & \"c\"\n# d \udcff"
 VOID = {"meta", "img"}
+METADATA = {
+    "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420, "image_size": [8, 8],
+    "measured_on": "validation", "chance": 0.123, "multi_label": False, "classes": ["a", "b"], "against": {},
+}  # fmt: skip
 
 
 def scored(probe: str, columns, scores, deviation=None, **changes) -> Scores:
@@ -52,7 +58,6 @@ SHOTS = scored(
 )
 PROBE = scored("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
-GROUPS = {"mine": [""], RANDOM: [RANDOM], PIXELS: [PIXELS]}
 
 
 class Page(HTMLParser):
@@ -86,10 +91,10 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def write(folder, facts=None, scores=BOTH, own=OWN, figures=None):
+def write(folder, metadata=METADATA, scores=BOTH, own=OWN, figures=None, conclusion=("No gain.",)):
     files = report.write(
-        folder, facts=facts or {"checkpoint": "a/b"}, scores=scores, own=own, figures=figures or {},
-        compared=SideBySide(scores, GROUPS), conclusion=concluded(*scores),
+        folder, metadata=metadata, scores=scores, own=own, figures=figures or {}, summary=[["probe", "%"], ["x", "5"]],
+        standings=[], conclusion=conclusion, commands=["ssvit embed"],
     )  # fmt: skip
     page, numbers = (path.read_text(encoding="utf-8") for path in files)
     return Page(page), json.loads(numbers, parse_constant=pytest.fail), page
@@ -104,36 +109,34 @@ def expected(found: Scores) -> list[list[str]]:
     return rows
 
 
-def test_every_number_is_in_every_form(tmp_path):
-    page, numbers, _ = write(tmp_path / "new" / "folder")
+def test_every_number_is_in_both_files_and_baselines_come_last(tmp_path):
+    of_reverse = replace(SHOTS, values=dict(sorted(SHOTS.values.items(), reverse=True)))
+    broken = scored("knn", ["1-NN"], [0.5, math.nan, 0.2, math.nan, math.inf, 0.1, math.nan], best=OWN[0])
+    page, numbers, _ = write(tmp_path / "new" / "folder", scores=[of_reverse, PROBE, broken])
     for place, found in enumerate(BOTH):
-        heading = ["%", *found.columns]
-        at = page.rows.index(heading)
-        assert page.rows[at + 1 : at + 1 + len(NAMES)] == expected(found)
+        at = page.rows.index(["%", *found.columns])
+        rows = page.rows[at + 1 : at + 1 + len(NAMES)]
+        assert rows[:3] == expected(found)[:3]
+        assert sorted(rows) == sorted(expected(found))
+        classes = [row["class"] for row in page.all("tr")][at + 1 : at + 1 + len(NAMES)]
+        assert classes == ["", "best", "", *["baseline"] * 4]
         assert {key: tuple(row) for key, row in numbers["measured"][place]["values"].items()} == found.values
+    assert [OWN[1], "\N{EN DASH}"] in page.rows
+    assert numbers["measured"][2]["values"][OWN[1]] == [None]
     assert numbers["measured"][0]["numbers"] == {"seen": [None, 1]}
-    assert numbers["own"] == list(OWN)
-    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
-        "report.html", "report.json",
-    ]  # fmt: skip
-
-
-def test_baselines_stand_last_whatever_their_order(tmp_path):
-    values = dict(sorted(SHOTS.values.items(), reverse=True))
-    page, *_ = write(tmp_path, scores=[scored("few_shot", SHOTS.columns, [0.5] * 7, values=values)])
-    at = page.rows.index(["%", *SHOTS.columns])
-    assert [row[0] for row in page.rows[at + 1 : at + 4]] == list(OWN)
-    kinds = [row["class"] for row in page.all("tr")][-len(NAMES) :]
-    assert kinds == ["", "best", "", *["baseline"] * 4]
+    assert (numbers["own"], numbers["headline"]) == (list(OWN), "No gain.")
+    assert ["x", "5"] in page.rows
+    assert 0 < page.text.index("3,781 training") < page.text.index("No gain.") < page.text.index("ssvit embed")
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["report.html", "report.json"]
 
 
 @pytest.mark.parametrize(
     ("name", "column", "expected"),
     [
-        ("few_shot_paper", "all labels", "ridge regression, all labels"),
+        ("ridge", "all labels", "ridge regression, all labels"),
+        ("ridge", "", "ridge regression, all labels"),
         ("few_shot", "1 label per class", "ridge regression, 1 label per class"),
-        ("few_shot_big_vision", "25 shot", "ridge regression, 25 labels per class, big_vision protocol"),
-        ("few_shotall", "", "ridge regression, all labels"),
+        ("few_shot_big_vision", "25 labels per class", "ridge regression, 25 labels per class, big_vision protocol"),
         ("few_shot5", "", "ridge regression, 5 labels per class"),
         ("knn", "20-NN mAP", "20-NN mAP"),
         ("knn20_standardized", "", "20-NN, standardised features"),
@@ -146,154 +149,48 @@ def test_a_probe_has_one_title_by_any_of_its_names(name, column, expected):
 
 
 @pytest.mark.parametrize(
-    "probe", [FewShot(shots=[1, 5]), FewShot(shots="all"), Knn(k=[1, 20]), Knn(k=5, standardize=True)]
-)
-def test_reports_have_the_title_that_the_probe_has_in_training(probe):
+    ("name", "probe"),
+    [("few_shot", Ridge(shots=[1, 5])), ("ridge", Ridge()), ("knn", Knn(k=[1, 20])),
+     ("knn_standardized", Knn(k=5, standardize=True))],
+)  # fmt: skip
+def test_reports_have_the_title_that_the_probe_has_in_training(name, probe):
     generator = torch.Generator().manual_seed(0)
     features = Features(torch.randn(40, 4, generator=generator), torch.arange(40) % 2, ("a", "b"))
-    found = scored(probe.name.replace("20", "").replace("5", ""), list(probe(features, features).scores), [0.5] * 7)
-    assert found.title == probe.title
+    assert scored(name, list(probe(features, features).scores), [0.5] * 7).title == probe.title
 
 
-def test_a_single_reading_was_not_chosen(tmp_path):
-    page, *_ = write(tmp_path, own=OWN[1:2])
-    assert "Chosen" not in page.text
+def test_a_choice_is_stated_if_there_was_one():
+    assert "chosen" in report.choice(PROBE, OWN)
+    assert "chosen" not in report.choice(PROBE, OWN[1:2])
 
 
-def concluded(*probes: Scores, side: int = 64) -> list[str]:
-    """Of images with so many pixels a side, which the encoder sees with 64."""
-    return conclude(probes, SideBySide(probes, GROUPS), side=side, size=64)
-
-
-ADVICE = concluded(PROBE)[-1]  # 1 point below pixels
-
-
-def test_a_summary_compares_with_the_higher_baseline():
-    unknown = scored("knn", ["1-NN"], [0.5, math.nan, *[0.1] * 5])
-    rows = report.summary([*BOTH, unknown])
-    dash = "\N{EN DASH}"
-    assert rows[1] == [SHOTS.title, "70.0", dash, "30.0", "+40.0", OWN[1], "random_" + OWN[2]]
-    assert rows[2][-1] == "pixels"
-    assert rows[3][1:5] == [dash, dash, "10.0", dash]
-    assert concluded(SHOTS, unknown) == concluded(SHOTS)
-
-
-def answered(name: str, encoder: int, random: int, pixels: int) -> Scores:
-    """A probe of 400 images, of which each encoder classifies so many tenths correctly."""
-    tenths = torch.arange(400) % 10
-    counts = {"": encoder, RANDOM: random, PIXELS: pixels}
-    per_image = {
-        name: ((tenths + 7 * place) % 10 < count).double() for place, (name, count) in enumerate(counts.items())
-    }
-    shares = [values.mean().item() for values in per_image.values()]
-    return scored(name, ["1-NN"], [0.1, shares[0], 0.1, 0.1, 0.1, *shares[1:]], per_image=per_image)
-
-
-CLEAR, NEAR, LOST, RANDOM_WINS = (
-    answered("clear", 7, 3, 2), answered("near", 5, 5, 2), answered("lost", 4, 2, 8), answered("worse", 4, 8, 2),
-)  # fmt: skip
-
-
-def test_a_significant_gain_needs_no_advice():
-    (sentence,) = concluded(CLEAR)
-    assert "significantly better than random weights and pixels" in sentence
-    assert CLEAR.title + " +40.0" in sentence  # above the higher baseline
-    gain, unclear = concluded(CLEAR, NEAR)
-    assert NEAR.title not in gain
-    assert unclear.startswith(f"Not significant: {NEAR.title} +0.0")
-
-
-@pytest.mark.parametrize(
-    ("probes", "baseline"),
-    [([LOST], PIXELS), ([RANDOM_WINS], RANDOM), ([CLEAR, LOST], PIXELS), ([NEAR, RANDOM_WINS], RANDOM)],
-)
-def test_a_baseline_that_wins_comes_first(probes, baseline, tmp_path):
-    first, *_, last = concluded(*probes)
-    assert first.lower().startswith(baseline)
-    assert f"{probes[-1].title} \N{MINUS SIGN}40.0" in first
-    assert last == ADVICE
-    page, numbers, _ = write(tmp_path, scores=probes)
-    assert numbers["headline"] == " ".join(concluded(*probes))
-    assert numbers["headline"] in page.text
-
-
-def test_without_a_significant_gain_there_is_advice():
-    first, *_, last = concluded(NEAR)
-    assert "significantly better" not in first
-    assert last == ADVICE
-    tries = ("checkpoint=", "recipe.steps", "standard", "finetune with compare=scratch")
-    places = [ADVICE.index(words) for words in tries]
-    assert places == sorted(places)
-
-
-def test_larger_images_are_advised_where_they_have_more_detail():
-    assert "data.image_size" not in ADVICE
-    advice = concluded(PROBE, side=300)[-1]
-    assert advice.index("checkpoint=") < advice.index("larger data.image_size") < advice.index("recipe.steps")
-    assert re.search(r"\b300\b.*\b64\b", advice)
-
-
-def test_what_was_not_tested_is_not_significant():
-    (sentence,) = concluded(SHOTS)
-    assert f"{SHOTS.title} +40.0" in sentence
-    assert "significantly" not in sentence
-    assert concluded(PROBE, SHOTS)[-1] != ADVICE
-    assert "No baseline" in " ".join(conclude([SHOTS], SideBySide([SHOTS], {"mine": [""]}), side=64, size=64))
-
-
-def test_what_is_not_above_chance_is_no_gain():
-    near = scored("knn", ["1-NN"], [0.5, 0.14, *[0.1] * 5], chance=0.1, images=200)
-    *_, silent, last = concluded(near)
-    assert "1-NN 14.0 %" in silent
-    assert "not above chance" in silent
-    assert last == ADVICE
-    assert f"{near.title} +4.0" not in " ".join(concluded(CLEAR, near))
-    assert report.summary([near])[1][1:5] == ["14.0 ± 2.5", "10.0", "10.0", "+4.0"]
-    far = scored("knn", ["1-NN"], [0.5, 0.15, *[0.1] * 5], chance=0.1, images=200)
-    assert f"{far.title} +5.0" in "".join(concluded(far))
-    for figure in (by_layer([far], OWN), by_column([far])):
-        assert curves(figure)["chance (most frequent class)"] == pytest.approx(10)
-
-
-def test_data_and_counts_stand_before_what_was_found(tmp_path):
-    facts = {
-        "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420,
-        "measured_on": "validation", "chance": 0.123, "classes": ["a", "b"],
-        "copies": {"test_images_in_train": 3, "examples": [{"test": "1.jpg", "train": "2.jpg"}]},
-    }  # fmt: skip
-    page, *_ = write(tmp_path, facts)
-    told = (
-        "3,781 training and 420 validation images, 2 classes (chance 12.3 %); data: cifar10 in /data",
-        "3 of the validation images stand among the training images too, pixel for pixel: 1.jpg is 2.jpg, …",
-    )
-    assert report.data(facts) == list(told)
-    assert 0 < page.text.index(told[0]) < page.text.index(told[1]) < page.text.index(concluded(*BOTH)[0])
-    unlabelled = facts | {"chance": None, "copies": {"test_images_in_train": 0, "examples": []}}
-    assert report.data(unlabelled) == ["3,781 training and 420 validation images, no labels; data: cifar10 in /data"]
-
-
-def test_what_is_not_finite_is_a_dash(tmp_path):
-    broken = scored("knn", ["1-NN"], [0.5, math.nan, 0.2, math.nan, math.inf, 0.1, math.nan], best=OWN[0])
-    page, numbers, _ = write(tmp_path, scores=[broken])
-    assert [OWN[1], "\N{EN DASH}"] in page.rows
-    assert numbers["measured"][0]["values"][OWN[1]] == [None]
-    assert "1-NN +40.0 percentage points" in numbers["headline"]
+def test_the_data_are_described():
+    images = "3,781 training and 420 validation images"
+    assert report.data(METADATA) == [f"{images}, 2 classes (chance 12.3 %); data: cifar10 in /data"]
+    assert report.data(METADATA | {"chance": None}) == [f"{images}, no labels; data: cifar10 in /data"]
+    (several,) = report.data(METADATA | {"multi_label": True})
+    assert "mAP 12.3 %" in several
+    near = {"test_images": 3, "without": {"20-NN": 0.5123}, "pairs": []}
+    other = {"near_duplicates": near, "against": {"other": {"image_size": [4, 6]}}}
+    _, copies, sizes = report.data(METADATA | other)
+    assert copies.startswith("3 of the validation images (0.7 %)")
+    assert copies.endswith("20-NN 51.2 %")
+    assert "4x6" in sizes
+    assert "8x8" in sizes
 
 
 def test_no_name_breaks_the_report(tmp_path):
-    facts = {"checkpoint": EVIL, "classes": [EVIL, "b"], EVIL: {"a": tmp_path}, "seconds": math.inf, "odd": [{"a": 1}]}
-    page, numbers, text = write(tmp_path, facts, figures={EVIL: Plot([Panel("")], (2, 1))})
+    evil = {"checkpoint": EVIL, "classes": [EVIL, "b"], EVIL: {"a": tmp_path}, "seconds": math.inf, "odd": [{"a": 1}]}
+    page, numbers, text = write(tmp_path, METADATA | evil, conclusion=[EVIL])
     assert not page.all("script")
     assert "<script" not in text
-    one_line = " ".join(EVIL.encode(errors="backslashreplace").decode().split())
-    assert page.text.count(one_line) >= 4
-    assert page.all("img")[0]["alt"] == one_line.replace("_", " ")
-    assert numbers["facts"]["classes"][0] == EVIL
-    assert numbers["facts"]["seconds"] is None
+    assert page.text.count(" ".join(EVIL.encode(errors="backslashreplace").decode().split())) >= 4
+    assert numbers["metadata"]["classes"][0] == EVIL
+    assert numbers["metadata"]["seconds"] is None
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
-    figures = {"by_layer": by_layer(BOTH, OWN), "anything": Plot([Panel("")], (2, 1))}
+    figures = {"by_layer": by_layer(BOTH, OWN), "confusion": Plot([Panel("")], (2, 1))}
     page, _, text = write(tmp_path, figures=figures)
     assert {tag for tag, _ in page.tags}.isdisjoint(
         {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
@@ -309,7 +206,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
 
 
 def test_a_report_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    write(tmp_path, {"checkpoint": "first"})
+    write(tmp_path)
     before = (tmp_path / "report.html").read_bytes()
 
     def full(descriptor):
@@ -317,42 +214,62 @@ def test_a_report_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UserError, match="cannot be written"):
-        write(tmp_path, {"checkpoint": "second"})
+        write(tmp_path, METADATA | {"checkpoint": "second"})
     assert (tmp_path / "report.html").read_bytes() == before
 
 
 def test_layers_are_shown_next_to_their_baselines():
-    figure = by_layer(BOTH, OWN)
+    known = replace(SHOTS, chance=0.1, images=200)
+    figure = by_layer((known, PROBE), OWN)
     drawn = curves(replace(figure, panels=figure.panels[:1]))
     assert drawn["encoder"] == pytest.approx([50, 70, 65])
     assert drawn["random weights"] == pytest.approx([10, 20, 30])
     assert drawn["pixels"] == pytest.approx(25)
+    assert drawn["chance (most frequent class)"] == pytest.approx(10)
     assert [list(line.x) for line in figure.panels[0].lines] == [[1, 2, 3]] * 2
+    for panel, found, gain in zip(figure.panels, BOTH, ("+5.0", "-4.0"), strict=True):
+        # Layer 2 was chosen, although layer 3 is better on the test images of the second probe.
+        assert all(part in panel.title for part in (found.title, "layer 2", gain))
     alone = scored("knn", ["1-NN"], [0.5] * 7, values={OWN[2]: (0.5,)}, best=OWN[2])
-    for figure in (by_layer([alone], OWN[2:]), by_column([alone])):
-        assert [(line.label, list(line.y)) for line in figure.panels[0].lines if line.x] == [("encoder", [50])]
+    (panel,) = by_layer([alone], OWN[2:]).panels
+    assert [(line.label, list(line.y)) for line in panel.lines if line.x] == [("encoder", [50])]
 
 
-def test_nothing_is_selected_by_test_labels():
-    for place, found in enumerate(BOTH):  # layer 2 was chosen; on the test images of the second, layer 3 is better
-        title = by_layer(BOTH, OWN).panels[place].title
-        assert found.title in title
-        assert "layer 2 chosen" in title
-        assert ("+5.0" if place == 0 else "-4.0") in title
-    weak = replace(SHOTS, chosen=SHOTS.chosen | {RANDOM: f"random_{OWN[0]}"})  # 10 %, where layer 3 has 30 %
-    assert report.summary([weak])[1][3:5] == ["25.0", "+45.0"]
-    assert report.summary([weak])[1][-1] == PIXELS
+def test_colours_are_the_components_of_a_library():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(7, 4, 5, 9, generator=generator) * torch.tensor([9.0, 6, 4, 1, 1, 1, 1, 1, 1])
+    found = components(values)
+    assert found.shape == (7, 4, 5, 3)
+    assert (found.min().item(), found.max().item()) == (0, 1)
+    centred = values.double() - values.double().mean(0)
+    theirs = PCA(3).fit_transform(centred.flatten(0, 2).numpy())
+    inside = ((found > 0) & (found < 1)).flatten(0, 2).numpy()
+    for color, expected, kept in zip(found.flatten(0, 2).T.numpy(), theirs.T, inside.T, strict=True):
+        assert abs(np.corrcoef(color[kept], expected[kept])[0, 1]) > 0.9999
+        assert kept.mean() > 0.97
+    # What all images have in common at a place changes nothing.
+    shared = 50 * torch.randn(4, 5, 9, generator=generator)
+    torch.testing.assert_close(components(values + shared), found, rtol=0, atol=1e-4)
 
 
-def test_columns_that_count_are_joined_with_their_deviations():
-    panel, single = by_column(BOTH).panels
-    encoder, random, _ = panel.lines
-    assert encoder.y == pytest.approx([67.54, 68.77, 70])
-    assert encoder.around == pytest.approx([1.56] * 3)
-    assert random.y == pytest.approx([17.54, 18.77, 20])
-    assert [line.label for line in panel.lines] == ["encoder", "random weights", "pixels"]
-    assert [len(line.x) for line in single.lines] == [1] * 9
-    mixed = scored("retrieval", ["recall@1", "recall@10", "precision@10", "mAP"], [0.5] * 7)
-    (panel,) = by_column([mixed]).panels
-    assert [len(line.x) for line in panel.lines] == [2, 1, 1] * 3
-    assert list(panel.xticks.values()) == list(mixed.columns)
+def test_what_does_not_vary_has_no_colour():
+    assert torch.equal(components(torch.ones(2, 3, 3, 5)), torch.full((2, 3, 3, 3), 0.5))
+    two = components(torch.rand(4, 3, 3, 2))
+    assert torch.equal(two[..., 2], torch.full((4, 3, 3), 0.5))
+
+
+@pytest.mark.parametrize("is_segmented", [False, True])
+def test_a_report_shows_patches_with_masks_or_without(is_segmented):
+    images = torch.randint(0, 256, (8, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    source = Memory(images, torch.arange(8) % 2, ("a", "b"))
+    masks = torch.zeros(8, 8, 8, dtype=torch.uint8) if is_segmented else None
+    sets = FeatureSets({"layer1_patches": torch.rand(8, 2, 2, 6).half()}, source, torch.arange(8), masks)
+    split = Split(("layer1_patches",), sets, sets, CenterCrop(size=8, resize=None))
+    scores = Scores(
+        probe="mine", columns=("test",), values={"layer1_patches": (0.5,)}, deviations={"layer1_patches": (None,)},
+        best="layer1_patches", chosen_by="", options={}, numbers={}, predictions=masks,
+    )  # fmt: skip
+    figure = figures({"mine": split}, [scores], [])["segmentation" if is_segmented else "patches"]
+    assert {"image", "components"} <= set(figure.columns)
+    assert figure.png()
+    assert ("predicted" in figure.columns) == is_segmented

@@ -1,0 +1,194 @@
+"""Ridge regression: the fits are the plain float64 solutions, and the penalty is chosen by leaving one out."""
+
+import numpy as np
+import pytest
+import torch
+
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.probes.ridge import Ridge, RidgePath, sample, signs, whiten
+from ssvit.options import UserError
+from ssvit.randomness import permutation
+
+PENALTIES = tuple(2.0**i for i in range(-10, 21, 5))
+# More rows than columns over several chunks, fewer, as many, and one more or fewer.
+SHAPES = [(600, 7), (300, 110), (9, 60), (20, 20), (21, 20), (19, 20), (1, 3)]
+
+
+def matrices(n, d, k=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(n, size, generator=generator, dtype=torch.float64) for size in (d, k))
+
+
+def blobs(images, classes=4, width=12, distance=1.0, seed=0):
+    """Features around a centre a class, off zero and of unequal scales, with labels in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = distance * torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
+    labels = torch.arange(images * classes)[torch.randperm(images * classes, generator=generator)] % classes
+    features = centres[labels] + torch.randn(len(labels), width, generator=generator)
+    return 3 + features * torch.logspace(-2, 2, width), labels
+
+
+def ridge(train, train_labels, test, test_labels, *, names=tuple("abcd"), **options):
+    return Ridge(**options)(Features(train, train_labels, names), Features(test, test_labels, names))
+
+
+def sets(images=40, test_images=100, **options):
+    """Training features and labels, test features and labels."""
+    return *blobs(images, **options), *blobs(test_images, seed=1, **options)
+
+
+def solved(x, y, l2):
+    """The normal equations, as they are written."""
+    return np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ y)
+
+
+def solved_dual(x, y, l2):
+    return x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(len(x)), y)
+
+
+def prepared(support, features):
+    """Whitening by the support set and the bias column, plainly."""
+    support, features = support.double().numpy(), features.double().numpy()
+    white = (features - support.mean(0)) / (support.std(0) + 1e-5)
+    return np.concatenate([white, np.full((len(white), 1), 100.0)], axis=1)
+
+
+def targets(labels, classes):
+    return np.where(np.arange(classes) == labels.numpy()[:, None], 1.0, -1.0)
+
+
+def left_out(x, y, l2):
+    """Each row's prediction by a fit to all others: n fits."""
+    others = [np.arange(len(x)) != row for row in range(len(x))]
+    return np.stack([x[row] @ solved(x[keep], y[keep], l2) for row, keep in enumerate(others)])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reference", [solved, solved_dual])
+def test_weights_are_the_solution_of_the_normal_equations(shape, reference):
+    x, y = matrices(*shape)
+    if shape == (20, 20):
+        x[:, 3], x[:, 5] = 0, x[:, 4]  # constant and repeated columns
+    other = next(matrices(300, shape[1], seed=1))
+    path = RidgePath(x, y)
+    assert path.dual == (shape[0] <= shape[1])
+    for l2 in PENALTIES:
+        expected = reference(x.numpy(), y.numpy(), l2)
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(path.weights(l2).numpy(), expected, rtol=0, atol=1e-8 * scale)
+        np.testing.assert_allclose(path.predict(other, l2).numpy(), other.numpy() @ expected, rtol=0, atol=1e-7 * scale)
+
+
+@pytest.mark.parametrize("shape", [(300, 7), (60, 40), (9, 60), (20, 20), (21, 20), (19, 20)])
+def test_leave_one_out_is_a_refit_without_each_row(shape):
+    x, y = matrices(*shape)
+    path = RidgePath(x, y)
+    for l2 in PENALTIES:
+        expected = left_out(x.numpy(), y.numpy(), l2)
+        np.testing.assert_allclose(path.leave_one_out(l2).numpy(), expected, rtol=0, atol=1e-7 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("n", [5, 700])
+def test_rows_are_whitened_by_the_support_and_end_in_the_bias(n):
+    support, other = (1000 + matrix.float() * torch.logspace(-3, 2, 9) for matrix in matrices(max(n, 400), 9, 9))
+    support = support[:n]
+    support[:, 4] = other[:, 4] = 7
+    for features in (support, other):
+        found = whiten(support, features)
+        assert (found.dtype, found.shape) == (torch.float64, (len(features), 10))
+        np.testing.assert_allclose(found.numpy(), prepared(support, features), rtol=1e-9, atol=1e-6)
+
+
+def test_targets_are_one_for_the_class_and_minus_one_for_others():
+    assert signs(torch.tensor([2, 0, 2]), 4).tolist() == [[-1, -1, 1, -1], [1, -1, -1, -1], [-1, -1, 1, -1]]
+
+
+@pytest.mark.parametrize("width", [12, 200])
+def test_samples_and_fits_of_few_shots_are_those_of_plain_loops(width):
+    train, labels, test, test_labels = sets(width=width, distance=0.5)
+    result = ridge(train, labels, test, test_labels, shots=[1, 5, 10, 25], l2=1024.0)
+    assert list(result.scores) == ["1 label per class", *(f"{shots} labels per class" for shots in (5, 10, 25))]
+    for title, shots, numbers in zip(result.scores, (1, 5, 10, 25), result.numbers, strict=True):
+        expected, correct = [], []
+        for seed in range(3):
+            order = [permutation(seed, f"few_shot/class_{label}", 40)[:shots] for label in range(4)]
+            support = torch.cat([(labels == label).nonzero()[rows, 0] for label, rows in enumerate(order)])
+            x, z = prepared(train[support], train[support]), prepared(train[support], test)
+            solve = solved if len(x) >= x.shape[1] else solved_dual
+            guesses = (z @ solve(x, targets(labels[support], 4), 2.0**10)).argmax(1)
+            correct.append(guesses == test_labels.numpy())
+            expected.append(correct[-1].mean())
+        assert [fit["accuracy"] for fit in numbers["fits"]] == pytest.approx(expected)
+        assert all(fit["images"] == 4 * shots and fit["l2"] == 1024 for fit in numbers["fits"])
+        assert result.scores[title] == numbers["mean"] == pytest.approx(np.mean(expected))
+        assert result.deviations[title] == pytest.approx(np.std(expected, ddof=1))
+    assert result.per_image.numpy() == pytest.approx(np.mean(correct, 0))
+
+
+@pytest.mark.parametrize(("shots", "width"), [(1, 6), (5, 6), (5, 40), ("all", 6)])
+def test_the_penalty_is_chosen_by_leaving_one_out(shots, width):
+    train, labels, test, test_labels = sets(12, 80, width=width, distance=0.7)
+    result = ridge(train, labels, test, test_labels, shots=shots, seeds=1)
+    (fit,) = result.numbers[0]["fits"]
+    assert result.deviations == {}
+    support = torch.arange(48)
+    if shots != "all":
+        support = torch.cat([rows[:shots] for rows in sample(labels, 4, 0)])
+    x, y = prepared(train[support], train[support]), targets(labels[support], 4)
+    predictions = {2.0**power: left_out(x, y, 2.0**power) for power in range(-10, 20)}
+    correct = {l2: (prediction.argmax(1) == y.argmax(1)).sum() for l2, prediction in predictions.items()}
+    errors = {l2: ((prediction - y) ** 2).sum() for l2, prediction in predictions.items()}
+    assert fit["l2"] == max(predictions, key=lambda l2: (correct[l2], -errors[l2]))
+    guesses = (prepared(train[support], test) @ solved(x, y, fit["l2"])).argmax(1)
+    assert fit["accuracy"] == pytest.approx((guesses == test_labels.numpy()).mean())
+    assert result.choice == pytest.approx((correct[fit["l2"]] / len(support), -errors[fit["l2"]]))
+
+
+def test_a_sample_is_a_permutation_of_each_class_by_the_seed_alone():
+    labels = blobs(30)[1]
+    first = sample(labels, 4, 0)
+    for number, rows in enumerate(first):
+        assert rows.sort().values.tolist() == (labels == number).nonzero()[:, 0].tolist()
+    assert all(map(torch.equal, first, sample(labels, 4, 0)))
+    assert not any(map(torch.equal, first, sample(labels, 4, 1)))
+    orders = [(labels == number).nonzero()[:, 0].tolist().index(rows[0]) for number, rows in enumerate(first)]
+    assert len(set(orders)) > 1, "every class must have an order of its own"
+
+
+def test_scale_and_shift_of_the_features_and_the_order_of_test_images_do_not_matter():
+    train, labels, test, test_labels = sets(30)
+    options = {"shots": [1, 5, "all"], "l2": 1024.0}
+    plain = ridge(train, labels, test, test_labels, **options).scores
+    order = permutation(0, "test", len(test))
+    assert plain == ridge(train, labels, test[order], test_labels[order], **options).scores
+    scale, shift = torch.logspace(1, -1, 12, dtype=torch.float64), torch.linspace(-5, 5, 12, dtype=torch.float64)
+    moved = ridge(train * scale + shift, labels, test * scale + shift, test_labels, **options).scores
+    assert moved == pytest.approx(plain, abs=0.005)
+
+
+@pytest.mark.parametrize("l2", [{}, {"l2": 1024.0}])
+def test_accuracy_is_full_where_classes_are_apart_and_chance_where_they_are_not(l2):
+    for distance, low, high in ((20.0, 1.0, 1.0), (0.0, 0.2, 0.3)):
+        assert low <= ridge(*sets(30, 500, distance=distance), shots=25, **l2).scores["25 labels per class"] <= high
+
+
+def test_more_shots_are_better():
+    means = list(ridge(*sets(100, 300, distance=0.7), shots=[2, 10, "all"], seeds=5).scores.values())
+    assert means == sorted(means)
+    assert means[-1] > means[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shots": [1, 6]}, r"shots=6: class 0 \(ant\) has 5 training images, and at least 6 are needed"),
+        (
+            {"names": ("ant", "bee", "cat", "dog", "eel")},
+            r"shots=all: class 4 \(eel\) has 0 training images, and .* 1 ",
+        ),
+    ],
+)
+def test_classes_with_too_few_images_are_reported(options, message):
+    features, labels = blobs(5)
+    with pytest.raises(UserError, match=f"^{message}"):
+        ridge(features, labels, features, labels, **{"names": ("ant", "bee", "cat", "dog"), **options})
