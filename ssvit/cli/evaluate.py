@@ -63,10 +63,9 @@ def run(config: Config) -> Path | None:
     ]
     split = next(iter(splits.values()))  # splits of the first probe
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
-    groups = against.groups(checkpoint, others, baselines=options.baselines)
-    standings = comparison.compare(scores, groups)
-    summary = comparison.table(scores, standings, groups)
-    conclusion = comparison.conclude(scores, standings, groups)
+    standings = comparison.compare(scores, checkpoint.name)
+    summary = comparison.table(scores, standings)
+    conclusion = comparison.conclude(scores, standings)
     metadata = page.metadata_of(options, checkpoint, split, scores, others)
     first, *more = page.data(metadata)
     print_lines(f"{metadata['checkpoint']}: {first}", *more)

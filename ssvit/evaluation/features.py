@@ -240,11 +240,10 @@ def extract(
     transform: Transform,
     *,
     batch_size: int = 256,
-    limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **loading: Unpack[Loading],
 ) -> FeatureSets:
-    """Extract the features of all images of a source in order, or of a fixed sample of `limit` images.
+    """Extract the features of all images of a source in order.
 
     Images are distributed over processes, and each process receives all features. Unreadable files are skipped.
 
@@ -253,7 +252,6 @@ def extract(
         source: Images.
         transform: Transform of the evaluation.
         batch_size: Batch size of each process.
-        limit: Number of images; None for all.
         progress: Called with the numbers of processed and of all images after each batch.
         **loading: Further options of `evaluation_batches`.
 
@@ -261,18 +259,15 @@ def extract(
         UserError: In all processes, if no image is readable or a feature is not finite.
     """
     rank, world = rank_and_world()
-    count = len(source) if limit is None else min(limit, len(source))
 
     def read() -> list[tuple[dict[str, Tensor], Tensor]]:
         parts, done = [], 0
-        for batch in evaluation_batches(
-            source, transform, batch_size=batch_size, limit=limit, rank=rank, world=world, **loading
-        ):
+        for batch in evaluation_batches(source, transform, batch_size=batch_size, rank=rank, world=world, **loading):
             values = {name: value.cpu() for name, value in function(batch.images).items()}
             parts.append((values, batch.slots.cpu()))
             done += world * len(batch.slots)
             if progress:
-                progress(min(done, count), count)
+                progress(min(done, len(source)), len(source))
         return parts
 
     parts = list(itertools.chain.from_iterable(gather(read)))
@@ -320,7 +315,6 @@ class Cache:
         shared = {
             "images": source.fingerprint,
             "view": dict(transform_options),
-            "limit": options.get("limit"),
             "precision": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "",
         }
         keys = {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}

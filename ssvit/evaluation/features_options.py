@@ -45,13 +45,7 @@ class Reading:
             raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
         if self.pooling == PATCHES or self.pooling in encoder.poolings:
             return
-        if not encoder.has_patches:
-            right = f"must be {' or '.join(encoder.poolings)}: {encoder.label} has no other features"
-        elif self.pooling == POOLED:
-            right = f"is of timm's models alone; there are {', '.join(encoder.poolings)}"
-        else:
-            right = "must be patch_mean: the encoder has no class token"
-        raise OptionError("pooling", self.pooling, right)
+        raise OptionError("pooling", self.pooling, f"must be one of {', '.join(encoder.poolings)} for this encoder")
 
 
 def reading_of(name: str) -> Reading | None:

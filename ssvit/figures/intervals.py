@@ -17,18 +17,16 @@ _NAME, _SIZE = 330, 8  # maximum width of a name in dots, and font size in point
 
 
 class Dot(NamedTuple):
-    """Describe an encoder by the interval of its mean over test images and its score for each seed, in [0, 1]."""
+    """Describe an encoder by its score and the interval of the score, in [0, 1]."""
 
     name: str
     interval: tuple[float, float]
-    values: Sequence[float]
+    value: float
 
 
 @dataclass(frozen=True)
 class Intervals(Figure):
     """Compare encoders by probe. The first encoder is blue, and a line marks its mean.
-
-    Scores of single seeds are small open circles.
 
     Attributes:
         probes: Encoders by title of the probe.
@@ -47,14 +45,11 @@ class Intervals(Figure):
         chance = []
         for axis, (probe, dots) in zip(axes, self.probes.items(), strict=True):
             for row, dot in enumerate(dots):
-                color, values = INK if row else COLORS["model"], [100 * value for value in dot.values]
-                mean = sum(values) / len(values)
+                color = INK if row else COLORS["model"]
                 if not row:
-                    axis.axvline(mean, color=color, linewidth=0.8, alpha=0.5, zorder=1)
+                    axis.axvline(100 * dot.value, color=color, linewidth=0.8, alpha=0.5, zorder=1)
                 axis.plot([100 * end for end in dot.interval], (row, row), color=color, linewidth=2, zorder=2)
-                axis.plot(mean, row, color=color, marker="o", markersize=5, zorder=3)
-                if len(values) > 1:
-                    axis.plot(values, [row] * len(values), "o", markersize=3.5, color=color, fillstyle="none", zorder=4)
+                axis.plot(100 * dot.value, row, color=color, marker="o", markersize=5, zorder=3)
             if probe in self.chances:
                 chance.append(axis.axvline(100 * self.chances[probe], color=INK, linewidth=1, linestyle="-."))
             axis.set_yticks(range(len(dots)), [style.fitted(dot.name, _SIZE, _NAME) for dot in dots])

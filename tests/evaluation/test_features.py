@@ -96,10 +96,6 @@ def test_images_come_once_in_order_with_labels_and_places():
     torch.testing.assert_close(found.values["pixels"], source.in_memory.flatten(1) / 255)
     assert (found.labels.tolist(), found.places.tolist()) == (source.labels.tolist(), list(range(10)))
     assert told == [(4, 10), (8, 10), (10, 10)]
-    few = extract(Pixels(), source, CROP, limit=3)
-    assert len(few.places) == 3
-    torch.testing.assert_close(few.values["pixels"], source.in_memory[few.places].flatten(1) / 255)
-    assert few.labels.tolist() == source.labels[few.places].tolist()
     assert extract(Pixels(), images(labels=False), CROP).labels is None
 
 
@@ -136,7 +132,7 @@ def test_what_options_mean():
     ):  # fmt: skip
         with pytest.raises(OptionError, match=name):
             readings(encoder, **options)
-    with pytest.raises(OptionError, match="pooling=both: must be patch_mean: the encoder has no class token"):
+    with pytest.raises(OptionError, match="pooling=both: .*patch_mean"):
         readings(vit(class_token=False, pooling="patch_mean"), pooling="both")
     with pytest.raises(OptionError, match="layer=4: must be at most 3"):
         Frozen(encoder, [Reading(4)], identity="x")
@@ -176,7 +172,6 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     assert missed(function=Pixels())[0]
     assert missed(source=images(seed=1))[0]
     assert missed(transform_options={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]
-    assert missed(limit=4)[0]
     with torch.autocast("cpu", torch.bfloat16):
         assert missed()[0]
     assert not missed()[0]
@@ -223,8 +218,7 @@ def test_writing_that_fails_leaves_nothing_that_is_read(tmp_path, counted, monke
 
 
 def test_cached_features_of_other_readable_images_are_reported():
-    source = images()
-    few, all_of_them = (extract(Pixels(), source, CROP, limit=limit) for limit in (4, None))
+    few, all_of_them = (extract(Pixels(), images(count), CROP) for count in (4, 10))
     assert all_of_them.joined(replace(all_of_them, values={"more": torch.zeros(10, 1)})).values.keys() == {
         "pixels", "more",
     }  # fmt: skip

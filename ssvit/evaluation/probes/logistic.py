@@ -92,8 +92,9 @@ def fit(
         iterations: Maximum number of iterations.
     """
     start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
-    # The Hessian of one class's weights is the mean of p (1 - p) x x', approximated here by the product of the means.
-    curvature = moment * _variance(start, rows, labels.dtype == torch.bool)
+    # The Hessian of one class's weights is the mean of p (1 - p) x x', approximated here for p = 1 / k.
+    share = 0.5 if labels.dtype == torch.bool else 1 / classes
+    curvature = moment * share * (1 - share)
     # The first term keeps the matrix positive definite in float64 for large features and a small penalty.
     curvature.diagonal().add_(1e-12 * curvature.trace())
     curvature.diagonal()[:-1].add_(l2)
@@ -120,19 +121,6 @@ def fit(
     layer = variables @ inverse
     is_within = state["n_iter"] < iterations and state["func_evals"] < 2 * iterations
     return LogisticFit(layer, is_within and bool(layer.isfinite().all()))
-
-
-def _variance(layer: Tensor, rows: Tensor, binary: bool) -> float:
-    """Return the mean of p (1 - p) over rows and classes, at least 1 % of its value for uniform p.
-
-    The lower bound keeps a confident but wrong initial layer from stalling.
-    """
-    k = len(layer)
-    if binary:
-        shares = ((layer @ x.T).sigmoid() for x in rows.split(CHUNK))
-        return max(sum((p * (1 - p)).sum(dtype=torch.float64).item() for p in shares) / len(rows) / k, 0.01 / 4)
-    sums = ((1 - (layer @ x.T).softmax(0).square().sum(0)).sum(dtype=torch.float64) for x in rows.split(CHUNK))
-    return max(sum(sums).item() / len(rows) / k, 0.01 * (k - 1) / k**2)
 
 
 def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[float, Tensor]:

@@ -1,13 +1,11 @@
 """Compare an encoder with its baselines and with other encoders, on the same images and by the same probes.
 
-Runs that differ only in the seed form one entry, whose value is the mean over seeds. Shares and differences are in
-[0, 1].
+Shares and differences are in [0, 1].
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 
@@ -20,9 +18,9 @@ _LEVEL = f"{100 * statistics.LEVEL:.0f} %"
 METHOD = (
     f"Intervals are {_LEVEL} percentile bootstrap intervals over the test images. The resamples are the same for all "
     "encoders, so that differences are paired. Differences are in percentage points, the evaluated encoder minus the "
-    f"other one. A difference is significant (*) if its interval excludes zero and, for several seeds, if Student's "
-    f"{_LEVEL} interval over the seeds does too. Otherwise the minimum detectable difference follows: that of a test "
-    f"with a power of {100 * statistics.POWER:.0f} % on as many images. Nothing is corrected for multiple comparisons."
+    "other one. A difference is significant (*) if its interval excludes zero. Otherwise the minimum detectable "
+    f"difference follows: that of a test with a power of {100 * statistics.POWER:.0f} % on as many images. Intervals "
+    "do not include the variation over training seeds, and nothing is corrected for multiple comparisons."
 )
 _VERDICTS = {1: "significantly better", -1: "significantly worse", 0: "not significantly different"}
 _MISSING, _MINUS = "\u2013", "\u2212"
@@ -39,25 +37,18 @@ class Difference:
 
     Attributes:
         mean: Mean difference.
-        images: Interval over test images.
-        seeds: Interval over seeds; None for single seeds.
+        interval: Interval over test images.
         detectable: Minimum detectable difference with this number of images.
     """
 
     mean: float
-    images: Interval
-    seeds: Interval | None
+    interval: Interval
     detectable: float
-
-    @property
-    def sign(self) -> int:
-        """Return 1 if the encoder is significantly better, -1 if significantly worse, or else 0."""
-        return self.images.sign if self.seeds is None or self.seeds.sign == self.images.sign else 0
 
     def __str__(self) -> str:
         """Return the difference in percentage points with its interval, or the minimum detectable difference."""
-        detectable = "*" if self.sign else f", detectable {100 * self.detectable:.1f}"
-        return f"{points(self.mean)} ({points(self.images.low)} to {points(self.images.high)}){detectable}"
+        detectable = "*" if self.interval.sign else f", detectable {100 * self.detectable:.1f}"
+        return f"{points(self.mean)} ({points(self.interval.low)} to {points(self.interval.high)}){detectable}"
 
 
 @dataclass(frozen=True)
@@ -66,87 +57,76 @@ class Standing:
 
     Attributes:
         probe: Title of the probe.
-        encoder: Name of the entry.
-        features: Chosen feature set of each seed.
-        values: Score of each seed.
-        interval: Interval of their mean over test images.
+        encoder: Name of the encoder.
+        features: Chosen feature set.
+        value: The score.
+        interval: Interval of the score over test images.
         chance: Chance level; None if the column is not an accuracy.
         difference: Difference of the evaluated encoder from this one.
     """
 
     probe: str
     encoder: str
-    features: tuple[str, ...]
-    values: tuple[float, ...]
+    features: str
+    value: float
     interval: Interval
     chance: float | None
     difference: Difference
 
 
-def compare(scores: Sequence[Scores], groups: Mapping[str, Sequence[str]]) -> list[Standing]:
+def compare(scores: Sequence[Scores], encoder: str) -> list[Standing]:
     """Compare all encoders by all probes, grouped by probe. Probes without scores of single images are omitted.
 
     Args:
         scores: Results of the probes.
-        groups: Encoders of each entry by its name, the evaluated encoder first.
+        encoder: Name of the evaluated encoder, the first of each probe.
     """
-    return [standing for one in scores if one.per_image for standing in _standings(one, groups)]
+    return [standing for one in scores if one.per_image for standing in _standings(one, encoder)]
 
 
-def _standings(one: Scores, groups: Mapping[str, Sequence[str]]) -> list[Standing]:
-    by_seed = [np.stack([one.per_image[encoder].numpy() for encoder in encoders]) for encoders in groups.values()]
-    means = np.stack([values.mean(0) for values in by_seed])
-    differences = means[0] - means
-    intervals = statistics.bootstrap(np.concatenate([means, differences]))
-    standings = []
-    for number, (name, values) in enumerate(zip(groups, by_seed, strict=True)):
-        difference = Difference(
-            mean=float(differences[number].mean()),
-            images=intervals[len(means) + number],
-            seeds=statistics.of_seeds(by_seed[0].mean(1), values.mean(1)),
-            detectable=statistics.detectable(differences[number]),
+def _standings(one: Scores, encoder: str) -> list[Standing]:
+    values = np.stack([per_image.numpy() for per_image in one.per_image.values()])
+    differences = values[0] - values
+    intervals = statistics.bootstrap(np.concatenate([values, differences]))
+    return [
+        Standing(
+            probe=one.title,
+            encoder=name or encoder,
+            features=one.chosen[name],
+            value=float(values[number].mean()),
+            interval=intervals[number],
+            chance=one.chance,
+            difference=Difference(
+                mean=float(differences[number].mean()),
+                interval=intervals[len(values) + number],
+                detectable=statistics.detectable(differences[number]),
+            ),
         )
-        standings.append(
-            Standing(
-                probe=one.title,
-                encoder=name,
-                features=tuple(one.chosen[encoder] for encoder in groups[name]),
-                values=tuple(values.mean(1).tolist()),
-                interval=intervals[number],
-                chance=one.chance,
-                difference=difference,
-            )
-        )
-    return standings
+        for number, name in enumerate(one.per_image)
+    ]
 
 
-def table(
-    scores: Sequence[Scores], standings: Sequence[Standing], groups: Mapping[str, Sequence[str]]
-) -> list[list[str]]:
+def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[str]]:
     """Return a table of headings and one row for each probe: the encoder's score, and its differences from the others.
 
     Args:
         scores: Results of the probes.
         standings: Comparison of the encoders.
-        groups: Encoders of each entry by its name, the evaluated encoder first.
     """
-    _, *others = groups
+    _, *others = scores[0].chosen
     rows = [["probe", "%", f"{_LEVEL} interval", "chance", *(f"from {name}" for name in others), "features"]]
     for one in scores:
-        if rows_of_probe := [row for row in standings if row.probe == one.title]:
-            own, *compared = rows_of_probe
-            score, (low, high) = fmean(own.values), own.interval
+        own, *rest = (one.values[features][-1] for features in one.chosen.values())
+        interval, differences = _MISSING, [points(own - other) for other in rest]
+        if tested := [row for row in standings if row.probe == one.title]:  # otherwise the uncertainty is unknown
+            low, high = tested[0].interval
             interval = f"{percent(low)} to {percent(high)}"
-            differences = [str(row.difference) for row in compared]
-        else:  # the uncertainty of an mAP or mIoU is unknown
-            means = [fmean(one.values[one.chosen[encoder]][-1] for encoder in entry) for entry in groups.values()]
-            score, interval = means[0], _MISSING
-            differences = [points(score - mean) for mean in means[1:]]
-        rows.append([one.title, percent(score), interval, percent(one.chance), *differences, one.best])
+            differences = [str(row.difference) for row in tested[1:]]
+        rows.append([one.title, percent(own), interval, percent(one.chance), *differences, one.best])
     return rows
 
 
-def conclude(scores: Sequence[Scores], standings: Sequence[Standing], groups: Mapping[str, Sequence[str]]) -> list[str]:
+def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[str]:
     """Return a sentence for each other encoder on whether the evaluated one is better, and advice if it is not.
 
     Advice is given if a baseline is significantly better by a probe, or if no probe shows a gain over all baselines.
@@ -154,24 +134,27 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], groups: Ma
     Args:
         scores: Results of the probes.
         standings: Comparison of the encoders.
-        groups: Encoders of each entry by its name, the evaluated encoder first.
     """
-    _, *others = groups
+    _, *others = scores[0].chosen
     sentences = []
     for name in others:
         verdicts = []
         for sign, words in _VERDICTS.items():
-            probes = [row.probe for row in standings if row.encoder == name and row.difference.sign == sign]
+            probes = [row.probe for row in standings if row.encoder == name and row.difference.interval.sign == sign]
             if probes:
                 verdicts.append(f"{words} by {' and '.join(probes)}")
         if verdicts:
             sentences.append(f"Compared with {name}, the features are {'; '.join(verdicts)}.")
     if weak := [one.title for one in scores if not one.is_above_chance]:
         sentences.append(f"Not {NOTHING_YET}: {' and '.join(weak)}.")
-    if RANDOM not in groups:
+    if RANDOM not in others:
         return [*sentences, "No baseline was evaluated (baselines=false)."]
     signs = [
-        {row.difference.sign for row in standings if row.probe == one.title and row.encoder in (RANDOM, PIXELS)}
+        {
+            row.difference.interval.sign
+            for row in standings
+            if row.probe == one.title and row.encoder in (RANDOM, PIXELS)
+        }
         for one in scores
     ]
     has_gain = any(one.is_above_chance and of_probe == {1} for one, of_probe in zip(scores, signs, strict=True))

@@ -69,7 +69,7 @@ def side_by_side(standings: Sequence[Standing]) -> Intervals:
     """Return the score of each encoder in each probe, with intervals."""
     by_probe = {probe: list(rows) for probe, rows in groupby(standings, key=lambda standing: standing.probe)}
     return Intervals(
-        {probe: [Dot(row.encoder, row.interval, row.values) for row in rows] for probe, rows in by_probe.items()},
+        {probe: [Dot(row.encoder, row.interval, row.value) for row in rows] for probe, rows in by_probe.items()},
         {probe: rows[0].chance for probe, rows in by_probe.items() if rows[0].chance is not None},
     )
 

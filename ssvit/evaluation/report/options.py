@@ -22,7 +22,7 @@ class Evaluate(Pretrained):
         Expect("a list of runs and files of weights, each a path or {path: PATH, image_size: 224}"),
     ] = ()
     """Encoders for comparison: runs, and weight files of other projects, as [A,B] or [{path: A, image_size: 224}]. Each
-    encoder receives images of its training size. Runs that differ only in the seed count as one encoder."""
+    encoder receives images of its training size."""
     encoder: Part = None
     """The model. None: the checkpoint's."""
     data: Part = None

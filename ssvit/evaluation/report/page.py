@@ -5,7 +5,7 @@ The last column of a probe is its headline metric. All text is escaped, since na
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -85,7 +85,7 @@ def metadata_of(
 
 
 def data(metadata: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the images of `metadata_of`: numbers of images and classes, near-duplicates, image sizes."""
+    """Return sentences on the images of `metadata_of`: numbers of images and classes, near-duplicates."""
     part, chance = metadata["measured_on"], percent(metadata["chance"])
     if metadata["chance"] is None:
         labels = "no labels"
@@ -102,10 +102,6 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
         sentences.append(
             f"{count:,} of the {part} images ({share:.1f} %) are near-duplicates of a training image{rest}"
         )
-    for name, other in metadata["against"].items():
-        size, own = ("x".join(map(str, one["image_size"])) for one in (other, metadata))
-        if size != own:
-            sentences.append(f"image size: {size} pixels for {name}, {own} for the checkpoint")
     return sentences
 
 
@@ -166,7 +162,6 @@ def write(
     """
     metadata = _plain(metadata)
     commands = [one_line(command) for command in commands]
-    options = _plain({one.probe: one.options for one in scores})
     values = {
         "checkpoint": metadata["checkpoint"],
         "data": data(metadata),
@@ -180,7 +175,6 @@ def write(
         ],
         "own": own,
         "commands": commands,
-        "metadata": list(_flat({**metadata, "near_duplicates": None} | options)),
     }
     numbers = {
         "headline": " ".join(conclusion),
@@ -201,21 +195,6 @@ def write(
 def _plain(value: object) -> Any:
     """Convert to JSON types: tuples to lists, paths to strings, non-finite numbers to None."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
-
-
-def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested data as lines with names: {"a": {"b": [1, 2]}} -> a.b, "1, 2"."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}" if name else key)
-    else:
-        yield name, _text(value)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _page(values: Mapping[str, object]) -> str:

@@ -41,7 +41,6 @@ def scores(values, probe="ridge", column="all labels", chance=0.1):
     )  # fmt: skip
 
 
-GROUPS = {"mine": [OWN], RANDOM: [RANDOM], PIXELS: [PIXELS]}
 CLEAR, NEAR, LOST, HARMED = (
     dict(zip((OWN, RANDOM, PIXELS), answers(rates, 400), strict=True))
     for rates in ((0.7, 0.3, 0.2), (0.5, 0.5, 0.2), (0.4, 0.2, 0.8), (0.4, 0.8, 0.2))
@@ -50,12 +49,11 @@ CLEAR, NEAR, LOST, HARMED = (
 
 def test_a_table_has_each_difference_with_its_interval():
     own, near, far = answers((0.52, 0.515, 0.4), 1000)
-    groups = {"mine": [OWN], RANDOM: [RANDOM], "near": ["near"]}
     one = scores({OWN: own, RANDOM: far, "near": near[::-1].copy()})
     untested = replace(scores({OWN: own, RANDOM: far, "near": near}, "mine"), per_image={})
-    standings = comparison.compare([one, untested], groups)
-    assert [standing.encoder for standing in standings] == list(groups)
-    rows = comparison.table([one, untested], standings, groups)
+    standings = comparison.compare([one, untested], "run")
+    assert [standing.encoder for standing in standings] == ["run", RANDOM, "near"]
+    rows = comparison.table([one, untested], standings)
     assert [len(row) for row in rows] == [4 + 2 + 1] * 3
     title, score, interval, chance, random, other, features = rows[1]
     assert (title, score, chance, features) == (one.title, f"{100 * own.mean():.1f}", "10.0", "x")
@@ -82,7 +80,7 @@ def test_a_table_has_each_difference_with_its_interval():
 )
 def test_the_conclusion_follows_the_significance_tests(values, verdicts, is_advised):
     probes = [scores(of_probe, f"probe{number}") for number, of_probe in enumerate(values)]
-    sentences = comparison.conclude(probes, comparison.compare(probes, GROUPS), GROUPS)
+    sentences = comparison.conclude(probes, comparison.compare(probes, "run"))
     advice = sentences[2:]
     for sentence, words, name in zip(sentences, verdicts, (RANDOM, PIXELS), strict=False):
         assert name in sentence
@@ -96,29 +94,20 @@ def test_the_conclusion_follows_the_significance_tests(values, verdicts, is_advi
 
 def test_features_at_chance_are_no_gain_and_baselines_may_be_missing():
     weak = replace(scores(CLEAR), chance=0.69, images=400, best=OWN)
-    *_, at_chance, advice = comparison.conclude([weak], comparison.compare([weak], GROUPS), GROUPS)
+    *_, at_chance, advice = comparison.conclude([weak], comparison.compare([weak], "run"))
     assert weak.title in at_chance
     assert "recipe.steps" in advice
-    alone = {"mine": [OWN]}
-    (sentence,) = comparison.conclude([scores(CLEAR)], comparison.compare([scores(CLEAR)], alone), alone)
+    alone = scores({OWN: CLEAR[OWN]})
+    (sentence,) = comparison.conclude([alone], comparison.compare([alone], "run"))
     assert "baselines=false" in sentence
-
-
-def test_differences_that_seeds_disagree_on_are_not_significant():
-    ours, theirs = answers((0.7, 0.5), 2000), answers((0.5, 0.49), 2000)
-    values = {OWN: ours[0], "b": ours[1], "c": theirs[0], "d": theirs[1]}
-    own, other = comparison.compare([scores(values)], {"mine": [OWN, "b"], "theirs": ["c", "d"]})
-    assert own.values == pytest.approx((ours[0].mean(), ours[1].mean()))
-    assert (other.difference.images.sign, other.difference.sign) == (1, 0)
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """What three runs of a tiny model leave, without their training: two seeds of one configuration, and another."""
+    """The folders of two runs of tiny models, without their training."""
     folder = tmp_path_factory.mktemp("outputs")
-    for name, seed, width in (("mae_seed0", 0, 16), ("mae_seed1", 1, 16), ("other", 0, 24)):
-        options = [*TINY, f"name={name}", f"recipe.seed={seed}", f"encoder.width={width}"]
-        untrained(folder / name, *options, seed=seed + width)
+    for name, width in (("mae", 16), ("other", 24)):
+        untrained(folder / name, *TINY, f"name={name}", f"encoder.width={width}", seed=width)
     return folder
 
 
@@ -140,10 +129,10 @@ def measured(outputs, run, *options):
 
 
 def test_others_have_the_numbers_that_they_have_alone(outputs, foreign, capsys):
-    others = f"against=[{outputs}/other,{foreign},{outputs}/mae_seed1]"
-    found = measured(outputs, outputs / "mae_seed0", others)
+    others = f"against=[{outputs}/other,{foreign}]"
+    found = measured(outputs, outputs / "mae", others)
     alone = {
-        "": measured(outputs, outputs / "mae_seed0"),
+        "": measured(outputs, outputs / "mae"),
         "other ": measured(outputs, outputs / "other"),
     }
     for place, one in enumerate(found["measured"]):
@@ -158,12 +147,10 @@ def test_others_have_the_numbers_that_they_have_alone(outputs, foreign, capsys):
     assert found["headline"] in capsys.readouterr().out.replace("\n", " ")
     first, *rest = found["standings"]
     assert [row["encoder"] for row in (first, *rest[:4])] == ["mae", RANDOM, PIXELS, "other", "public"]
-    assert len(first["values"]) == 2
-    assert all(row["difference"]["seeds"] for row in rest if row["encoder"] == "other")
 
 
 def test_images_of_another_size_are_asked_for_in_the_entry(outputs, foreign):
-    found = measured(outputs, outputs / "mae_seed0", f"against=[{{path:{foreign},image_size:16}}]")
+    found = measured(outputs, outputs / "mae", f"against=[{{path:{foreign},image_size:16}}]")
     alone = measured(
         outputs, foreign, "data=synthetic", "data.images=64", "data.held_out_images=32", "data.image_size=16"
     )
@@ -179,7 +166,7 @@ PROBES = {"knn": {"_target_": "ssvit.evaluation.probes.knn.Knn"}}
     [
         ("run", "against=run: must be a list of runs and files of weights"),
         (["OUT/none"], "against.checkpoint=.*none: no such folder"),
-        (["OUT/mae_seed0"], "against=.*mae_seed0: "),
+        (["OUT/mae"], "against=.*mae: "),
         (["OUT/other", "OUT/other"], "against=.*other: "),
         ([{"path": "OUT/other", "size": 3}], "against.size=3: "),
         ([{"image_size": 3}], "against.path"),
@@ -194,10 +181,10 @@ def test_a_wrong_entry_is_refused(outputs, entries, message):
 
     given = entries if isinstance(entries, str) else [placed(entry) for entry in entries]
     with pytest.raises(OptionError, match=f"^{message}"):
-        against.others(Evaluate(against=given, probes=PROBES), Checkpoint.open(outputs / "mae_seed0"))
+        against.others(Evaluate(against=given, probes=PROBES), Checkpoint.open(outputs / "mae"))
 
 
 def test_a_layer_that_another_lacks_is_refused(outputs):
     options = Evaluate(against=[str(outputs / "other")], features={"layer": 3}, probes=PROBES)
     with pytest.raises(OptionError, match=r"^features\.layer=3: .*\(other\)$"):
-        against.others(options, Checkpoint.open(outputs / "mae_seed0"))
+        against.others(options, Checkpoint.open(outputs / "mae"))

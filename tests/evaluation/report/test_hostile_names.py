@@ -55,7 +55,7 @@ def figures(name: str) -> list[Figure]:
     line = Line([0, 1], [0, 1], f"a head of {name}")
     return [
         Confusion(torch.eye(2), [name, "b"], f"{name}\naccuracy"),
-        Intervals({"probe": [Dot(name, (0.1, 0.2), [0.15])]}, {}),
+        Intervals({"probe": [Dot(name, (0.1, 0.2), 0.15)]}, {}),
         contact_sheet.contact_sheet([[contact_sheet.query(IMAGE, name), neighbour]]),
         Gallery([[Picture(IMAGE)]], titles=[name]),
         Mosaic({"image": images}, {f"class {name}": "red"}),

@@ -171,12 +171,9 @@ def test_the_data_are_described():
     (several,) = report.data(METADATA | {"multi_label": True})
     assert "mAP 12.3 %" in several
     near = {"test_images": 3, "without": {"20-NN": 0.5123}, "pairs": []}
-    other = {"near_duplicates": near, "against": {"other": {"image_size": [4, 6]}}}
-    _, copies, sizes = report.data(METADATA | other)
+    _, copies = report.data(METADATA | {"near_duplicates": near})
     assert copies.startswith("3 of the validation images (0.7 %)")
     assert copies.endswith("20-NN 51.2 %")
-    assert "4x6" in sizes
-    assert "8x8" in sizes
 
 
 def test_no_name_breaks_the_report(tmp_path):
@@ -184,7 +181,7 @@ def test_no_name_breaks_the_report(tmp_path):
     page, numbers, text = write(tmp_path, METADATA | evil, conclusion=[EVIL])
     assert not page.all("script")
     assert "<script" not in text
-    assert page.text.count(" ".join(EVIL.encode(errors="backslashreplace").decode().split())) >= 4
+    assert page.text.count(" ".join(EVIL.encode(errors="backslashreplace").decode().split())) >= 2
     assert numbers["metadata"]["classes"][0] == EVIL
     assert numbers["metadata"]["seconds"] is None
 
