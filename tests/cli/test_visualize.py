@@ -133,7 +133,7 @@ def test_whose_attention_and_which_layer():
     assert plotted(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
     without = encoder.changed(class_token=False, pooling="patch_mean")
     assert plotted(without, layer="last", pooling=None) == (3, "patch_mean")
-    with pytest.raises(OptionError, match="pooling=class_token: must be patch_mean: the encoder has no class token"):
+    with pytest.raises(OptionError, match=r"pooling=class_token: .*patch_mean"):
         plotted(without, layer="last", pooling="class_token")
 
 

@@ -132,7 +132,7 @@ def test_what_options_mean():
     ):  # fmt: skip
         with pytest.raises(OptionError, match=name):
             readings(encoder, **options)
-    with pytest.raises(OptionError, match="pooling=both: .*patch_mean"):
+    with pytest.raises(OptionError, match=r"pooling=both: .*patch_mean"):
         readings(vit(class_token=False, pooling="patch_mean"), pooling="both")
     with pytest.raises(OptionError, match="layer=4: must be at most 3"):
         Frozen(encoder, [Reading(4)], identity="x")

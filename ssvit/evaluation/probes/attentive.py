@@ -36,11 +36,6 @@ class Attentive(attentive_options.Attentive, Linear):
     name: ClassVar[str] = "attentive"
     features: ClassVar[str] = "patches"
 
-    @property
-    def most_images(self) -> tuple[int | None, int | None]:
-        """Return the maximum number of training and of test images."""
-        return self.train_images, self.test_images
-
     def train(self, train: Features, rows: Tensor) -> Classifiers:
         """Train a classifier for each setting of the grid on the images at `rows`, all from the same weights."""
         grid = [

@@ -53,9 +53,9 @@ class Probe:
             column is the mAP.
         multi_label: Whether the probe supports multi-label classification.
         features: "images" for one vector for each image, or "patches" for one vector for each patch, which is not
-            available during training.
+            available during training. The number of images is then limited by the options `train_images` and
+            `test_images` of the probe, if it has them.
         truth: Ground truth of the probe, "labels" or "masks".
-        most_images: Maximum number of training and of test images; None for all.
     """
 
     chosen_by: ClassVar[str] = "the training images"
@@ -63,11 +63,6 @@ class Probe:
     multi_label: ClassVar[bool] = False
     features: ClassVar[str] = "images"
     truth: ClassVar[str] = "labels"
-
-    @property
-    def most_images(self) -> tuple[int | None, int | None]:
-        """Return the maximum number of training and of test images, None for all."""
-        return None, None
 
     @property
     def name(self) -> str:

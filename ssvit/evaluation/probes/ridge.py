@@ -9,7 +9,6 @@ Shapes use n training images, m test images, d width, r = min(n, d), k classes.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import torch
@@ -28,25 +27,6 @@ from ssvit.randomness import permutation
 _BLOCK = 96  # rows of a block of the Gram matrix, of which only the upper triangle is computed
 _MIN_DEVIATION = 1e-5
 _BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
-
-
-@dataclass(frozen=True)
-class RidgeFit:
-    """Store the choice of the penalty and the result of a ridge regression.
-
-    Attributes:
-        images: Number of training images.
-        l2: Chosen penalty.
-        left_out: Number of correct leave-one-out predictions; their mAP for multi-label images.
-        error: Squared error of the leave-one-out predictions.
-        accuracy: Accuracy on the test images; mAP for multi-label images.
-    """
-
-    images: int
-    l2: float
-    left_out: float
-    error: float
-    accuracy: float
 
 
 class Ridge(ridge_options.Ridge, Probe):
@@ -85,17 +65,17 @@ class Ridge(ridge_options.Ridge, Probe):
                 # A multi-label image may be sampled for several of its classes.
                 supports = [torch.cat([rows[:shots] for rows in of_classes]).unique() for of_classes in samples]
             fits, correct = zip(*(fit(train, test, support, self.l2) for support in supports), strict=True)
-            accuracies = [one.accuracy for one in fits]
+            accuracies = [one["accuracy"] for one in fits]
             mean, title = statistics.fmean(accuracies), title_of(shots)
             scores[title] = mean
             if len(fits) > 1:
                 deviations[title] = statistics.stdev(accuracies)
-            numbers.append({"shots": shots, "mean": mean, "fits": [asdict(one) for one in fits]})
-        images = len(fits) if is_multi_label(labels) else sum(one.images for one in fits)
+            numbers.append({"shots": shots, "mean": mean, "fits": list(fits)})
+        images = len(fits) if is_multi_label(labels) else sum(one["images"] for one in fits)
         return Result(
             scores=scores,
             deviations=deviations,
-            choice=(sum(one.left_out for one in fits) / images, -sum(one.error for one in fits)),
+            choice=(sum(one["left_out"] for one in fits) / images, -sum(one["error"] for one in fits)),
             choice_images=None if is_multi_label(labels) else images,
             numbers=numbers,
             per_image=None if correct[0] is None else torch.stack(correct).mean(0),
@@ -118,7 +98,9 @@ def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
     return [rows[permutation(seed, f"few_shot/class_{label}", len(rows))] for label, rows in enumerate(of_classes)]
 
 
-def fit(train: Features, test: Features, support: Tensor, l2: Sequence[float]) -> tuple[RidgeFit, Tensor | None]:
+def fit(
+    train: Features, test: Features, support: Tensor, l2: Sequence[float]
+) -> tuple[dict[str, float], Tensor | None]:
     """Fit ridge regression to some training images, and predict the test images.
 
     Args:
@@ -128,7 +110,9 @@ def fit(train: Features, test: Features, support: Tensor, l2: Sequence[float]) -
         l2: Penalties to choose from.
 
     Returns:
-        The fit, and which predictions are correct, (m,) float64, None for multi-label images.
+        Number of training images, chosen penalty (l2), number of correct leave-one-out predictions or their mAP
+        (left_out), squared error of these (error), and accuracy or mAP on the test images, by name; and which
+        predictions are correct, (m,) float64, None for multi-label images.
     """
     values, truth = train.values[support], test.known_labels
     targets = signs(train.known_labels[support], len(train.classes))
@@ -136,11 +120,10 @@ def fit(train: Features, test: Features, support: Tensor, l2: Sequence[float]) -
     several = is_multi_label(truth)
     left_out, error, penalty = choose_penalty(path, l2, multi_label=several)
     predictions = path.predict(whiten(values, test.values), penalty)
-    if several:
-        accuracy = mean_average_precision(predictions, truth)
-        return RidgeFit(len(support), penalty, left_out, error, accuracy), None
-    correct = (predictions.argmax(1) == truth).double()
-    return RidgeFit(len(support), penalty, left_out, error, correct.mean().item()), correct
+    correct = None if several else (predictions.argmax(1) == truth).double()
+    accuracy = mean_average_precision(predictions, truth) if correct is None else correct.mean().item()
+    numbers = {"images": len(support), "l2": penalty, "left_out": left_out, "error": error, "accuracy": accuracy}
+    return numbers, correct
 
 
 def whiten(support: Tensor, features: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Segment images by frozen patch features, measured by the mean intersection over union (mIoU).
 
-Class scores of a patch are computed by a linear layer (Oquab et al. 2024, section 7.4) or as the class frequencies of
-the nearest training patches (Balazevic et al. 2023, section 3), and upsampled bilinearly to the size of the mask.
+Class scores of a patch are computed by a linear layer (Oquab et al. 2024, section 7.4) and upsampled bilinearly to the
+size of the mask.
 
 Shapes use n training images, m test images, h, w pixels, y, x rows and columns of patches, r patches, d width, k
 classes.
@@ -19,8 +19,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from ssvit.data.sources.base import IGNORED
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.neighbours import search
-from ssvit.evaluation.probes import knn, segmentation_options
+from ssvit.evaluation.probes import segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit, moment
 from ssvit.evaluation.probes.standard import Standard
@@ -39,14 +38,9 @@ class Segmentation(segmentation_options.Segmentation, Probe):
     features: ClassVar[str] = "patches"
     truth: ClassVar[str] = "masks"
 
-    @property
-    def most_images(self) -> tuple[int | None, int | None]:
-        """Return the maximum number of training and of test images."""
-        return self.train_images, self.test_images
-
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Return the mIoU of the most frequent training class, of k-NN and of the linear layer, one column for each.
+        """Return the mIoU of the most frequent training class and of the linear layer, one column for each.
 
         The predictions are those of the linear layer.
         """
@@ -64,7 +58,6 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         layer, l2, validation = self._layer(train, shares)
         answers = {
             "constant": torch.full_like(truth, int(counts.argmax())),
-            "k-NN": label(self.vote(train.values, shares, test.values), size),
             "linear": label(layer(test.values), size),
         }
         scores = {name: mean_iou(answer, truth, classes) for name, answer in answers.items()}
@@ -74,23 +67,6 @@ class Segmentation(segmentation_options.Segmentation, Probe):
             numbers={**scores, "validation": validation, "l2": l2, "classes": classes},
             predictions=answers["linear"],
         )
-
-    def vote(self, train: Tensor, shares: Tensor, test: Tensor) -> Tensor:
-        """Return the mean class frequencies of the nearest patches by cosine, weighted by exp(cosine / temperature).
-
-        Args:
-            train: Patches of the training images, (n, y, x, d).
-            shares: Their class frequencies, (n, y, x, k).
-            test: Patches of the test images, (m, y, x, d).
-
-        Returns:
-            Class scores, (m, y, x, k).
-        """
-        is_labelled = shares.sum(-1) > 0
-        voters, shares = train[is_labelled], shares[is_labelled]
-        nearest = search(test.flatten(0, 2), voters, min(self.k, len(voters)))
-        votes = knn.class_shares(nearest.indices, knn.vote_weights(nearest.similarities, self.temperature), shares)
-        return votes.unflatten(0, test.shape[:3])
 
     def _layer(self, train: Features, shares: Tensor) -> tuple["Layer", float, float]:
         """Return the layer fitted to all training images, its penalty, and the validation mIoU of that penalty."""

@@ -29,14 +29,9 @@ class Other:
     @property
     def metadata(self) -> dict[str, Any]:
         """Return path, image size and features of the encoder as plain data."""
-        trained = self.loading.checkpoint().encoder
-        return {
-            "path": str(self.loading.path),
-            "image_size": list(self.image_size),
-            "pooling": self.readings[-1].pooling,
-            "layers": [reading.layer for reading in self.readings],
-            **{name: trained[name] for name in ("width", "depth", "patch_size", "mean", "std") if name in trained},
-        }
+        layers, pooling = [reading.layer for reading in self.readings], self.readings[-1].pooling
+        size = list(self.image_size)
+        return {"path": str(self.loading.path), "image_size": size, "pooling": pooling, "layers": layers}
 
 
 def others(options: Evaluate, own: Checkpoint) -> list[Other]:

@@ -102,7 +102,7 @@ def read(
     splits = dict.fromkeys(of_images, _split(data, encoders, options, fabric, paired=paired)) if of_images else {}
     for name, probe in probes.items():
         if probe.features == PATCHES:
-            fewer = _fewer(data, *probe.most_images)
+            fewer = _fewer(data, getattr(probe, "train_images", None), getattr(probe, "test_images", None))
             of_patches = [encoder._replace(function=_of_patches(encoder.function, encoders[0])) for encoder in encoders]
             masked, first = probe.truth == "masks", paired and not splits
             splits[name] = _split(fewer, of_patches, options, fabric, masked=masked, paired=first)

@@ -33,7 +33,7 @@ OF_LABELS = {
     "retrieval": Retrieval(k=[1, 5]),
     "attentive": Attentive(learning_rates=[1e-3, 1e-2], weight_decays=[5e-4], epochs=2, batch_size=16),
 }
-PROBES = {**OF_LABELS, "segmentation": Segmentation(k=5, l2s=[0.1, 0.01])}
+PROBES = {**OF_LABELS, "segmentation": Segmentation(l2s=[0.1, 0.01])}
 named = pytest.mark.parametrize("name", OF_LABELS)
 every = pytest.mark.parametrize("name", PROBES)
 
@@ -213,9 +213,7 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
         (Attentive, "train_images", [0]),
         (Attentive, "epochs", [0]),
         (Attentive, "batch_size", [2.5]),
-        (Segmentation, "k", [0]),
         (Segmentation, "train_images", [1]),
-        (Segmentation, "temperature", [0]),
         *((type(probe), "nothing", [1]) for probe in PROBES.values()),
     ],
 )

@@ -1,7 +1,6 @@
 """The segmentation probe: its numbers are those of plain loops in float64, and what does not count changes nothing."""
 
 import json
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
 K, GRID, SIZE = 4, (3, 2), (12, 8)
-FEW = {"train_images": 20, "test_images": 20, "k": 5, "l2s": [0.1, 1e-3]}
+FEW = {"train_images": 20, "test_images": 20, "l2s": [0.1, 1e-3]}
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -88,21 +87,6 @@ def test_shares_and_labels_are_those_of_loops():
     assert torch.equal(label(scores, SIZE), plain_label(scores))
 
 
-def test_neighbours_vote_as_in_a_plain_loop():
-    probe = Segmentation(**FEW)
-    train, test = features(6, 10), features(4, 20)
-    train.masks[2, :4, :4] = 255  # a patch that cannot vote
-    shares = class_shares(train.masks, GRID, K)
-    votes = probe.vote(train.values, shares, test.values).flatten(0, 2)
-    unit = F.normalize(train.values.double().flatten(0, 2), dim=1)
-    for vote, query in zip(votes, F.normalize(test.values.double().flatten(0, 2), dim=1), strict=True):
-        cosines = [(float(one @ query), own) for one, own in zip(unit, shares.flatten(0, 2), strict=True) if own.sum()]
-        nearest = sorted(cosines, key=lambda pair: -pair[0])[:5]
-        weights = torch.tensor([cosine / 0.02 for cosine, _ in nearest], dtype=torch.float64).softmax(0)
-        expected = sum(weight * own.double() for weight, (_, own) in zip(weights, nearest, strict=True))
-        torch.testing.assert_close(vote.double(), expected, rtol=1e-3, atol=1e-4)
-
-
 def test_the_layer_is_the_optimum_in_float64():
     train = features(12, 30)
     train.masks[1] = 255
@@ -135,7 +119,6 @@ def test_the_columns_are_those_of_plain_answers():
     layer = probe.fit(train.values, shares, found.numbers["l2"])
     expected = {
         "constant": torch.full_like(test.masks, most),
-        "k-NN": plain_label(probe.vote(train.values, shares, test.values)),
         "linear": plain_label(layer(test.values)),
     }
     assert list(found.scores) == list(expected)
@@ -143,7 +126,7 @@ def test_the_columns_are_those_of_plain_answers():
         assert found.scores[name] == pytest.approx(plain_iou(answers, test.masks), abs=0.01)
     assert found.numbers["l2"] in FEW["l2s"]
     assert plain_iou(found.predictions, test.masks) == pytest.approx(found.scores["linear"])
-    assert found.scores["constant"] < min(found.scores["linear"], found.scores["k-NN"])
+    assert found.scores["constant"] < found.scores["linear"]
 
 
 def test_perfect_features_give_what_the_patches_can_tell():
@@ -152,8 +135,7 @@ def test_perfect_features_give_what_the_patches_can_tell():
     masks = masks.repeat_interleave(SIZE[0] // GRID[0], 1).repeat_interleave(SIZE[1] // GRID[1], 2)
     train, test = (Features(one_hot[part], None, (), masks[part]) for part in (slice(12), slice(12, None)))
     found = Segmentation(**FEW)(train, test)
-    for name in ("k-NN", "linear"):
-        assert found.scores[name] == pytest.approx(plain_iou(plain_label(test.values), test.masks), abs=0.02)
+    assert found.scores["linear"] == pytest.approx(plain_iou(plain_label(test.values), test.masks), abs=0.02)
     # The borders alone are lost, where the scores of two patches mix.
     assert found.scores["linear"] > 0.8
 
@@ -168,8 +150,6 @@ def test_pixels_that_do_not_count_change_nothing():
     train.masks[:, :4, :4] = 255
     loud = train.values.clone()
     loud[:, 0, 0] = 1e3
-    found = [Segmentation(**FEW)(replace(train, values=values), test) for values in (train.values, loud)]
-    assert found[0].scores["k-NN"] == found[1].scores["k-NN"]
     shares = class_shares(train.masks, GRID, K)
     fits = [Segmentation(**FEW).fit(values, shares, 0.1).weights for values in (train.values, loud)]
     assert torch.equal(*fits)
@@ -197,7 +177,7 @@ def test_masks_of_one_class_are_told():
 
 
 QUICK = (
-    "probes=[segmentation]", "probes.segmentation.l2s=[0.1]", "probes.segmentation.k=3",
+    "probes=[segmentation]", "probes.segmentation.l2s=[0.1]",
     "probes.segmentation.train_images=12", "probes.segmentation.test_images=6", "fabric.accelerator=cpu",
 )  # fmt: skip
 
@@ -207,7 +187,7 @@ def test_measures_the_embedded_set(tool, tmp_path):
     assert "segmentation: not in training" in trained.stdout + trained.stderr
     done = tool("evaluate", *QUICK, f"output={tmp_path}/report")
     table = [line.split() for line in done.stdout.splitlines()]
-    assert ["%", "constant", "k-NN", "linear"] in table
+    assert ["%", "constant", "linear"] in table
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     (found,) = written["measured"]
     assert list(found["values"]) == ["layer2_patches", "random_layer2_patches", "pixels"]
@@ -244,7 +224,7 @@ def test_measures_a_folder_with_masks(tool, tmp_path):
     done = tool("evaluate", *QUICK, *data, f"output={tmp_path}/report")
     assert "12 training and 6 test images, no labels" in done.stdout
     (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["measured"]
-    constant, _, linear = found["values"]["pixels"]
+    constant, linear = found["values"]["pixels"]
     assert linear > constant
     assert found["numbers"]["pixels"]["classes"] == 2
     failed = tool("evaluate", *QUICK, *data[:-1], status=1)
