@@ -62,7 +62,7 @@ def run(config: Config) -> Path | None:
         score(name, probe, splits[name], progress(probe.title, " feature sets")) for name, probe in probes.items()
     ]
     split = next(iter(splits.values()))  # splits of the first probe
-    feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.own))
+    feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.readings))
     standings = comparison.compare(scores, checkpoint.name)
     summary = comparison.table(scores, standings)
     conclusion = comparison.conclude(scores, standings)
@@ -80,7 +80,7 @@ def run(config: Config) -> Path | None:
             folder,
             metadata=metadata,
             scores=scores,
-            own=feature_sets,
+            readings=feature_sets,
             figures=figures(splits, scores, standings),
             summary=summary,
             standings=standings,

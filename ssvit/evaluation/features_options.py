@@ -50,8 +50,8 @@ class Reading:
 
 def reading_of(name: str) -> Reading | None:
     """Return the reading of whole images whose name is a suffix of the text, or None."""
-    found = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
-    return found and Reading(int(found[1]), found[2], "before" if found[3] else "after")
+    match = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
+    return match and Reading(int(match[1]), match[2], "before" if match[3] else "after")
 
 
 def _layers(value: object) -> object:
@@ -102,7 +102,7 @@ class Features(Outputs):
             numbers = [last] if self.layer == "last" else list(range(1, last + 1))
         else:
             numbers = [self.layer] if isinstance(self.layer, int) else list(self.layer)
-        found = [Reading(number, self.pooling or options.pooling, self.norm) for number in numbers]
-        for reading in found:
+        readings = [Reading(number, self.pooling or options.pooling, self.norm) for number in numbers]
+        for reading in readings:
             reading.check(options)
-        return found
+        return readings

@@ -84,7 +84,7 @@ Kind = Flat | IVF | HNSW
 
 
 def search(
-    queries: Tensor, train: Tensor, k: int, *, own: Tensor | None = None, index: Kind | None = None
+    queries: Tensor, train: Tensor, k: int, *, excluded: Tensor | None = None, index: Kind | None = None
 ) -> Neighbours:
     """Search the k nearest neighbours, with the queries distributed over all processes. The cosine with 0 is 0.
 
@@ -94,24 +94,24 @@ def search(
         queries: Features of the queries, (m, d), of any length.
         train: Features of the images searched, (n, d), of any length.
         k: Number of neighbours.
-        own: Index of each query in train, (m,), which is excluded from its neighbours; -1 for none.
+        excluded: Index of each query in train, (m,), which is excluded from its neighbours; -1 for none.
         index: Kind of the index; None for exact search.
 
     Raises:
         OptionError: If fewer than k images can be neighbours.
         UserError: If a vector is not finite.
     """
-    check_k(k, len(train), own=own is not None)
+    check_k(k, len(train), excludes=excluded is not None)
     queries, train = _unit(queries, "query"), _unit(train, "training")
     built = (index or Flat()).over(train)
     rank, world = rank_and_world()
     part = queries.tensor_split(world)[rank]
-    own = None if own is None else own.tensor_split(world)[rank]
-    parts = gather(lambda: tuple(nearest(built, part, k, own=own)))
+    excluded = None if excluded is None else excluded.tensor_split(world)[rank]
+    parts = gather(lambda: tuple(nearest(built, part, k, excluded=excluded)))
     return Neighbours(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def nearest(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None = None) -> Neighbours:
+def nearest(index: faiss.Index, queries: Tensor, k: int, *, excluded: Tensor | None = None) -> Neighbours:
     """Search the k nearest neighbours with an index.
 
     Images with the same vector as the query count as neighbours, except the query itself.
@@ -120,20 +120,21 @@ def nearest(index: faiss.Index, queries: Tensor, k: int, *, own: Tensor | None =
         index: The index.
         queries: Unit vectors, (m, d) float32.
         k: Number of neighbours.
-        own: Index of each query among the images searched, see `search`.
+        excluded: Index of each query among the images searched, see `search`.
 
     Raises:
         OptionError: If fewer than k images can be neighbours.
     """
-    check_k(k, index.ntotal, own=own is not None)
+    check_k(k, index.ntotal, excludes=excluded is not None)
     if isinstance(index, faiss.IndexHNSW):
         index.hnsw.efSearch = max(index.hnsw.efSearch, 2 * k)  # with k candidates, recall is low
-    similarities, indices = index.search(queries.numpy(), k + (own is not None))
-    if own is not None:
-        indices[indices == own[:, None].numpy()] = -1
+    similarities, indices = index.search(queries.numpy(), k + (excluded is not None))
+    if excluded is not None:
+        indices[indices == excluded[:, None].numpy()] = -1
     similarities[indices < 0] = -math.inf
     order = np.lexsort((indices, -similarities))[:, :k]
-    return Neighbours(*(torch.from_numpy(np.take_along_axis(one, order, axis=1)) for one in (similarities, indices)))
+    ordered = (np.take_along_axis(values, order, axis=1) for values in (similarities, indices))
+    return Neighbours(*map(torch.from_numpy, ordered))
 
 
 def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -> Tensor:
@@ -155,12 +156,12 @@ def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -
     return (1 - neighbours.similarities).clamp_min(0) / (1 - torch.cat(medians)).clamp_min(least)
 
 
-def check_k(k: int, images: int, *, own: bool) -> None:
-    """Raise OptionError unless k neighbours exist; if `own`, the query is one of the images and is excluded."""
+def check_k(k: int, images: int, *, excludes: bool) -> None:
+    """Raise OptionError unless k neighbours exist; if `excludes`, the query is one of the images and is excluded."""
     whole("k", k)
-    if k + own > images:
-        besides = " besides the query itself" if own else ""
-        raise OptionError("k", k, f"must be at most {images - own}, the images to search{besides}")
+    if k + excludes > images:
+        besides = " besides the query itself" if excludes else ""
+        raise OptionError("k", k, f"must be at most {images - excludes}, the images to search{besides}")
 
 
 def _unit(features: Tensor, which: str) -> Tensor:

@@ -149,7 +149,7 @@ def query(
         StoreError: The features are to be standardised, but all images of the store have the same ones.
         UserError: None of the queries can be read.
     """
-    check_k(k, len(store), own=not store.places.keys().isdisjoint(pictures.names))
+    check_k(k, len(store), excludes=not store.places.keys().isdisjoint(pictures.names))
     standard = Standard.of(store.features, standardize)
     if not standard.scale.any():
         raise StoreError(f"{store.folder}: all features are equal, and cannot be standardised (standardize=false)")
@@ -163,7 +163,7 @@ def query(
     names = [pictures.names[row] for row in rows]
     check_directions(features, names)
     queries, own = F.normalize(standard.scaled(features)), torch.tensor([store.places.get(name, -1) for name in names])
-    neighbours = nearest(search_index, queries, k, own=own if (own >= 0).any() else None)
+    neighbours = nearest(search_index, queries, k, excluded=own if (own >= 0).any() else None)
     columns = (neighbours.indices, neighbours.similarities, relative_distances(neighbours, queries, vectors))
     records = []
     for name, row, *of_query in zip(names, rows, *(column.tolist() for column in columns), strict=True):

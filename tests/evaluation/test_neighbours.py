@@ -124,7 +124,7 @@ def test_leaves_the_query_itself_out_but_not_its_copies(n):
     train = normal(n, 8)
     train[3] = train[0]
     for own in (torch.arange(n), torch.arange(n).where(torch.arange(n) % 2 == 0, -1)):
-        found = search(train, train, 5, own=own)
+        found = search(train, train, 5, excluded=own)
         assert_nearest(found, train, train, 5, own)
         assert found.indices[0, 0] == 3
         assert not (found.indices == own[:, None]).any()
@@ -146,7 +146,7 @@ def test_no_queries_have_no_neighbours():
 )
 def test_says_in_a_line_what_cannot_be(queries, train, k, own, message):
     with pytest.raises(UserError, match=message) as caught:
-        search(queries, train, k, own=own)
+        search(queries, train, k, excluded=own)
     assert isinstance(caught.value, OptionError) == message.startswith("k=")
 
 
@@ -163,7 +163,7 @@ def join(rank: int, world: int, folder: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     queries, train, own = normal(100, 64), normal(4000, 64), torch.arange(100)
     train[1000:2000] = train[:1000]  # ties
-    answers = [search(queries, train, 10), search(queries, train, 10, own=own)]
+    answers = [search(queries, train, 10), search(queries, train, 10, excluded=own)]
     answers.append(search(queries[:2], train, 10))
     queries[-1] = torch.inf
     with pytest.raises(UserError, match="query image 99 "):
@@ -177,7 +177,7 @@ def test_processes_together_find_what_one_does(tmp_path, world):
     assert together(child(join, rank, world, tmp_path) for rank in range(world)) == [0] * world
     queries, train, own = normal(100, 64), normal(4000, 64), torch.arange(100)
     train[1000:2000] = train[:1000]
-    expected = [search(queries, train, 10), search(queries, train, 10, own=own), search(queries[:2], train, 10)]
+    expected = [search(queries, train, 10), search(queries, train, 10, excluded=own), search(queries[:2], train, 10)]
     for rank in range(world):
         for found, alone in zip(torch.load(tmp_path / f"{rank}.pt"), expected, strict=True):
             assert same(Neighbours(*found), alone)

@@ -87,10 +87,10 @@ class Attentive(attentive_options.Attentive, Linear):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
         for batch in batches(len(rows), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed):
             chosen = rows[batch]
-            found = losses(logits(train.values[chosen], range(len(grid))), train.known_labels[chosen])
+            each_loss = losses(logits(train.values[chosen], range(len(grid))), train.known_labels[chosen])
             # Losses are summed over classifiers, so that the gradient of each does not depend on the size of the grid.
             optimizer.zero_grad()
-            (found.sum() / len(batch)).backward()
+            (each_loss.sum() / len(batch)).backward()
             optimizer.step()
             schedule.step()
 

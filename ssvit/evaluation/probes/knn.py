@@ -62,18 +62,18 @@ class Knn(knn_options.Knn, Probe):
         )
 
     def _measured(
-        self, train: Features, test: Features, own: Tensor | None = None
+        self, train: Features, test: Features, excluded: Tensor | None = None
     ) -> tuple[dict[int, float], Tensor | None]:
         """Return the accuracy or the mAP for each k, and `Result.per_image`.
 
         Args:
             train: Features of the images searched.
             test: Features of the queries.
-            own: Index of each query in `train`, which is excluded from its neighbours; None if the sets are disjoint.
+            excluded: Index of each query in `train`, which is excluded from its neighbours; None for other images.
         """
         queries, keys = standardized(test.values, train.values) if self.standardize else (test.values, train.values)
         index = None if self.index is None else self.index.build()
-        nearest = search(queries, keys, self.k[-1], own=own, index=index)
+        nearest = search(queries, keys, self.k[-1], excluded=excluded, index=index)
         if (nearest.indices < 0).any():
             raise OptionError("k", self.k[-1], "the index finds fewer neighbours of an image; index=flat finds all")
         labels, truth = train.known_labels.cpu(), test.known_labels.cpu()

@@ -37,8 +37,8 @@ class Logistic(logistic_options.Logistic, Linear):
         fits: list[LogisticFit] = []
         for l2 in l2s:
             fits.append(solve(l2=l2, start=fits[-1].layer if fits else None))
-        layers = torch.stack([one.layer for one in fits])
-        converged = {"converged": all(one.converged for one in fits)}
+        layers = torch.stack([fitted.layer for fitted in fits])
+        converged = {"converged": all(fitted.converged for fitted in fits)}
         return Classifiers([{"l2": l2} for l2 in l2s], partial(logits_of, standard, layers), converged)
 
     def refit(

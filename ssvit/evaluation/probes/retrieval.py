@@ -60,14 +60,15 @@ class Retrieval(retrieval_options.Retrieval, Probe):
     def _measured(self, train: Features, test: Features, *, leave_one_out: bool) -> tuple[dict[str, float], Tensor]:
         """Return the metrics by name, and the average precision of each query."""
         rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
-        own = rows if leave_one_out else None
+        excluded = rows if leave_one_out else None
         queries, vectors = test.values[rows], train.values
         if self.standardize:
             queries, vectors = standardized(queries, vectors)
         queries, vectors = F.normalize(queries), F.normalize(vectors)
         query_labels, labels = test.known_labels[rows], train.known_labels
-        numbers = measure(search(queries, vectors, self.k[-1], own=own), query_labels, labels, own=own, ks=self.k)
-        precisions = average_precisions(queries, query_labels, vectors, labels, own=own)
+        nearest = search(queries, vectors, self.k[-1], excluded=excluded)
+        numbers = measure(nearest, query_labels, labels, excluded=excluded, ks=self.k)
+        precisions = average_precisions(queries, query_labels, vectors, labels, excluded=excluded)
         return numbers | {"mAP": precisions.mean().item()}, precisions
 
 
@@ -76,7 +77,7 @@ def measure(
     query_labels: Tensor,
     labels: Tensor,
     *,
-    own: Tensor | None = None,
+    excluded: Tensor | None = None,
     ks: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
     """Return recall@k, precision@k and map@k of neighbours, averaged over the queries.
@@ -89,7 +90,7 @@ def measure(
         neighbours: Neighbours of m queries; the index -1 is a missing neighbour.
         query_labels: Labels of the queries, (m,), or multi-label targets, (m, classes) bool.
         labels: Labels of the images searched, (n,), or multi-label targets, (n, classes) bool.
-        own: Index of each query among the images searched, -1 if it is not among them; None if none is.
+        excluded: Index of each query among the images searched, -1 if it is not among them; None if none is.
         ks: Numbers of neighbours, at most that of `neighbours`.
 
     Returns:
@@ -99,7 +100,7 @@ def measure(
         UserError: If no query can be measured.
     """
     hits, totals = [], []
-    for rows, relevant in _relevant(query_labels, labels, own):
+    for rows, relevant in _relevant(query_labels, labels, excluded):
         indices = neighbours.indices[rows]
         hits.append(relevant.gather(1, indices.clamp(min=0)) & (indices >= 0))
         totals.append(relevant.sum(1))
@@ -115,7 +116,7 @@ def measure(
 
 
 def average_precisions(
-    queries: Tensor, query_labels: Tensor, vectors: Tensor, labels: Tensor, *, own: Tensor | None = None
+    queries: Tensor, query_labels: Tensor, vectors: Tensor, labels: Tensor, *, excluded: Tensor | None = None
 ) -> Tensor:
     """Return the average precision over the full ranking for each query that `measure` counts.
 
@@ -127,25 +128,25 @@ def average_precisions(
         query_labels: Labels of the queries, see `measure`.
         vectors: Vectors of length 1 of the images searched, (n, d).
         labels: Labels of the images searched.
-        own: Index of each query among the images searched, -1 if it is not among them; None if none is.
+        excluded: Index of each query among the images searched, -1 if it is not among them; None if none is.
     """
     rank = torch.arange(1, len(vectors) + 1).double()
     precisions = []
-    for rows, relevant in _relevant(query_labels, labels, own):
+    for rows, relevant in _relevant(query_labels, labels, excluded):
         similarities = queries[rows] @ vectors.T
-        _exclude(similarities, rows, own, -math.inf)
+        _exclude(similarities, rows, excluded, -math.inf)
         hit = relevant.gather(1, similarities.argsort(dim=1, descending=True, stable=True))
         precisions.append((hit.cumsum(1) / rank * hit).sum(1) / hit.sum(1))
     return torch.cat(precisions)
 
 
-def _relevant(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _relevant(query_labels: Tensor, labels: Tensor, excluded: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of queries that have relevant images.
 
     Args:
         query_labels: Labels of the queries, see `measure`.
         labels: Labels of the images searched.
-        own: Index of each query among the images searched, which is not relevant to it, see `measure`.
+        excluded: Index of each query among the images searched, which is not relevant to it, see `measure`.
 
     Yields:
         Indices of the queries, (b,), and which of the images searched are relevant to them, (b, n) bool.
@@ -153,23 +154,23 @@ def _relevant(query_labels: Tensor, labels: Tensor, own: Tensor | None) -> Itera
     Raises:
         UserError: If no query has a relevant image.
     """
-    found = False
+    is_empty = True
     for rows in torch.arange(len(query_labels)).split(max(1, _BLOCK // len(labels))):
         if is_multi_label(labels):
             relevant = query_labels[rows].float() @ labels.float().T > 0
         else:
             relevant = (query_labels[rows, None] == labels) & (labels >= 0)
-        _exclude(relevant, rows, own, False)
+        _exclude(relevant, rows, excluded, False)
         is_measured = relevant.any(1)
         if is_measured.any():
-            found = True
+            is_empty = False
             yield rows[is_measured], relevant[is_measured]
-    if not found:
+    if is_empty:
         raise UserError("retrieval cannot be measured: no query shares its class with another image that is searched")
 
 
-def _exclude(matrix: Tensor, rows: Tensor, own: Tensor | None, value: float) -> None:
+def _exclude(matrix: Tensor, rows: Tensor, excluded: Tensor | None, value: float) -> None:
     """Set the elements of a (b, n) matrix at which the queries `rows` are compared with themselves."""
-    if own is not None:
-        inside = own[rows] >= 0
-        matrix[inside, own[rows][inside]] = value
+    if excluded is not None:
+        inside = excluded[rows] >= 0
+        matrix[inside, excluded[rows][inside]] = value

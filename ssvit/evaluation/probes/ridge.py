@@ -65,17 +65,17 @@ class Ridge(ridge_options.Ridge, Probe):
                 # A multi-label image may be sampled for several of its classes.
                 supports = [torch.cat([rows[:shots] for rows in of_classes]).unique() for of_classes in samples]
             fits, correct = zip(*(fit(train, test, support, self.l2) for support in supports), strict=True)
-            accuracies = [one["accuracy"] for one in fits]
+            accuracies = [fitted["accuracy"] for fitted in fits]
             mean, title = statistics.fmean(accuracies), title_of(shots)
             scores[title] = mean
             if len(fits) > 1:
                 deviations[title] = statistics.stdev(accuracies)
             numbers.append({"shots": shots, "mean": mean, "fits": list(fits)})
-        images = len(fits) if is_multi_label(labels) else sum(one["images"] for one in fits)
+        images = len(fits) if is_multi_label(labels) else sum(fitted["images"] for fitted in fits)
         return Result(
             scores=scores,
             deviations=deviations,
-            choice=(sum(one["left_out"] for one in fits) / images, -sum(one["error"] for one in fits)),
+            choice=(sum(fitted["left_out"] for fitted in fits) / images, -sum(fitted["error"] for fitted in fits)),
             choice_images=None if is_multi_label(labels) else images,
             numbers=numbers,
             per_image=None if correct[0] is None else torch.stack(correct).mean(0),

@@ -34,12 +34,12 @@ class Other:
         return {"path": str(self.loading.path), "image_size": size, "pooling": pooling, "layers": layers}
 
 
-def others(options: Evaluate, own: Checkpoint) -> list[Other]:
+def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
     """Return the encoders of the option `against`, named by run or file, or by path if names are not unique.
 
     Args:
         options: Options of the evaluation.
-        own: The evaluated checkpoint.
+        evaluated: The evaluated checkpoint.
 
     Raises:
         OptionError: If an entry is invalid, repeated, or lacks one of the layers.
@@ -50,10 +50,10 @@ def others(options: Evaluate, own: Checkpoint) -> list[Other]:
             loading = LoadEncoder(**({"path": entry} if isinstance(entry, str) else entry))
             checkpoint = loading.checkpoint()
             loading.loaded()
-        if checkpoint.path in [own.path, *(other.path for _, other in opened)]:
+        if checkpoint.path in [evaluated.path, *(other.path for _, other in opened)]:
             raise OptionError("against", str(loading.path), "is the evaluated checkpoint or listed twice")
         opened.append((loading, checkpoint))
-    count = Counter([own.name, RANDOM, PIXELS, *(checkpoint.name for _, checkpoint in opened)])
+    count = Counter([evaluated.name, RANDOM, PIXELS, *(checkpoint.name for _, checkpoint in opened)])
     compared = []
     for loading, checkpoint in opened:
         name = checkpoint.name if count[checkpoint.name] == 1 else str(checkpoint.path)

@@ -18,7 +18,7 @@ _LEVEL = f"{100 * statistics.LEVEL:.0f} %"
 METHOD = (
     f"Intervals are {_LEVEL} percentile bootstrap intervals over the test images. The resamples are the same for all "
     "encoders, so that differences are paired. Differences are in percentage points, the evaluated encoder minus the "
-    "other one. A difference is significant (*) if its interval excludes zero. Otherwise the minimum detectable "
+    "other result. A difference is significant (*) if its interval excludes zero. Otherwise the minimum detectable "
     f"difference follows: that of a test with a power of {100 * statistics.POWER:.0f} % on as many images. Intervals "
     "do not include the variation over training seeds, and nothing is corrected for multiple comparisons."
 )
@@ -62,7 +62,7 @@ class Standing:
         value: The score.
         interval: Interval of the score over test images.
         chance: Chance level; None if the column is not an accuracy.
-        difference: Difference of the evaluated encoder from this one.
+        difference: Difference of the evaluated encoder from this result.
     """
 
     probe: str
@@ -81,28 +81,28 @@ def compare(scores: Sequence[Scores], encoder: str) -> list[Standing]:
         scores: Results of the probes.
         encoder: Name of the evaluated encoder, the first of each probe.
     """
-    return [standing for one in scores if one.per_image for standing in _standings(one, encoder)]
+    return [standing for result in scores if result.per_image for standing in _standings(result, encoder)]
 
 
-def _standings(one: Scores, encoder: str) -> list[Standing]:
-    values = np.stack([per_image.numpy() for per_image in one.per_image.values()])
+def _standings(result: Scores, encoder: str) -> list[Standing]:
+    values = np.stack([per_image.numpy() for per_image in result.per_image.values()])
     differences = values[0] - values
     intervals = statistics.bootstrap(np.concatenate([values, differences]))
     return [
         Standing(
-            probe=one.title,
+            probe=result.title,
             encoder=name or encoder,
-            features=one.chosen[name],
+            features=result.chosen[name],
             value=float(values[number].mean()),
             interval=intervals[number],
-            chance=one.chance,
+            chance=result.chance,
             difference=Difference(
                 mean=float(differences[number].mean()),
                 interval=intervals[len(values) + number],
                 detectable=statistics.detectable(differences[number]),
             ),
         )
-        for number, name in enumerate(one.per_image)
+        for number, name in enumerate(result.per_image)
     ]
 
 
@@ -115,14 +115,14 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
     """
     _, *others = scores[0].chosen
     rows = [["probe", "%", f"{_LEVEL} interval", "chance", *(f"from {name}" for name in others), "features"]]
-    for one in scores:
-        own, *rest = (one.values[features][-1] for features in one.chosen.values())
+    for result in scores:
+        own, *rest = (result.values[features][-1] for features in result.chosen.values())
         interval, differences = _MISSING, [points(own - other) for other in rest]
-        if tested := [row for row in standings if row.probe == one.title]:  # otherwise the uncertainty is unknown
+        if tested := [row for row in standings if row.probe == result.title]:  # otherwise the uncertainty is unknown
             low, high = tested[0].interval
             interval = f"{percent(low)} to {percent(high)}"
             differences = [str(row.difference) for row in tested[1:]]
-        rows.append([one.title, percent(own), interval, percent(one.chance), *differences, one.best])
+        rows.append([result.title, percent(own), interval, percent(result.chance), *differences, result.best])
     return rows
 
 
@@ -145,7 +145,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
                 verdicts.append(f"{words} by {' and '.join(probes)}")
         if verdicts:
             sentences.append(f"Compared with {name}, the features are {'; '.join(verdicts)}.")
-    if weak := [one.title for one in scores if not one.is_above_chance]:
+    if weak := [result.title for result in scores if not result.is_above_chance]:
         sentences.append(f"Not {NOTHING_YET}: {' and '.join(weak)}.")
     if RANDOM not in others:
         return [*sentences, "No baseline was evaluated (baselines=false)."]
@@ -153,11 +153,11 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
         {
             row.difference.interval.sign
             for row in standings
-            if row.probe == one.title and row.encoder in (RANDOM, PIXELS)
+            if row.probe == result.title and row.encoder in (RANDOM, PIXELS)
         }
-        for one in scores
+        for result in scores
     ]
-    has_gain = any(one.is_above_chance and of_probe == {1} for one, of_probe in zip(scores, signs, strict=True))
+    has_gain = any(result.is_above_chance and of_probe == {1} for result, of_probe in zip(scores, signs, strict=True))
     is_worse = any(-1 in of_probe for of_probe in signs)
     return [*sentences, _ADVICE] if standings and (is_worse or not has_gain) else sentences
 

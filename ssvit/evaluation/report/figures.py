@@ -42,27 +42,27 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], standings: Se
         scores: Results of the probes.
         standings: Comparison of the encoders.
     """
-    of_images = [one for one in scores if splits[one.probe].test.values[one.best].ndim == 2]
-    result: dict[str, Figure] = {}
+    of_images = [result for result in scores if splits[result.probe].test.values[result.best].ndim == 2]
+    described: dict[str, Figure] = {}
     if len({standing.encoder for standing in standings}) > 1:
-        result["side_by_side"] = side_by_side(standings)
+        described["side_by_side"] = side_by_side(standings)
     if of_images:
         split = splits[of_images[0].probe]
-        if len(split.own) > 1:
-            result["by_layer"] = by_layer(of_images, split.own)
-        for one in of_images:
-            if one.predictions is not None and not split.is_multi_label:
-                result["confusion"] = confusion(split, one.predictions, f"{one.title} on {one.best}")
-        chosen = next((one for one in of_images if one.probe == "knn"), of_images[0]).best
-        result["contact_sheet"] = neighbours(split, chosen)
+        if len(split.readings) > 1:
+            described["by_layer"] = by_layer(of_images, split.readings)
+        for result in of_images:
+            if result.predictions is not None and not split.is_multi_label:
+                described["confusion"] = confusion(split, result.predictions, f"{result.title} on {result.best}")
+        chosen = next((result for result in of_images if result.probe == "knn"), of_images[0]).best
+        described["contact_sheet"] = neighbours(split, chosen)
     first = next(iter(splits.values()))
     if first.duplicates:
-        result["duplicates"] = near_duplicates(first, first.duplicates)
-    for one in scores:
-        split = splits[one.probe]
-        if split.test.values[one.best].ndim == 4:
-            result["patches" if split.test.masks is None else "segmentation"] = patches(split, one)
-    return result
+        described["duplicates"] = near_duplicates(first, first.duplicates)
+    for result in scores:
+        split = splits[result.probe]
+        if split.test.values[result.best].ndim == 4:
+            described["patches" if split.test.masks is None else "segmentation"] = patches(split, result)
+    return described
 
 
 def side_by_side(standings: Sequence[Standing]) -> Intervals:
@@ -74,33 +74,31 @@ def side_by_side(standings: Sequence[Standing]) -> Intervals:
     )
 
 
-def by_layer(scores: Sequence[Scores], own: Sequence[str]) -> Plot:
+def by_layer(scores: Sequence[Scores], readings: Sequence[str]) -> Plot:
     """Plot the last column of each probe over the layers.
 
     The title states the layer chosen without test labels, and its difference from the last layer in percentage points.
 
     Args:
         scores: Results of the probes.
-        own: Feature sets of the encoder, in the order of layers.
+        readings: Feature sets of the encoder, in the order of layers.
     """
-    layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in own}  # layer3_patch_mean: 3
+    layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in readings}  # layer3_patch_mean: 3
     panels = []
-    for one in scores:
-        values = {name: 100 * row[-1] for name, row in one.values.items()}
-        untrained = [name for name in own if RANDOM_PREFIX + name in values]
+    for result in scores:
+        values = {name: 100 * row[-1] for name, row in result.values.items()}
+        untrained = [name for name in readings if RANDOM_PREFIX + name in values]
         lines = (
-            Line([*layers.values()], [values[name] for name in own], "encoder"),
+            Line([*layers.values()], [values[name] for name in readings], "encoder"),
             Line(
                 [layers[name] for name in untrained], [values[RANDOM_PREFIX + name] for name in untrained],
                 "random weights", "replaced", "--",
             ),
         )  # fmt: skip
-        gain = f", {values[one.best] - values[own[-1]]:+.1f} points from the last" if one.best != own[-1] else ""
-        title = f"{one.title}\nlayer {layers[one.best]} chosen{gain}"
-        levels = (
-            Level(values.get(PIXELS), "pixels", ":", ""),
-            chance(one.chance, *([] if one.images else ["a random order"])),
-        )
+        gain = values[result.best] - values[readings[-1]]
+        title = f"{result.title}\nlayer {layers[result.best]} chosen, {gain:+.1f} points from the last"
+        chance_level = chance(result.chance, *([] if result.images else ["a random order"]))
+        levels = (Level(values.get(PIXELS), "pixels", ":", ""), chance_level)
         panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))
     across = math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
@@ -146,19 +144,19 @@ def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
     return pair_sheet(list(zip(ours, theirs, [pair.cosine for pair in shown], strict=True)))
 
 
-def patches(split: Split, one: Scores) -> Mosaic:
+def patches(split: Split, result: Scores) -> Mosaic:
     """Return images next to the principal components of their patches and, if available, masks and predictions.
 
     Ignored pixels are white and class 0, often the background, is dark. Colours repeat after twenty classes.
     """
     test = split.test
     rows = torch.tensor(evenly_spaced(len(test), _SHOWN))
-    images, colors = split.pictures(test, rows), components(test.values[one.best])[rows]
+    images, colors = split.pictures(test, rows), components(test.values[result.best])[rows]
     enlarged = F.interpolate(colors.movedim(-1, 1), size=images.shape[2:], mode="nearest")
     columns = {"image": images, "components": enlarged}
-    if test.masks is None or one.predictions is None:
+    if test.masks is None or result.predictions is None:
         return Mosaic(columns)
-    masks = {"true": test.masks[rows], "predicted": one.predictions[rows].cpu()}
+    masks = {"true": test.masks[rows], "predicted": result.predictions[rows].cpu()}
     hues = [hsv_to_rgb(0.618 * (number % 20), 0.5 + 0.25 * (number % 3), 0.9) for number in range(IGNORED - 1)]
     palette = torch.tensor([_DARK, *hues, (1.0, 1.0, 1.0)])
     present = [number for number in torch.cat([*masks.values()]).unique().tolist() if number != IGNORED]
@@ -180,9 +178,9 @@ def components(values: Tensor) -> Tensor:
     _, vectors = torch.linalg.eigh(rows.T @ rows)
     vectors = vectors.flip(1)[:, :3]
     vectors = vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
-    found = F.pad(rows @ vectors, (0, 3 - vectors.shape[1]))
-    order = found.sort(0).values
+    projections = F.pad(rows @ vectors, (0, 3 - vectors.shape[1]))
+    order = projections.sort(0).values
     low, high = order[int(_CLIPPED * (len(order) - 1))], order[-1 - int(_CLIPPED * (len(order) - 1))]
     varies = high - low > 1e-9 * rows.abs().max()
-    colors = torch.where(varies, (found - low) / torch.where(varies, high - low, 1), 0.5)
+    colors = torch.where(varies, (projections - low) / torch.where(varies, high - low, 1), 0.5)
     return colors.clamp(0, 1).float().unflatten(0, values.shape[:3])

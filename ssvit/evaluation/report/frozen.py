@@ -222,24 +222,24 @@ def _split(
                 sets = cache.extract(function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
-    own, *others = encoders
+    evaluated, *others = encoders
     part, test_source = data.reported
     feature_sets, thumbnails = [], []
     for which, source in (("training", data.train), (part, test_source)):
-        sets = extracted(own, source, which)
+        sets = extracted(evaluated, source, which)
         for encoder in others:
             sets = sets.joined(extracted(encoder, source, which))
         if masked:
-            sets = replace(sets, masks=masks(source, own.view.build(), sets.places))
+            sets = replace(sets, masks=masks(source, evaluated.view.build(), sets.places))
         feature_sets.append(sets)
         if paired:
-            small = extracted(Evaluated("thumbnails", "", Thumbnails(), own.view), source, which)
+            small = extracted(Evaluated("thumbnails", "", Thumbnails(), evaluated.view), source, which)
             thumbnails.append(small.values["thumbnails"])
     return Split(
-        own=tuple(own.function.identities),
+        readings=tuple(evaluated.function.identities),
         train=feature_sets[0],
         test=feature_sets[1],
-        eval_transform=own.view.build(),
+        eval_transform=evaluated.view.build(),
         part=part,
         others={encoder.name: tuple(map(encoder.named, encoder.function.identities)) for encoder in others},
         duplicates=duplicates(*thumbnails) if paired else None,

@@ -105,22 +105,23 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def scores_table(one: Scores, own: Sequence[str]) -> list[list[str]]:
+def scores_table(result: Scores, readings: Sequence[str]) -> list[list[str]]:
     """Return the results of a probe as headings and one row for each feature set.
 
     Args:
-        one: Results of the probe.
-        own: Feature sets of the encoder, which come first.
+        result: Results of the probe.
+        readings: Names of the feature sets of the encoder, which come first.
     """
-    names = sorted(one.values, key=lambda name: own.index(name) if name in own else len(own))
-    return [["%", *one.columns], *([name, *map(percent, one.values[name], one.deviations[name])] for name in names)]
+    names = sorted(result.values, key=lambda name: readings.index(name) if name in readings else len(readings))
+    rows = ([name, *map(percent, result.values[name], result.deviations[name])] for name in names)
+    return [["%", *result.columns], *rows]
 
 
-def choice(one: Scores, own: Sequence[str]) -> str:
-    """Return a sentence on how the feature set of the encoder was chosen among its feature sets `own`."""
-    if sum(name in own for name in one.values) == 1:
-        return f"Features: {one.best}."
-    return f"Features: {one.best}, chosen by {one.chosen_by}, without test labels."
+def choice(result: Scores, readings: Sequence[str]) -> str:
+    """Return a sentence on how the feature set of the encoder was chosen among its feature sets, `readings`."""
+    if sum(name in readings for name in result.values) == 1:
+        return f"Features: {result.best}."
+    return f"Features: {result.best}, chosen by {result.chosen_by}, without test labels."
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -137,7 +138,7 @@ def write(
     *,
     metadata: Mapping[str, Any],
     scores: Sequence[Scores],
-    own: Sequence[str],
+    readings: Sequence[str],
     figures: Mapping[str, Figure],
     summary: Sequence[Sequence[str]],
     standings: Sequence[Standing],
@@ -150,7 +151,7 @@ def write(
         folder: Folder of the report.
         metadata: Metadata of the evaluation, see `metadata_of`.
         scores: Results of the probes.
-        own: Feature sets of the encoder.
+        readings: Names of the feature sets of the encoder.
         figures: Figures by name.
         summary: Table of the results, see `comparison.table`.
         standings: Comparison of the encoders.
@@ -170,21 +171,26 @@ def write(
         "method": comparison.METHOD,
         "figures": [_inlined(name, figure) for name, figure in figures.items()],
         "probes": [
-            {"title": one.title, "chosen": choice(one, own), "rows": scores_table(one, own), "best": one.best}
-            for one in scores
+            {
+                "title": result.title,
+                "chosen": choice(result, readings),
+                "rows": scores_table(result, readings),
+                "best": result.best,
+            }
+            for result in scores
         ],
-        "own": own,
+        "readings": readings,
         "commands": commands,
     }
     numbers = {
         "headline": " ".join(conclusion),
         "metadata": metadata,
-        "own": own,
+        "own": readings,
         "measured": [
-            {"measure": one.probe} | {key: value for key, value in vars(one).items() if key not in _UNWRITTEN}
-            for one in scores
+            {"measure": result.probe} | {key: value for key, value in vars(result).items() if key not in _UNWRITTEN}
+            for result in scores
         ],
-        "standings": [asdict(one) for one in standings],
+        "standings": [asdict(standing) for standing in standings],
         "method": comparison.METHOD,
         "commands": commands,
     }

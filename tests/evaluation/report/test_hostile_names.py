@@ -80,7 +80,7 @@ def test_figures_show_names_without_mathematics(name):
 @named
 def test_pages_show_names_as_text(name, tmp_path):
     page, numbers = report.write(
-        tmp_path, metadata=METADATA | {"checkpoint": name, "classes": [name], name: name}, scores=[], own=[],
+        tmp_path, metadata=METADATA | {"checkpoint": name, "classes": [name], name: name}, scores=[], readings=[],
         figures={"confusion": Plot([Panel("")], (2, 1))}, summary=[["probe", f"from {name}"]], standings=[],
         conclusion=[name],
     )  # fmt: skip

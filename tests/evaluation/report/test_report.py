@@ -93,8 +93,8 @@ class Page(HTMLParser):
 
 def write(folder, metadata=METADATA, scores=BOTH, own=OWN, figures=None, conclusion=("No gain.",)):
     files = report.write(
-        folder, metadata=metadata, scores=scores, own=own, figures=figures or {}, summary=[["probe", "%"], ["x", "5"]],
-        standings=[], conclusion=conclusion, commands=["ssvit embed"],
+        folder, metadata=metadata, scores=scores, readings=own, figures=figures or {},
+        summary=[["probe", "%"], ["x", "5"]], standings=[], conclusion=conclusion, commands=["ssvit embed"],
     )  # fmt: skip
     page, numbers = (path.read_text(encoding="utf-8") for path in files)
     return Page(page), json.loads(numbers, parse_constant=pytest.fail), page
