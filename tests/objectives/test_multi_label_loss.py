@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ssvit.data.batch import Batch
-from ssvit.exchange import huggingface
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
@@ -75,10 +74,3 @@ def test_what_has_no_meaning_is_refused() -> None:
         classifier(label_smoothing=0.1)
     with pytest.raises(OptionError, match="distillation"):
         classifier(distillation={})
-
-
-def test_transformers_knows_the_problem() -> None:
-    assert huggingface.config(vit("class_token"), CLASSES, multi_label=True)["problem_type"] == (
-        "multi_label_classification"
-    )
-    assert "problem_type" not in huggingface.config(vit("class_token"), CLASSES)

@@ -18,6 +18,7 @@ from ssvit.data.sources.base import Source, is_multi_label
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.panels.predictions import Mistake, MultiLabelPredictions, Predictions, percent
+from ssvit.evaluation.panels.real import read_real
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.figures import plot
 from ssvit.figures.base import Figure
@@ -53,13 +54,15 @@ class Classification(Evaluator):
         self.options = options
         self.source, self.transform, self.part = source, transform, part
         self.images = len(source)
+        self.real = None if options.real is None else read_real(options.real, source)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
         """Return accuracy and further metrics of the classifier.
 
-        Metrics are those of `Predictions` or, for multi-label images, of `MultiLabelPredictions`; and unreadable, the
-        number of excluded images, if any. Figures: `confusion` (not of multi-label images), `mistakes` (those of
-        highest confidence) and `learning`. Table: `classes.csv`, one line for each class.
+        Metrics are those of `Predictions` or, for multi-label images, of `MultiLabelPredictions`; accuracy_real, the
+        share of images whose prediction is among their ReaL labels; and unreadable, the number of excluded images.
+        Figures: `confusion` (not of multi-label images), `mistakes` (those of highest confidence) and `learning`.
+        Table: `classes.csv`, one line for each class.
 
         Raises:
             UserError: If images have no labels, classes differ from those of the model, or too many files are
@@ -69,9 +72,15 @@ class Classification(Evaluator):
         metrics = predictions.metrics(classes)
         if unreadable := len(self.source) - len(predictions.place):
             metrics["unreadable"] = unreadable
+        if self.real is not None and isinstance(predictions, Predictions):
+            pairs = zip(predictions.place.tolist(), predictions.guess.tolist(), strict=True)
+            correct = [guess in self.real[place] for place, guess in pairs if self.real[place]]
+            metrics["accuracy_real"] = sum(correct) / max(1, len(correct))
         if history is None:
             return Evaluation(metrics=metrics)
         lines = predictions.lines(metrics, classes)
+        if "accuracy_real" in metrics:
+            lines.append(f"top-1 by ReaL labels {percent(metrics['accuracy_real'])}")
         if unreadable:
             lines.append(f"unreadable and excluded: {unreadable:,} images")
         history = with_metrics(history, metrics)

@@ -12,3 +12,5 @@ class Classification(Options):
     """Loader processes of each process."""
     timeout: NotNegative = 300.0
     """Seconds to wait for a batch from the loader processes; 0: no limit."""
+    real: str | None = None
+    """File of ImageNet's ReaL labels (Beyer et al. 2020), for the metric accuracy_real; None: without it."""

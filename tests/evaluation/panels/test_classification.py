@@ -344,3 +344,46 @@ def test_figures_describe_shares_of_classes_and_curves_next_to_a_model_that_igno
     for panel in evaluation(source)(model, history).figures["learning"].panels:
         steps = {line.label.split(",")[0]: list(line.x) for line in panel.lines if line.x}
         assert steps == {"validation": [0, 3], "test": [3]}
+
+
+WNIDS = [f"n{number:08d}" for number in range(1000)]
+
+
+def real_labels(folder: Path, **entries) -> str:
+    """A file of ReaL labels: the class 7 for each image, but for some."""
+    labels = [[7] for _ in range(50_000)]
+    for number, entry in entries.items():
+        labels[int(number[1:]) - 1] = entry
+    (folder / "real.json").write_text(json.dumps(labels))
+    return str(folder / "real.json")
+
+
+@torch.no_grad()
+def test_any_of_an_images_real_labels_is_correct_and_an_image_without_them_is_excluded(tmp_path):
+    paths = files(tmp_path, 6, "ILSVRC2012_val_{:08d}.JPEG.png", first=11)[::-1]
+    guesses = [3, 4, 7, 5, 6, 9]  # of the images 16, 15, 14, ...
+    model = Table(torch.nn.functional.one_hot(torch.tensor(guesses[::-1]), 1000).float() * 9, WNIDS)
+    real = real_labels(tmp_path, n16=[1, 3], n15=[], n13=[2, 8], n12=[6], n11=[7, 8])
+    metrics = evaluation(Files(paths, [3] * 6, WNIDS), real=real)(model, [{"step": 0}]).metrics
+    assert metrics["accuracy"] == 1 / 6
+    assert metrics["accuracy_real"] == 3 / 5  # 16, 14 and 12; not 13 and 11
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "classes"),
+    [
+        (None, "ILSVRC2012_val_{:08d}.png", WNIDS),
+        ("[[1], [2", "ILSVRC2012_val_{:08d}.png", WNIDS),
+        ('{"a": 1}', "ILSVRC2012_val_{:08d}.png", WNIDS),
+        ("[" + "[1]," * 49_999 + "[1000]]", "ILSVRC2012_val_{:08d}.png", WNIDS),
+        ("[3," + "[1]," * 49_998 + "[1]]", "ILSVRC2012_val_{:08d}.png", WNIDS),
+        ("[" + "[1]," * 49_999 + "[1]]", "val{:04d}.png", WNIDS),
+        ("[" + "[1]," * 49_999 + "[1]]", "ILSVRC2012_val_{:08d}.png", names(1000)),
+    ],
+)
+def test_other_files_images_and_classes_have_no_real_labels(tmp_path, content, name, classes):
+    path = tmp_path / "real.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=f"^real={path}: "):
+        evaluation(Files(files(tmp_path, 2, name, first=1), [0, 1], classes), real=str(path))

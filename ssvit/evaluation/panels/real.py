@@ -1,0 +1,46 @@
+"""Read the reassessed labels of ImageNet's validation images (ReaL, Beyer et al. 2020)."""
+
+import json
+import os
+import re
+
+from ssvit.data.sources.base import Source
+from ssvit.options import UserError
+
+_IMAGES, _CLASSES = 50_000, 1000
+_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\b")
+_CLASS = re.compile(r"n\d{8}")
+
+
+def read_real(path: str, source: Source) -> list[set[int]]:
+    """Return the correct classes of each image of a source; an empty set excludes the image from the metric.
+
+    Args:
+        path: The authors' file real.json, which has a list of class numbers for each of the 50,000 images.
+        source: Some of these images, with ImageNet's 1000 classes in alphabetical order.
+
+    Raises:
+        UserError: If the file, the classes or the names of the images are others.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            labels = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"real={path}: must be a JSON file ({type(error).__name__})") from None
+    numbers = set(range(_CLASSES))
+    try:
+        classes = [set(entry) for entry in labels]
+        valid = len(classes) == _IMAGES and all(entry <= numbers for entry in classes)
+    except TypeError:
+        valid = False
+    if not valid:
+        raise UserError(f"real={path}: must be a list of {_IMAGES} lists of class numbers from 0 to {_CLASSES - 1}")
+    if len(source.classes) != _CLASSES or not all(map(_CLASS.fullmatch, source.classes)):
+        raise UserError(f"real={path}: requires the {_CLASSES} classes of ImageNet, named by their wnid")
+    matches = [_IMAGE.match(os.path.basename(source.name(index))) for index in range(len(source))]
+    places = [0 if match is None else int(match[1]) for match in matches]
+    for index, place in enumerate(places):
+        if not 1 <= place <= _IMAGES:
+            expected = "must be named ILSVRC2012_val_00000001 and so on"
+            raise UserError(f"real={path}: {source.name(index)} {expected}")
+    return [classes[place - 1] for place in places]
