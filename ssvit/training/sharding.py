@@ -46,6 +46,16 @@ def strategy(*, half: bool) -> ModelParallelStrategy:
     return ModelParallelStrategy(shard)
 
 
+def compile_layers(objective: Objective) -> None:
+    """Compile each layer, in place, before the model is sharded.
+
+    The graphs exclude the hooks that gather the weights of a layer: torch 2.11 fails to compile these on a GPU.
+    """
+    for part in objective.modules():
+        if isinstance(part, Block):
+            part.forward = torch.compile(part.forward)  # type: ignore[method-assign]
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor in every process. All processes must call this function."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

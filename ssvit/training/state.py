@@ -155,8 +155,11 @@ class State:
         compiled: nn.Module = objective
         self.sample = objective.sample
         if recipe.backend == "compile":
-            compiled = torch.compile(objective)  # type: ignore[assignment]  # torch.compile returns a module for a module
             self.sample = torch.compile(objective.sample)
+            if sharding.is_sharded(fabric):
+                sharding.compile_layers(objective)
+            else:
+                compiled = torch.compile(objective)  # type: ignore[assignment]  # a module for a module
         self.model = runtime.spread(fabric, compiled, recipe)
         # Sharding replaces the parameters, so the optimiser is created after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
