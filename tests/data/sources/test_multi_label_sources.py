@@ -23,11 +23,6 @@ CLASSES = ("cat", "dog", "owl", "yak")
 TAGS = ("cat|dog", "", "owl", "dog | cat|owl", "dog", "cat", "yak|dog", "owl|dog", "cat", "yak")
 
 
-def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
-    """(count, 4) bool."""
-    return torch.rand(count, 4, generator=torch.Generator().manual_seed(seed)) < share
-
-
 def table(folder: Path) -> Path:
     """A CSV file of ten images of their own greys, with tags in one column."""
     with open(folder / "t.csv", "w", newline="") as file:
@@ -96,8 +91,7 @@ def test_a_balanced_subset_takes_the_classes_by_turns() -> None:
 def test_shards_keep_several_classes(tmp_path: Path) -> None:
     data = datasets.csv(datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|"))
     output = str(tmp_path / "shards")
-    own = Pack(output=output, size=None, quality=90, shard_size=1, workers=1, overwrite=False)
-    pack(data, tmp_path / "shards", own, lambda done, total: None)
+    pack(data, tmp_path / "shards", Pack(output=output, workers=1), lambda done, total: None)
     read = datasets.shards(datasets_options.Shards(root=str(tmp_path / "shards")))
     assert read.classes == CLASSES
     assert read.train.labels.equal(data.train.labels)
