@@ -69,7 +69,7 @@ def seen(encoder, images):
 def test_numbers_are_those_of_the_pictures_for_any_batch_size(look, run, pictures, batch_size):
     (pictures / "bad.png").write_text("no image")
     numbers, out = look(f"checkpoint={run}", f"batch_size={batch_size}", "shown=2", "layer=1", images=[pictures])
-    assert f"{pictures}/bad.png: no image" in out
+    assert f"{pictures}/bad.png: " in out
     encoder = loading.load_encoder(loading_options.LoadEncoder(path=run))
     images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, _ = seen(encoder, images)
