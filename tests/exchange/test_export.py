@@ -265,7 +265,7 @@ def test_the_command_exports_a_run_with_another_image_size(tool, tmp_path, no_to
     run = tmp_path / "outputs" / "cats"
     run.mkdir(parents=True)
     model = classifier()
-    storage.save(run, 6, {"model": model.state_dict()}, {**model.facts, "stage": "finetune"})
+    storage.save(run, 6, {"model": model.state_dict()}, {**model.metadata, "stage": "finetune"})
     for options in (
         ["format=tflite"],
         ["any_size=true", "format=timm"],
