@@ -222,7 +222,7 @@ def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_pa
     trained = MaskedPatch(
         masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8)
     )
-    path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.facts)
+    path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.metadata)
     assert torch.equal(
         loading.load_encoder(loading_options.LoadEncoder(path=path))(random_images()), trained.encoder(random_images())
     )
