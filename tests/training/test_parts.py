@@ -170,7 +170,7 @@ def test_parts_that_do_not_fit_are_refused(parted, offset):
     places[name] = {"saved_offsets": offset}
     manifest["sha256"][part.name] = storage.write_tensors(part, tensors, {storage.PLACES: json.dumps(places)})
     checkpoint = Checkpoint(parted, manifest)
-    with pytest.raises(CheckpointError, match=r"do not make a whole|where its parts lie"):
+    with pytest.raises(CheckpointError, match="shards"):
         storage.load(checkpoint)
 
 
