@@ -147,12 +147,11 @@ class Classify(Objective):
         if options.distillation is not None:
             self.distillation = Distillation(options.distillation, teacher or options.distillation.teacher.build())
             self.distillation.check(encoder, self.classes)
-        factors = options.class_weights
-        if factors == classify_options.BALANCED:
+        weights = None
+        if options.class_weights is not None:
             if labels is None:
-                raise OptionError("class_weights", factors, "needs the labels of the training images")
-            factors = balanced(labels, len(self.classes))
-        weights = None if factors is None else torch.tensor(factors, dtype=torch.float64)
+                raise OptionError("class_weights", options.class_weights, "needs the labels of the training images")
+            weights = torch.tensor(balanced(labels, len(self.classes)), dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
         self.head = self._head()
         self.distilled_head = None if encoder.distillation_token is None else self._head()

@@ -13,10 +13,6 @@ from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError, UserError
 
-BALANCED: Final = "balanced"
-ClassWeights = Annotated[
-    Literal["balanced"] | Sequence[NotNegative], Expect("balanced, or a list with a number of 0 or more for each class")
-]
 MULTI_LABEL: Final = "multi_label"
 
 
@@ -84,10 +80,10 @@ class Classify(Objective):
     of last layers. Other weights stay as in the checkpoint."""
     lora: Lora | None = None
     """Low-rank updates of the attention matrices, with trained=head, such as {rank: 8, alpha: 16}; None: no LoRA."""
-    class_weights: ClassWeights | None = None
-    """Factors of the loss by label, in the order of the classes. balanced: images / (classes * images of the class), 0
-    for a class without images; None: all 1. For multi-label classification: factors of a class's loss on the images
-    that have it (torch's pos_weight); balanced: images without the class / images with it."""
+    class_weights: Literal["balanced"] | None = None
+    """balanced: the loss of an image is multiplied by images / (classes * images of its class), counted over the
+    training images. For multi-label classification, the loss of a class on the images that have it is multiplied by
+    images without the class / images with it. None: no factors."""
 
     def check_consistency(self) -> None:
         """Check that the options can be combined."""
@@ -95,12 +91,6 @@ class Classify(Objective):
             self.check_labels(multi_label=True)
         if self.lora is not None and self.trained != "head":
             raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
-        weights = self.class_weights
-        if weights is None or isinstance(weights, str):
-            return
-        if self.classes is not None and len(weights) != len(self.classes):
-            expected = f"must be {len(self.classes)} numbers, one for each class, not {len(weights)}"
-            raise OptionError("class_weights", weights, expected)
 
     def check_labels(self, multi_label: bool) -> None:
         """Check these options against the labels of the images.

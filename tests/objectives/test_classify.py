@@ -98,7 +98,9 @@ def test_the_loss_is_the_cross_entropy_of_each_head(token, hidden, smoothing):
     expected = sum(plain_loss(logits, one_hot(), smoothing) for logits in head_logits) / len(head_logits)
     result = model(Batch.of(IMAGES, LABELS))
     assert result["loss"].item() == pytest.approx(expected, rel=1e-12)
-    assert result["loss"].ndim == 0
+    correct = (model.logits(IMAGES).argmax(1) == LABELS).double().mean().item()
+    assert result["accuracy"].item() == pytest.approx(correct)
+    assert not result["accuracy"].requires_grad
 
 
 @pytest.mark.parametrize("token", [False, True])
@@ -159,15 +161,6 @@ def test_mixup_or_cutmix_is_chosen_for_a_micro_batch_and_neither_in_evaluation()
     state = torch.get_rng_state()
     assert torch.equal(model.eval()(Batch.of(IMAGES, LABELS))["loss"], plain(Batch.of(IMAGES, LABELS))["loss"])
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_score_counts_right_answers():
-    model = build(token=True)
-    right = (model.logits(IMAGES).argmax(1) == LABELS).double().mean().item()
-    accuracy = model(Batch.of(IMAGES, LABELS))["accuracy"]
-    assert 0 < right < 1
-    assert accuracy.item() == pytest.approx(right)
-    assert not accuracy.requires_grad
 
 
 @pytest.mark.parametrize("hidden", [None, 7])
@@ -259,33 +252,51 @@ def test_its_metadata_are_enough_to_build_it_again(hidden, token, loss):
     assert torch.equal(*(one.probabilities(one.logits(IMAGES)) for one in (again, model)))
 
 
-WEIGHTS = [0.2, 3.0, 0.0, 1.5, 0.7]
+MULTI_HOT = torch.rand(6, 5, generator=torch.Generator().manual_seed(0)) < 0.35
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("way", ["mixup", None])
-def test_class_weights_are_factors_of_the_losses_of_the_images(way, smoothing):
-    model = build(class_weights=WEIGHTS, label_smoothing=smoothing)
-    labels: torch.Tensor = LABELS
-    shares = one_hot()
-    if way == "mixup":
-        shares = [
-            [0.3 * a + 0.7 * b for a, b in zip(*both, strict=True)] for both in zip(shares, shares[::-1], strict=True)
-        ]
-        labels = torch.tensor(shares, dtype=torch.float64)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_class_weights_are_factors_of_the_losses_of_the_images(mixed, smoothing):
+    model = build(class_weights="balanced", labels=torch.tensor([0, 0, 0, 1, 3, 3, 4]), label_smoothing=smoothing)
+    weights = model.class_weights.tolist()
+    assert weights == [7 / 15, 7 / 5, 0.0, 7 / 10, 7 / 5]
+    shares = torch.tensor(one_hot(), dtype=torch.float64)
+    shares = 0.3 * shares + 0.7 * shares.flip(0) if mixed else shares
     logits = model.logits(IMAGES)
-    found = model._loss(logits, labels)
     expected = 0.0
-    for row, wanted in zip(logits.tolist(), shares, strict=True):
+    for row, targets in zip(logits.tolist(), shares.tolist(), strict=True):
         guesses = [math.log(guess) for guess in softmax(row)]
-        for weight, share, guess in zip(WEIGHTS, wanted, guesses, strict=True):
+        for weight, share, guess in zip(weights, targets, guesses, strict=True):
             expected -= weight * share * ((1 - smoothing) * guess + smoothing * sum(guesses) / len(guesses))
-    assert found.item() == pytest.approx(expected / len(LABELS), rel=1e-9)
-    if not smoothing:
-        weights = torch.tensor(WEIGHTS, dtype=torch.float64)
-        theirs = nn.functional.cross_entropy(logits, labels, weights)
-        total = weights[LABELS].sum() if way is None else len(LABELS)  # what torch divides by
-        assert found.item() == pytest.approx((theirs * total / len(LABELS)).item(), rel=1e-9)
+    assert model._loss(logits, shares if mixed else LABELS).item() == pytest.approx(expected / 6, rel=1e-9)
+    with pytest.raises(OptionError, match=r"^class_weights="):
+        build(class_weights="balanced")
+
+
+@pytest.mark.parametrize("class_weights", [None, "balanced"])
+def test_the_multi_label_loss_is_binary_cross_entropy_summed_over_the_classes(class_weights):
+    model = build(class_weights=class_weights, labels=MULTI_HOT).eval()
+    factors = [(6 - n) / n if n else 0.0 for n in MULTI_HOT.sum(0).tolist()] if class_weights else [1.0] * 5
+    logits, total, exact = model.logits(IMAGES), 0.0, 0
+    probabilities = model.probabilities(logits)
+    torch.testing.assert_close(probabilities, 1 / (1 + (-logits).exp()), rtol=1e-12, atol=0)
+    for row, labels in zip(probabilities.tolist(), MULTI_HOT.tolist(), strict=True):
+        for p, present, factor in zip(row, labels, factors, strict=True):
+            total -= factor * math.log(p) if present else math.log(1 - p)
+        exact += [p > 0.5 for p in row] == labels
+    result = model(Batch.of(IMAGES, MULTI_HOT))
+    assert result["loss"].item() == pytest.approx(total / 6, rel=1e-9)
+    assert result["exact_match"].item() == pytest.approx(exact / 6)
+
+
+def test_mixup_mixes_multi_hot_labels():
+    model = build(mixup=0.4, labels=MULTI_HOT)
+    torch.manual_seed(3)
+    _, shares = model._mix(IMAGES, MULTI_HOT)
+    torch.manual_seed(3)
+    share = v2.MixUp(alpha=0.4, num_classes=5).make_params([IMAGES])["lam"]
+    torch.testing.assert_close(shares, share * MULTI_HOT + (1 - share) * MULTI_HOT.roll(1, 0).float())
 
 
 def test_balanced_weights_are_those_of_scikit_learn():
@@ -333,9 +344,3 @@ def test_refuses_images_without_labels(compiled):
     model: nn.Module = torch.compile(build(), backend="eager") if compiled else build()
     with pytest.raises(UserError, match="needs labels"):
         model(Batch.of(IMAGES, None))
-
-
-def test_balanced_weights_need_the_labels():
-    with pytest.raises(OptionError) as refused:
-        build(class_weights="balanced")
-    assert refused.value.name == "class_weights"
