@@ -14,7 +14,7 @@ from PIL import Image
 
 from ssvit.checkpoints import storage
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.exchange import card, huggingface
+from ssvit.exchange import card
 from ssvit.exchange.export import export
 from ssvit.exchange.export_options import FORMATS, Export
 from ssvit.loading.encoder import load_classifier, load_encoder
@@ -83,7 +83,6 @@ def test_the_card_of_a_multi_label_classifier_states_the_meaning_of_its_logits(l
     model.options = model.options.changed(loss=loss)
     folder, _ = written(model, tmp_path, "timm")
     assert ("sigmoid of each logit" in (folder / "README.md").read_text()) == named
-    assert ("problem_type" in huggingface.config(model.encoder, CLASSES, multi_label=named)) == named
 
 
 def photograph(height, width):
