@@ -110,9 +110,9 @@ class Dino(Objective):
         with torch.no_grad():
             teacher = logits(self.teacher.module, views[:1])
         student = logits(self, views, scheduled["last_layer"], self.depth_noise(batch, number_of_views(views)))
-        return self.compare(teacher, student, scheduled)
+        return self.outputs(teacher, student, scheduled)
 
-    def compare(self, teacher: Tensor, student: Tensor, scheduled: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def outputs(self, teacher: Tensor, student: Tensor, scheduled: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of `forward` from logits.
 
         Args:
@@ -253,7 +253,7 @@ class IBot(Dino):
         teacher, student = (rearrange(x, "(v b) k -> v b k", v=VIEWS) for x in (teacher, student))
         if views[1:]:
             student = torch.cat([student, logits(self, views[1:], gradient, rest)])
-        result = self.compare(teacher, student, scheduled)
+        result = self.outputs(teacher, student, scheduled)
         with torch.autocast(images.device.type, enabled=False):
             targets = sharpened(teacher_patches, self.patch_center, scheduled["patch_temperature"])
             student_patches = student_patches / self.options.student_temperature
