@@ -48,7 +48,6 @@ CHOICES = {
     "multi_crop": ["objective=dino", "augment@data.augment=multi_crop_small"],
     "folder": ["data=folder", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "csv": ["data=csv", "data.table=FOLDER/table.csv", "data.image_size=16", "recipe.batch_size=4"],
-    "huggingface": ["data=huggingface", "data.root=FOLDER", "data.image_size=16", "recipe.batch_size=4"],
     "shift_crop": ["data=cifar10", "data.root=FOLDER"],
     "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
     "stl10": ["data=stl10", "data.root=FOLDER"],
