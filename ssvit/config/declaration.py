@@ -9,6 +9,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 import types
@@ -26,8 +27,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ssvit.options import MISSING, OptionError, pair, typed, within
-
-_NULL = type(None)
 
 
 class Options(BaseModel):
@@ -235,8 +234,7 @@ def find(builder: str) -> type[Options] | None:
 
 def locate(name: str) -> Any:
     """Import the object with a dotted name, such as ssvit.objectives.mae.MAE."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(name)
 
 
 def _read_part(value: object) -> object:
@@ -351,7 +349,9 @@ def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Opt
     for item in metadata:
         if (options := getattr(item, "options", None)) is not None:
             return options
-    types_ = [item for item in get_args(annotation) if item is not _NULL] if _is_union(annotation) else [annotation]
+    types_ = (
+        [item for item in get_args(annotation) if item is not types.NoneType] if _is_union(annotation) else [annotation]
+    )
     first = types_[0]
     return first if len(types_) == 1 and isinstance(first, type) and issubclass(first, Options) else None
 
@@ -361,7 +361,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _is_optional(annotation: Any) -> bool:
-    return _is_union(annotation) and _NULL in get_args(annotation)
+    return _is_union(annotation) and types.NoneType in get_args(annotation)
 
 
 def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
@@ -380,7 +380,7 @@ def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
         kind, *more = get_args(annotation)
         return expected(kind, [*more, *metadata])
     if _is_union(annotation):
-        kinds = [expected(kind, metadata) for kind in get_args(annotation) if kind is not _NULL]
+        kinds = [expected(kind, metadata) for kind in get_args(annotation) if kind is not types.NoneType]
         return ", or ".join([*dict.fromkeys(kinds), *(["null"] if _is_optional(annotation) else [])])
     if get_origin(annotation) is Literal:
         choices = list(map(typed, get_args(annotation)))
