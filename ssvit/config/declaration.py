@@ -12,13 +12,13 @@ import inspect
 import pkgutil
 import re
 import textwrap
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
@@ -349,19 +349,17 @@ def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Opt
     for item in metadata:
         if (options := getattr(item, "options", None)) is not None:
             return options
-    types_ = (
-        [item for item in get_args(annotation) if item is not types.NoneType] if _is_union(annotation) else [annotation]
-    )
+    types_ = [item for item in get_args(annotation) if item is not NoneType] if _is_union(annotation) else [annotation]
     first = types_[0]
     return first if len(types_) == 1 and isinstance(first, type) and issubclass(first, Options) else None
 
 
 def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
+    return get_origin(annotation) in (Union, UnionType)
 
 
 def _is_optional(annotation: Any) -> bool:
-    return _is_union(annotation) and types.NoneType in get_args(annotation)
+    return _is_union(annotation) and NoneType in get_args(annotation)
 
 
 def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
@@ -380,7 +378,7 @@ def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
         kind, *more = get_args(annotation)
         return expected(kind, [*more, *metadata])
     if _is_union(annotation):
-        kinds = [expected(kind, metadata) for kind in get_args(annotation) if kind is not types.NoneType]
+        kinds = [expected(kind, metadata) for kind in get_args(annotation) if kind is not NoneType]
         return ", or ".join([*dict.fromkeys(kinds), *(["null"] if _is_optional(annotation) else [])])
     if get_origin(annotation) is Literal:
         choices = list(map(typed, get_args(annotation)))
