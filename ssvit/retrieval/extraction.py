@@ -70,7 +70,7 @@ class Extraction:
             readings = (reading_of(probe["best"]) for probe in report["measured"])
             reading = next(filter(None, readings), None)
             same_features = reading and reading.norm == requested.norm and requested.pooling in (None, reading.pooling)
-            if same_features and report["facts"]["checksum"] == checksum:
+            if same_features and report["metadata"]["checksum"] == checksum:
                 return reading, f"chosen by {file}"
         return None, "the last: `ssvit evaluate` has not chosen a layer of this checkpoint"
 

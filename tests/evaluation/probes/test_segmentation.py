@@ -257,17 +257,3 @@ def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
     for part, source in (("training", data.train), ("validation", data.validation)):
         for index in range(len(source)):
             assert torch.equal(source.mask(index), expected[f"{part}{index}"])
-
-
-def test_patches_that_do_not_divide_a_mask_share_its_pixels():
-    masks = random_masks(3, 0)
-    grid = (5, 3)  # of masks of 12 x 8: rows of patches begin at 0, 2, 4, 7, 9 and end before 3, 5, 8, 10, 12
-    found = class_shares(masks, grid, K)
-    rows, columns = ((0, 3), (2, 5), (4, 8), (7, 10), (9, 12)), ((0, 3), (2, 6), (5, 8))
-    for image, mask in enumerate(masks):
-        for y, (top, bottom) in enumerate(rows):
-            for x, (left, right) in enumerate(columns):
-                pixels = mask[top:bottom, left:right].flatten().tolist()
-                counted = [pixel for pixel in pixels if pixel != 255]
-                expected = [counted.count(number) / max(1, len(counted)) for number in range(K)]
-                assert found[image, y, x].tolist() == pytest.approx(expected, abs=1e-6)
