@@ -213,7 +213,8 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
     ]
     if unread := sorted(shapes.keys() - {prefix + name for name in wanted}):
         notes.append(f"not read: {shown(*unread)}")
-    return ForeignViT(path, encoder.values(), notes, prefix, mappings, layout.masks_keys)
+    values = {**encoder.values(), "image_size": list(size), "patch_size": list(patch)}  # as in a manifest
+    return ForeignViT(path, values, notes, prefix, mappings, layout.masks_keys)
 
 
 def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Exported | None:
