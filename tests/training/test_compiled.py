@@ -1,11 +1,15 @@
 """recipe.backend: the choice of auto; one graph for each image shape without breaks; exact resumption when compiled."""
 
+import os
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
+from command import LIMIT
 from runs import final, rows, spread
 
 from ssvit.randomness import uniform
@@ -69,10 +73,13 @@ def test_auto_compiles_on_gpus_and_long_bfloat16_runs_on_cpus(recipe, device, wo
     assert reason
 
 
-def test_auto_needs_a_cpp_compiler(monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not runtime._compiles()
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_auto_needs_a_cpp_compiler(compiler, tmp_path):
+    """In a process with an empty cache, since torch looks for the compiler once and keeps what it has compiled."""
+    environment = {**os.environ, "CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    code = "from ssvit.training import runtime; print(runtime._compiles())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.slow
