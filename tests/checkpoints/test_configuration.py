@@ -300,7 +300,7 @@ def test_a_run_with_a_lost_or_damaged_configuration_keeps_its_checkpoints(tool, 
     assert "config.yaml: is empty" in line
     file.unlink()
     sgd = ("recipe.ema=0.9", "recipe.optimizer=sgd", "recipe.lr=2e-3")
-    assert "recipe.optimizer=sgd" in one_line(tool("pretrain", *TINY, *sgd, status=1))
+    assert "recipe.optimizer=sgd" in tool("pretrain", *TINY, *sgd, status=1).stderr
     file.unlink()
     assert "is finished (6 steps)" in tool("pretrain", *TINY, "recipe.ema=0.9").stdout
     files = ["config.yaml", "lock", "metrics.jsonl", "step_00000004", "step_00000006"]
