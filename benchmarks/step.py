@@ -1,7 +1,7 @@
 """Compare a training step with that of other projects: python -m benchmarks.step objective=mae encoder=ti …
 
 Its options are those of `ssvit benchmark`. Each contender is trained by ssvit's loop with AdamW on the same images,
-with recipe.backend=auto once in eager mode and once compiled.
+with recipe.backend=auto once without compilation (ssvit with its kernels) and once compiled.
 `share` is the useful work of a step relative to the machine's own matrix products, measured in the same rounds; for all
 contenders it is the matrix products of ssvit's step.
 """
@@ -76,7 +76,8 @@ def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float
     steps = {}
     for name in names:
         contender = name.removesuffix(COMPILED)
-        backend = "eager" if name == contender else "compile"
+        plain = "kernels" if contender == OURS and session.fabric.device.type == "cpu" else "eager"
+        backend = plain if name == contender else "compile"
         numbers = recipe.changed(optimizer="adamw", backend=backend)
         if contender == OURS:
             steps[name] = Steps(session.fabric, copy.deepcopy(ours), numbers, images)

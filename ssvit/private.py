@@ -8,11 +8,42 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+# A build without oneDNN, as on some ARM machines, has no such kernel.
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# oneDNN multiplies bfloat16 matrices on some processors only.
+ONEDNN_HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute a linear layer with oneDNN; torch multiplies float32 matrices with MKL.
+
+    Args:
+        x: (r, i).
+        weight: (o, i).
+        bias: (o,), or None.
+
+    Returns:
+        (r, o).
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def multiplies_bfloat16() -> bool:
     """Return whether this CPU has instructions for products of bfloat16 matrices."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def has_matrix_units() -> bool:
+    """Return whether the CPU has AMX, matrix units for bfloat16."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, so that it must be called instead of its `forward`."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks)
 
 
 def tracing_errors() -> tuple[type[Exception], ...]:

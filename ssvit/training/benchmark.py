@@ -20,6 +20,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.composed import Config
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
+from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.schedule import Progress
 from ssvit.training import runtime
@@ -255,7 +256,7 @@ class Cost:
         seconds: Wall-clock seconds in the same round.
         preparation: CPU seconds before the first update.
         flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
-        backend: eager or compile.
+        backend: The implementation of the layers, as in `recipe.backend`.
     """
 
     images: int
@@ -292,6 +293,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         first += count
         rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
+    accelerate(objective, False)  # the counter supports only the operators of torch
     of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
     return Cost(
         images=recipe.batch_size,

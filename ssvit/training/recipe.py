@@ -14,6 +14,7 @@ from pydantic import model_validator
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
 from ssvit.data.sources.base_options import DataSet, Subset, check_shares
 from ssvit.devices import Fabric
+from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # decay rate of a running mean
@@ -51,9 +52,9 @@ class Recipe(Options):
     """Decay rate of the moving average of the weights (Polyak), 0.9999 in the paper's best results; 0: no average."""
     precision: Literal["auto", "bf16-mixed", "32-true", "64-true"] = "auto"
     """auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true."""
-    backend: Literal["auto", "eager", "compile"] = "auto"
-    """eager, compile (torch.compile), or auto: compile on CUDA, and on a CPU in bfloat16 if the run is long enough to
-    repay the compilation, otherwise eager."""
+    backend: Literal["auto", "eager", "compile", "kernels"] = "auto"
+    """Implementation of the layers: eager, compile (torch.compile), kernels (faster layers for CPUs), or auto: compile
+    on CUDA and in long runs on CPUs with AMX, otherwise kernels."""
     seed: Whole = 0
     """Seed of all random numbers."""
     evaluate_every: Count = 150
@@ -89,6 +90,9 @@ class Recipe(Options):
         count = run.fabric.processes if isinstance(run.fabric, Fabric) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
+        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.backend == "kernels":
+            expected = f"must be eager or compile: the encoder is {run.encoder.label}, not a ViT"
+            raise OptionError("backend", self.backend, expected)
         images = run.subset.images if isinstance(run.subset, Subset) else None
         if images is None and isinstance(run.source, DataSet):
             images = run.source.count(at_most=self.batch_size)

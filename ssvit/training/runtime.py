@@ -28,6 +28,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # the two stores 
 from torch.nn.parallel import DistributedDataParallel
 
 from ssvit import devices, private
+from ssvit.kernels import operators
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
@@ -36,9 +37,9 @@ from ssvit.training import sharding
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another process
-# Floating-point operations of a process that repay its compilation on a CPU: two minutes of eager steps on a core with
-# bfloat16 instructions, of which compiled steps save more than the 13 to 25 seconds that compiling takes.
-_REPAID = 40e12
+# Floating-point operations of a process that repay its compilation on a CPU with matrix units (AMX), where compiling
+# took 140 seconds and compiled steps save up to a fifth of the time.
+_REPAID = 300e12
 
 _CONNECTION_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|time(d )?out|timing out|remote process|aborted", re.IGNORECASE
@@ -58,8 +59,10 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
     return "bf16-mixed" if native else "32-true"
 
 
-def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["eager", "compile"], str]:
-    """Choose between eager and compiled steps for recipe.backend=auto.
+def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["eager", "compile", "kernels"], str]:
+    """Choose the implementation of the layers for recipe.backend=auto.
+
+    On a CPU with AMX, compiled steps are the fastest, and on other CPUs those with kernels (docs/performance.md).
 
     The choice is a function of the options, so that a run that was stopped continues with the same bits.
 
@@ -69,22 +72,25 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
         encoder: The encoder.
 
     Returns:
-        eager or compile, and the reason in words.
+        The implementation, and the reason in words.
     """
     device = fabric.device
     if device.type == "cuda":
         return "compile", "the device is a GPU"
-    if device.type != "cpu" or precision(recipe, device) != "bf16-mixed":
-        return "eager", "compiling gains nothing with this device and precision"
-    if not isinstance(encoder, ViT):
-        return "eager", "the encoder is not a ViT"
+    if device.type != "cpu":
+        return "eager", "the device is neither a CPU nor a GPU"
+    half = precision(recipe, device) == "bf16-mixed"
+    if not (half and private.has_matrix_units() and isinstance(encoder, ViT)):
+        if half and operators.library() is None:
+            return "kernels", "without those in C, which need a C compiler (cc, or the value of CC)"
+        return "kernels", "the device is a CPU"
     # Forward and backward pass take 6 operations for each weight and token. Masking and views are not considered.
     tokens = recipe.steps * recipe.batch_size // fabric.world_size * encoder.patches
     work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
     if work < _REPAID:
-        return "eager", f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
+        return "kernels", f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
     if not _compiles():
-        return "eager", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
+        return "kernels", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
     return "compile", f"about {work / 1e12:,.0f} TFLOP per process"
 
 

@@ -31,6 +31,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data.loader import Loader
+from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach
 from ssvit.options import UserError
@@ -151,6 +152,7 @@ class State:
     def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
         self.fabric, self.recipe = fabric, recipe
         self.objective = objective.train()  # an encoder loaded from a checkpoint is in eval mode
+        accelerate(objective, recipe.backend == "kernels")
         self._twin = sharding.Twin(objective, fabric.device) if sharding.is_sharded(fabric) else None
         compiled: nn.Module = objective
         self.sample = objective.sample

@@ -15,6 +15,7 @@ from runs import final, rows, spread
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch, named
+from ssvit.kernels.accelerate import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models.timm_options import of
@@ -221,6 +222,16 @@ def test_under_autocast_the_loss_is_near_that_of_float32(case):
     one, two = (torch.autograd.grad(result["loss"], parameters) for result in (exact, rounded))
     flat = [torch.cat([gradient.flatten() for gradient in gradients]) for gradients in (one, two)]
     assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.9
+
+
+@EVERY
+def test_the_kernels_compute_it_too(case):
+    plain = shaken(build(case))
+    fast = copy.deepcopy(plain)
+    accelerate(fast)
+    assert type(fast.encoder.blocks[0]) is not type(plain.encoder.blocks[0])
+    losses = [run(model, batch(plain))["loss"].item() for model in (plain, fast)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def not_finite(objective: Objective, call: int) -> Objective:

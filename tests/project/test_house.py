@@ -19,7 +19,7 @@ LEVELS = (
     ("config",),
     ("schedule",),
     ("models",),
-    ("devices",),
+    ("kernels", "devices"),
     ("objectives", "data", "exchange", "checkpoints", "progress"),
     ("loading", "figures"),
     ("evaluation",),

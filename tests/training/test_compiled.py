@@ -50,23 +50,27 @@ def test_random_numbers_are_the_same_in_a_compiled_graph():
     assert torch.compile(uniform, fullgraph=True)(3, "test", slots, 7, 1).equal(uniform(3, "test", slots, 7, 1))
 
 
-LONG = {"steps": 200_000, "batch_size": 10_000, "precision": "bf16-mixed"}
+LONG = {"steps": 2_000_000, "batch_size": 10_000, "precision": "bf16-mixed"}
 
 
 @pytest.mark.parametrize(
     ("recipe", "device", "world", "works", "expected"),
     [
-        (LONG, "cpu", 1, True, "compile"),
-        (LONG, "cpu", 100, True, "eager"),
-        (LONG, "cpu", 1, False, "eager"),
-        (LONG | {"steps": 2_000}, "cpu", 1, True, "eager"),
-        (LONG | {"precision": "32-true"}, "cpu", 1, True, "eager"),
+        (LONG, "cpu with AMX", 1, True, "compile"),
+        (LONG, "cpu with AMX", 100, True, "kernels"),
+        (LONG, "cpu with AMX", 1, False, "kernels"),
+        (LONG | {"steps": 2_000}, "cpu with AMX", 1, True, "kernels"),
+        (LONG | {"precision": "32-true"}, "cpu with AMX", 1, True, "kernels"),
+        (LONG, "cpu", 1, True, "kernels"),
         ({"precision": "32-true"}, "cuda", 1, False, "compile"),
         (LONG, "mps", 1, True, "eager"),
     ],
 )
-def test_auto_compiles_on_gpus_and_long_bfloat16_runs_on_cpus(recipe, device, world, works, expected, monkeypatch):
+def test_auto_compiles_on_gpus_and_long_runs_on_cpus_with_amx(recipe, device, world, works, expected, monkeypatch):
     monkeypatch.setattr(runtime, "_compiles", lambda: works)
+    has_amx = "AMX" in device
+    monkeypatch.setattr(runtime.private, "has_matrix_units", lambda: has_amx)
+    device = device.split()[0]
     fabric = SimpleNamespace(device=torch.device(device), world_size=world)
     choice, reason = runtime.backend(fabric, Recipe(**recipe), tiny.encoder(0.0))
     assert choice == expected

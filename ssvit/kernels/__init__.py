@@ -1,0 +1,1 @@
+"""Provide faster implementations of layers for CPUs."""

@@ -1,0 +1,211 @@
+"""Compute linear layers, layer norms and branches of a Transformer faster than torch does on a CPU.
+
+torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN's
+kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 with float32 weights, as under autocast,
+`ssvit.kernels.operators` computes complete layers. docs/performance.md has the figures.
+
+Letters: b images, t tokens, r rows (the tokens of all images), i inputs, o outputs, d width.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ssvit.kernels import operators
+from ssvit.private import HAS_ONEDNN, ONEDNN_HAS_BFLOAT16, onednn_linear
+
+TYPES = {torch.float32} | ({torch.bfloat16} if ONEDNN_HAS_BFLOAT16 else set())
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply two matrices of any strides: (r, i) and (i, o) -> (r, o)."""
+    return onednn_linear(left, right.t()) if left.dtype == torch.float32 else left @ right
+
+
+class Context(Protocol):
+    """Define the type of the context that carries tensors from forward to backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    adds: bool
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors for backward."""
+        ...
+
+
+class _OneDNN(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
+        ctx.save_for_backward(rows, weight)
+        return onednn_linear(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, len(weight))
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
+        # The kernel is fastest if the narrower matrix is transposed.
+        narrow = len(weight) <= weight.shape[1]
+        return (
+            product(rows, weight).view(*gradient.shape[:-1], -1) if to_x else None,
+            (product(rows.t(), x) if narrow else product(x.t(), rows).t()) if to_weight else None,
+            rows.sum(0) if to_bias else None,
+            None,
+        )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return (..., d) as contiguous bfloat16 rows (r, d), the input of the operators."""
+    return x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows = _rows(x)
+        ctx.save_for_backward(rows, weight)
+        return operators.linear(rows, weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = _rows(gradient)
+        needs_x, *needs_rest = ctx.needs_input_grad
+        to_x = operators.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if needs_x else None
+        return to_x, *(operators.linear_weights(rows, x) if any(needs_rest) else (None, None))
+
+
+class _Branches(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Context, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
+    ) -> Tensor:
+        x, ctx.adds = x.contiguous(), adds
+        kept = operators.branches(x, weights, heads, epsilon, adds, learns)
+        ctx.save_for_backward(x, *weights, *kept)
+        return kept[-6:][0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        to_x, *to_weights = operators.branches_backward(gradient.contiguous(), x, weights, kept, ctx.adds)
+        return to_x, None, None, None, None, *to_weights
+
+
+def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
+    """Return whether the operators support a product of these tensors in this type."""
+    if dtype != torch.bfloat16 or any(p.dtype != torch.float32 or not p.is_contiguous() for p in parameters):
+        return False
+    return operators.supports_matmul(x, *(width for parameter in parameters for width in parameter.shape))
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Return the type of products, with autocast taken into account."""
+    autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    return torch.get_autocast_dtype("cpu") if autocast else x.dtype
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply a linear layer, with the result of torch's `linear`, under autocast too.
+
+    Args:
+        x: Inputs, (..., i).
+        weight: Weight, (o, i).
+        bias: Bias, (o,).
+
+    Returns:
+        Outputs, (..., o).
+    """
+    dtype = _dtype(x)
+    if _by_kernels(x, dtype, weight, bias):
+        return _Linear.apply(x, weight, bias)
+    # torch.compile does not support oneDNN's kernel, and an exported graph must run on any machine.
+    here = HAS_ONEDNN and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if here and dtype in TYPES and x.numel() > 0:
+        return _OneDNN.apply(x, weight, bias, dtype)
+    return F.linear(x, weight, bias)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out, moments = operators.layer_norm(rows, weight, bias, epsilon)
+        ctx.save_for_backward(rows, weight, moments)
+        return out.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, moments = ctx.saved_tensors
+        to_x, *to_rest = operators.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
+        return to_x.view_as(gradient), *to_rest, None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Apply layer norm over the last dimension, with the result of torch's `layer_norm`.
+
+    Args:
+        x: Inputs, (..., d).
+        weight: Scale, (d,).
+        bias: Bias, (d,).
+        epsilon: Value added to the variance.
+
+    Returns:
+        Outputs, (..., d).
+    """
+    if operators.supports_layer_norm(x) and weight.dtype == torch.float32:
+        return _LayerNorm.apply(x, weight, bias, epsilon)
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+
+
+class Branch(NamedTuple):
+    """Hold the modules of a branch: layer norm, linear layer, attention or GELU, linear layer.
+
+    Attributes:
+        norm: The layer norm.
+        first: The first linear layer.
+        second: The second linear layer.
+        heads: Number of attention heads; 0: GELU.
+    """
+
+    norm: nn.LayerNorm
+    first: nn.Linear
+    second: nn.Linear
+    heads: int = 0
+
+
+def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
+    """Apply branches in sequence.
+
+    Args:
+        x: Tokens, (b, t, d).
+        parts: The branches.
+        adds: Whether the input of each branch is added to its output; required for several branches.
+
+    Returns:
+        Tokens, (b, t, d), or None if the operators do not support the branches.
+    """
+    if x.ndim != 3 or x.dtype != torch.bfloat16:
+        return None
+    heads, epsilon = [part.heads for part in parts], parts[0].norm.eps
+    if any(part.norm.eps != epsilon for part in parts):
+        return None
+    layers = [layer for part in parts for layer in (part.norm, part.first, part.second)]
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
+        return None  # computed separately, branches need no gradients of frozen weights
+    head_widths = [x.shape[-1] // h for h in heads if h]
+    if not (_by_kernels(x, _dtype(x), *weights) and operators.supports_matmul(x, *head_widths)):
+        return None
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
+    return _Branches.apply(x, heads, epsilon, adds, learns, *weights)

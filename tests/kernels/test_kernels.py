@@ -1,0 +1,582 @@
+"""The kernels in C beside formulas in float64, on shapes that fill no vector, and what happens without a compiler."""
+
+import copy
+import math
+import platform
+import subprocess
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from ssvit.data.batch import Batch
+from ssvit.kernels import accelerate, fused, operators
+from ssvit.kernels.accelerate import LayerNorm, Linear
+from ssvit.kernels.attention import attend_packed
+from ssvit.models import vit_options
+from ssvit.models.block import Block, Layers
+from ssvit.models.vit import ViT
+from ssvit.objectives import masked_patch_options
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.targets import MeanColor
+
+needs_compiler = pytest.mark.skipif(operators.library() is None, reason="there is no C compiler")
+needs_products = pytest.mark.skipif(
+    not hasattr(operators.library(), "linear"), reason="the processor lacks the products, or has faster ones"
+)
+PRODUCTS = [(1, 16, 16), (7, 48, 32), (95, 64, 112), (197, 192, 576), (1025, 80, 16), (2100, 16, 96)]
+SHAPES = [(1, 1), (3, 5), (7, 16), (40, 33), (65, 197)]
+EPSILON = 1e-6  # of layer norms
+HALF_STEP = 2**-8  # bfloat16 keeps 8 bits: a rounded number is off by at most this share of itself, and here twice
+
+
+def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+
+
+def assert_rounded(found, right):
+    """Equal to float64's result but for one rounding to bfloat16, and errors of float32 sums."""
+    torch.testing.assert_close(found.double(), right, rtol=HALF_STEP, atol=2e-5 * right.abs().max().item())
+
+
+@needs_products
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
+def test_a_linear_layer_and_its_gradients(rows, inputs, outputs):
+    x, back = random(rows, inputs), random(rows, outputs, seed=1)
+    weight, bias = random(outputs, inputs, seed=2, scale=inputs**-0.5).float() * 1.001, random(outputs, seed=3).float()
+    rounded = weight.bfloat16().double()
+    assert_rounded(operators.linear(x, weight, bias), x.double() @ rounded.T + bias.double())
+    assert_rounded(operators.linear_inputs(back, weight), back.double() @ rounded)
+    to_weight, to_bias = operators.linear_weights(back, x)
+    torch.testing.assert_close(to_weight.double(), back.double().T @ x.double(), rtol=1e-5, atol=1e-5 * rows**0.5)
+    torch.testing.assert_close(to_bias.double(), back.double().sum(0), rtol=1e-5, atol=1e-5 * rows**0.5)
+
+
+def layers(width: int, first: int, second: int, seed: int = 0) -> list[torch.Tensor]:
+    """Weights and biases of a layer norm and two linear layers, bfloat16 in float32."""
+    gain, offset = 1 + random(width, seed=seed + 1, scale=0.3).float(), random(width, seed=seed + 2, scale=0.3).float()
+    weight, weight2 = random(first, width, seed=seed + 3), random(width, second, seed=seed + 4)
+    scaled = [(matrix * matrix.shape[1] ** -0.5).bfloat16().float() for matrix in (weight, weight2)]
+    biases = random(first, seed=seed + 5).float(), random(width, seed=seed + 6).float()
+    return [gain, offset, scaled[0], biases[0], scaled[1], biases[1]]
+
+
+@needs_products
+@pytest.mark.parametrize("heads", [0, 3])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("b", "t"), [(1, 1), (1, 7), (5, 19), (2, 197), (300, 7)])
+def test_a_branch_and_its_gradients(b, t, heads, adds):
+    """Each part beside float64 given the part before, and the gradients of the whole: three roundings, or a few."""
+    width, first, second = 48, *((144, 48) if heads else (80, 80))
+    x, back = random(b, t, width), random(b, t, width, seed=7)
+    gain, offset, weight, bias, weight2, bias2 = given = layers(width, first, second)
+    out, normed, moments, between, hidden, norms = saved = operators.branches(x, given, [heads], EPSILON, adds, True)
+    norm, kept = operators.layer_norm(x.view(-1, width), gain, offset, EPSILON)
+    assert torch.equal(normed.view_as(norm), norm)
+    assert torch.equal(moments.view_as(kept), kept)
+    if heads:
+        assert torch.equal(between.view(-1, first), operators.linear(norm, weight, bias))
+        mixed, kept = operators.attention(None, between, heads)
+        assert torch.equal(hidden, mixed)
+        assert torch.equal(norms, kept)
+    else:
+        known = (normed.double() @ weight.double().T + bias.double()).requires_grad_()
+        right = known * (1 + torch.erf(known / math.sqrt(2))) / 2
+        assert_rounded(hidden, right.detach())
+        assert_rounded(between, torch.autograd.grad(right.sum(), known)[0])
+    assert_rounded(out, hidden.double() @ weight2.double().T + bias2.double() + (x.double() if adds else 0))
+
+    known = [tensor.double().requires_grad_() for tensor in (x, gain, offset, weight, bias, weight2, bias2)]
+    whole, weights = known[0], known[3:]
+    y = torch.nn.functional.layer_norm(whole, (width,), known[1], known[2], EPSILON) @ weights[0].T + weights[1]
+    if heads:
+        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in y.chunk(3, -1))
+        y = ((query @ key.mT / 4).softmax(-1) @ value).transpose(1, 2).flatten(2)
+    else:
+        y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+    right = y @ weights[2].T + weights[3] + (whole if adds else 0)
+    rights = torch.autograd.grad(right, known, back.double())
+    for found, wanted in zip(operators.branches_backward(back, x, given, saved, adds), rights, strict=True):
+        # A query's share of the bias is a small difference of large sums.
+        assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-3
+
+
+@needs_products
+def test_branches_in_a_row_are_one_after_the_other():
+    """Bit for bit, forward and backward; without learning they share memory, and nothing but the result is kept."""
+    heads = [1, 0, 0, 2, 1, 1, 0]
+    weights = [layers(32, *((96, 32) if own else (80, 80)), seed=10 * n) for n, own in enumerate(heads)]
+    x, back = random(2, 5, 32), random(2, 5, 32, seed=7)
+    inputs, saved = [x], []
+    for own, each in zip(heads, weights, strict=True):
+        saved.append(operators.branches(inputs[-1], each, [own], EPSILON, True, True))
+        inputs.append(saved[-1][0])
+    rights, gradient = [], back
+    for given, each, kept in zip(inputs[-2::-1], weights[::-1], saved[::-1], strict=True):
+        gradient, *to_weights = operators.branches_backward(gradient, given, each, kept, True)
+        rights = [*to_weights, *rights]
+
+    weights, saved = ([part for each in parts for part in each] for parts in (weights, saved))
+    before = x.clone()
+    (out,) = operators.branches(x, weights, heads, EPSILON, True, False)
+    assert torch.equal(out, inputs[-1])
+    kept = operators.branches(x, weights, heads, EPSILON, True, True)
+    assert all(torch.equal(one, other) for one, other in zip(kept, saved, strict=True))
+    found = operators.branches_backward(back, x, weights, kept, True)
+    assert all(torch.equal(one, other) for one, other in zip(found, [gradient, *rights], strict=True))
+    assert torch.equal(x, before)
+    with pytest.raises(AssertionError):
+        operators.branches(x, weights, heads, EPSILON, False, True)
+
+
+@needs_products
+def test_gelu_far_out():
+    x = torch.tensor([-1e30, -40.0, -13.0, -6.0, 0.0, 6.0, 40.0, 1e30] * 2)
+    nothing = [torch.zeros(16), torch.zeros(16), torch.zeros(16, 16), x, torch.zeros(16, 16), torch.zeros(16)]
+    _, _, _, slopes, found, _ = operators.branches(random(1, 1, 16), nothing, [0], EPSILON, False, True)
+    right = torch.nn.functional.gelu(x.double())
+    torch.testing.assert_close(found.flatten().double(), right, rtol=HALF_STEP, atol=1e-8)
+    known = torch.tensor([0, 0, 0, 0, 0.5, 1, 1, 1] * 2)
+    torch.testing.assert_close(slopes.flatten().float(), known, rtol=0, atol=1e-6)
+
+
+@needs_products
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize(
+    ("q", "t", "width"), [(1, 1, 16), (5, 7, 16), (7, 7, 48), (32, 33, 64), (65, 65, 80), (20, 197, 64)]
+)
+def test_attention_and_its_gradients(q, t, width, scale):
+    """Of the gradients it can only be asked that they are as near as bfloat16's rounding of the weights allows."""
+    b, heads = 2, 3
+    parts = random(b, q, heads * width, scale=scale), *(random(b, t, heads * width, seed=s) for s in (1, 2))
+    back = random(b, q, heads * width, seed=3)
+    known = [part.double().requires_grad_() for part in parts]
+    query, key, value = (part.unflatten(-1, (heads, width)).transpose(1, 2) for part in known)
+    right = ((query @ key.mT / math.sqrt(width)).softmax(-1) @ value).transpose(1, 2).flatten(2)
+    right.backward(back.double())
+    apart, packed = (parts[0], torch.cat(parts[1:], -1)), (None, torch.cat(parts, -1) if q == t else None)
+    for given in [apart, packed] if q == t else [apart]:
+        out, norms = operators.attention(*given, heads)
+        to = operators.attention_backward(*given, back, norms)
+        to = to[1].chunk(3, -1) if given[0] is None else (to[0], *to[1].chunk(2, -1))
+        for found, wanted in zip((out, *to), (right.detach(), *(part.grad for part in known)), strict=True):
+            assert (found.double() - wanted).norm() <= 2 * HALF_STEP * wanted.norm() + 1e-5 * scale
+
+
+@needs_products
+@pytest.mark.parametrize("level", [-1e4, 1e4])
+def test_attention_to_keys_that_are_all_alike_and_far_from_the_query(level):
+    """Of logits that are all far below or above zero only the differences count, here none."""
+    query, key = torch.full((1, 7, 16), 8.0).bfloat16(), torch.full((1, 7, 16), level / 8).bfloat16()
+    value, back = random(1, 7, 16), random(1, 7, 16, seed=1)
+    packed = torch.cat([query, key, value], -1)
+    out, norms = operators.attention(None, packed, 1)
+    torch.testing.assert_close(out.float(), value.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01)
+    _, to_packed = operators.attention_backward(None, packed, back, norms)
+    assert to_packed.isfinite().all()
+    torch.testing.assert_close(
+        to_packed[..., 32:].float(), back.float().mean(1, keepdim=True).expand_as(out), rtol=0.01, atol=0.01
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_layer_norm_and_its_gradients(shape, offset):
+    x, back = random(*shape) + offset, random(*shape, seed=1)
+    weight, bias = (torch.randn(shape[1], generator=torch.Generator().manual_seed(seed)) for seed in (2, 3))
+    known = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    centred = known[0] - known[0].mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    right = normal * known[1] + known[2]
+    right.backward(back.double())
+    out, moments = operators.layer_norm(x, weight, bias, 1e-6)
+    assert_rounded(out, right.detach())
+    to_x, to_weight, to_bias = operators.layer_norm_backward(x, back, weight, moments)
+    if shape[1] > 1:  # of a single number nothing is left but rounding
+        torch.testing.assert_close(to_x.double(), known[0].grad, rtol=HALF_STEP, atol=1e-4)
+    torch.testing.assert_close(to_weight.double(), known[1].grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(to_bias.double(), known[2].grad, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_what_is_not_a_number_stays_so_in_layer_norm():
+    x = random(4, 33)
+    x[2, 20] = math.nan
+    ones = torch.ones(33)
+    out, moments = operators.layer_norm(x, ones, ones, 1e-6)
+    for rows in (out, operators.layer_norm_backward(x, x, ones, moments)[0]):
+        assert rows.isnan().all(1).tolist() == [False, False, True, False]
+
+
+@needs_products
+def test_what_is_not_a_number_stays_so_in_products_and_attention():
+    x, weight, bias = random(9, 32), random(16, 32, seed=1).float(), torch.zeros(16)
+    x[2, 20] = math.nan
+    only = [row == 2 for row in range(9)]
+    whole = operators.branches(x[None], layers(32, 48, 48), [0], EPSILON, False, True)
+    for out in (operators.linear(x, weight, bias), *(part[0] for part in whole[:5] if part is not whole[2])):
+        assert out.isnan().any(1).tolist() == out.isnan().all(1).tolist() == only
+    to_weight, _ = operators.linear_weights(random(9, 16), x)
+    assert to_weight.isnan().any(0).tolist() == to_weight.isnan().all(0).tolist() == [i == 20 for i in range(32)]
+    _, to_bias = operators.linear_weights(x, random(9, 16))
+    assert to_bias.isnan().tolist() == [i == 20 for i in range(32)]
+    query, key, value = x[None], random(1, 9, 32, seed=2), random(1, 9, 32, seed=3)
+    packed = torch.cat([key, value], -1)
+    out, norms = operators.attention(query, packed, 1)
+    assert out[0].isnan().all(1).tolist() == only
+    to_query, to_packed = operators.attention_backward(query, packed, random(1, 9, 32), norms)
+    assert to_query[0].isnan().all(1).tolist() == only
+    assert to_packed.isnan().all()
+
+
+@needs_products
+@pytest.mark.parametrize(
+    ("kernel", "arguments"),
+    [
+        ("linear", (random(5, 16), random(32, 16).float(), torch.zeros(32))),
+        ("linear_inputs", (random(5, 32), random(32, 16).float())),
+        ("linear_weights", (random(5, 32), random(5, 16))),
+        ("attention", (None, random(2, 5, 96), 2)),
+        ("attention", (random(2, 3, 32), random(2, 5, 64), 2)),
+        ("attention_backward", (None, random(2, 5, 96), random(2, 5, 32), random(2, 2, 5, 2).float())),
+        ("attention_backward", (random(2, 3, 32), random(2, 5, 64), random(2, 3, 32), random(2, 2, 3, 2).float())),
+        ("branches", (random(2, 5, 16), [*layers(16, 48, 16), *layers(16, 32, 32)], [1, 0], EPSILON, True, True)),
+        ("branches", (random(2, 5, 16), [*layers(16, 48, 16), *layers(16, 32, 32)], [1, 0], EPSILON, True, False)),
+        ("branches", (random(2, 5, 16), layers(16, 48, 16), [1], EPSILON, False, True)),
+    ],
+)
+def test_kernels_are_operators_as_compiled_graphs_take_them(kernel, arguments):
+    """They change none of their inputs, and their results have the shapes that a graph is built for."""
+    operator = getattr(torch.ops.ssvit, kernel).default
+    torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    if kernel == "branches" and arguments[-1]:
+        x, weights, *_, adds, _ = arguments
+        given = random(*x.shape), x, weights, operators.branches(*arguments), adds
+        operator = torch.ops.ssvit.branches_backward.default
+        torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+
+
+@needs_products
+@pytest.mark.parametrize("options", [{}, {"positions": "relative"}])
+def test_a_compiled_step_calls_the_kernels_and_computes_the_same(options):
+    """As one graph, which a backend that counts runs as it is; without the layer norms that are no branch's."""
+    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=48, depth=2, heads=3, **options))
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(), encoder=encoder, target=MeanColor(patch_size=4, bits=1)
+    ).eval()
+    torch.nn.init.trunc_normal_(model.head.weight, std=0.1)
+    accelerate.accelerate(model)
+    images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    noise, called = model.sample(torch.arange(3), seed=0), []
+
+    def count(graph, _):
+        called.extend(str(node.target) for node in graph.graph.nodes if "ssvit" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    def step(model):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(Batch.of(images), noise)["loss"]
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=count, bw_compiler=count), fullgraph=True)
+    for found, right in zip(step(compiled), step(model), strict=True):
+        assert (found - right).norm() <= 0.02 * right.norm() + 1e-6
+    wanted = ["branches", "branches_backward", "linear", "linear_inputs", "linear_weights"]
+    wanted += [] if "positions" in options else ["attention", "attention_backward"]
+    assert {name.removeprefix("ssvit.").removesuffix(".default") for name in called} == set(wanted)
+
+
+@needs_compiler
+def test_the_number_of_threads_changes_no_bit():
+    def everything():
+        x = random(100, 48, seed=4)
+        weight = random(48, seed=5).float()
+        out, moments = operators.layer_norm(x, weight, weight, 1e-6)
+        packed = random(5, 20, 144, seed=6).requires_grad_()
+        attended = attend_packed(None, packed, 3)
+        (back,) = torch.autograd.grad(attended, packed, attended.detach())
+        torch.manual_seed(7)
+        layer = block(width=48, heads=3, mlp_width=192)
+        with torch.autocast("cpu", torch.bfloat16):
+            changed = layer(random(25, 100, 48, seed=8))
+        changed.backward(changed.detach())
+        rest = [parameter.grad for parameter in layer.parameters()]
+        return [out, moments, *operators.layer_norm_backward(x, out, weight, moments), back, changed, *rest]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = everything()
+        torch.set_num_threads(3)
+        assert all(torch.equal(one, other) for one, other in zip(alone, everything(), strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("processor", ["native", "x86-64", "cooperlake", "sapphirerapids"])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors named are x86-64")
+def test_the_sources_have_no_warnings(processor, tmp_path):
+    options = [f"-march={processor}", "-fopenmp", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command = ["cc", *options, *operators.SOURCES, "-o", tmp_path / "kernels.so"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("compiler", ["false", "there-is-no-such-compiler", "true"])
+def test_without_a_compiler_torch_computes(compiler, monkeypatch):
+    """`false` fails, and `true` succeeds without having built anything."""
+    monkeypatch.setenv("CC", compiler)
+    operators.library.cache_clear()
+    try:
+        assert operators.library() is None
+        x = random(2, 5, 24)
+        assert not operators.supports_layer_norm(x)
+        known = x.double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        right = ((known[0] @ known[1].mT / 2).softmax(-1) @ known[2]).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(attend_packed(None, x, 2).double(), right, rtol=0.03, atol=0.03)
+        layer = block(width=24, heads=2, mlp_width=16)
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x).sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    finally:
+        operators.library.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", ["expanded", "turned"])
+def test_gradients_may_have_any_strides(way):
+    x, width = random(3, 5, 48), 48
+    back = (
+        random(1, 1, width, seed=1).expand_as(x) if way == "expanded" else random(width, 5, 3, seed=1).permute(2, 1, 0)
+    )
+    linear, norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width, 1e-6)
+    own = Linear(width, width), LayerNorm(width, 1e-6)
+    for one, other in zip(own, (linear, norm), strict=True):
+        one.load_state_dict(other.state_dict())
+    layer = block(width=width, heads=1, mlp_width=width)
+    pairs = [(own[0], linear), (own[1], norm), (layer, copy.deepcopy(layer))]
+    for one, right in pairs:
+        given, known = x.clone().requires_grad_(), x.float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            one(given).backward(back)
+        right(known).backward(back.float())
+        torch.testing.assert_close(given.grad.float(), known.grad, rtol=0.05, atol=0.05)
+    packed = random(3, 5, 48, seed=2).requires_grad_()
+    out = attend_packed(None, packed, 1)
+    (found,) = torch.autograd.grad(out, packed, back[..., :16])
+    (again,) = torch.autograd.grad(attend_packed(None, packed, 1), packed, back[..., :16].contiguous())
+    assert torch.equal(found, again)
+
+
+@needs_products
+@pytest.mark.parametrize(
+    "learned", ["linear.weight", "linear.bias", "norm1.weight", "expand.weight", "norm2.bias", "x"]
+)
+def test_each_part_gets_its_gradient_when_the_rest_is_frozen(learned):
+    layer, x, linear = block(width=16, heads=1, mlp_width=32), random(2, 3, 16), Linear(16, 16)
+    parts = {f"linear.{name}": part for name, part in linear.named_parameters()} | dict(layer.named_parameters())
+    parts["x"] = x
+
+    def gradients(*names):
+        for name, part in parts.items():
+            part.requires_grad_(name in names)
+            part.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(linear(x)).square().sum().backward()
+        return {name: part.grad for name, part in parts.items()}
+
+    found, right = gradients(learned), gradients(*parts)
+    assert [name for name, gradient in found.items() if gradient is not None] == [learned]
+    assert torch.equal(found[learned], right[learned])
+
+
+IMAGES = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many branches each call of our own kernels has computed; grows as they are called."""
+    counts, branches = [], operators.branches
+
+    def count(x, weights, heads, *rest):
+        counts.append(len(heads))
+        return branches(x, weights, heads, *rest)
+
+    monkeypatch.setattr(operators, "branches", count)
+    return counts
+
+
+def block(**sizes) -> Block:
+    built = Block(**sizes, dropout=0.0, drop=0.0, relative=None)
+    accelerate.accelerate(built)
+    return built
+
+
+def encoder(**options) -> ViT:
+    torch.manual_seed(3)
+    built = ViT(vit_options.ViT(**{"image_size": 8, "patch_size": 4, "width": 32, "depth": 3, "heads": 2, **options}))
+    accelerate.accelerate(built)
+    return built
+
+
+def learn(vit: ViT, at: torch.Tensor | None = None) -> list[torch.Tensor | None]:
+    """What an encoder makes of IMAGES, and the gradients of its weights."""
+    vit.zero_grad()
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = vit.encode(vit.embed(IMAGES), output_ids=at)
+    out.backward(random(*out.shape, seed=6).to(out.dtype))
+    return [out.detach(), *(weight.grad for weight in vit.parameters())]
+
+
+def same(found, right) -> bool:
+    return all(one is other is None or torch.equal(one, other) for one, other in zip(found, right, strict=True))
+
+
+@needs_products
+@pytest.mark.parametrize("at", [None, torch.tensor([[0, 3]] * 2)])
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ({}, False),
+        ({"depth": 1}, False),
+        ({"positions": "sine_cosine_2d", "class_token": False, "pooling": "patch_mean"}, False),
+        ({"positions_at": "every_layer"}, True),
+        ({"activation_checkpointing": True}, True),
+        ({"stochastic_depth": 0.5}, True),
+        ({"dropout": 0.5}, True),
+        ({"attention_dropout": 0.5}, True),
+    ],
+)
+def test_layers_at_once_are_the_layers_in_turn(options, apart, at, calls, monkeypatch):
+    """Bit for bit; where something happens between them, they are not computed at once."""
+    vit = encoder(**options)
+    found, together = learn(vit, at), 2 * (len(vit.blocks) - (at is not None))
+    assert (together in calls) == (together > 0 and not apart)
+    monkeypatch.setattr(accelerate.Layers, "forward", Layers.forward)
+    calls.clear()
+    assert same(found, learn(vit, at))
+    assert set(calls) <= {1}
+
+
+@needs_products
+@pytest.mark.parametrize(
+    "name", ["patch", "blocks.0", "blocks.1.attention", "blocks.1.attention.qkv", "blocks.2.norm2"]
+)
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+def test_who_listens_to_a_module_is_told(name, kind, calls):
+    vit, told = encoder(), []
+    right = learn(vit)
+    handle = getattr(vit.get_submodule(name), f"register_{kind}")(lambda *_: told.append(name))
+    for found, wanted in zip(learn(vit), right, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05 * wanted.abs().max().item())
+    assert told == [name]
+    handle.remove()
+    calls.clear()
+    assert same(learn(vit), right)
+    assert calls == [6]
+    assert told == [name]
+
+
+@needs_products
+def test_modules_in_the_place_of_others_are_called():
+    class Zero(Linear):
+        def forward(self, x):
+            return 0 * super().forward(x)
+
+    class Skipped(accelerate.Block):
+        def forward(self, x, *_):
+            return x
+
+    vit = encoder()
+    before = learn(vit)[0]
+    for name, kind in (("blocks.0.contract", Zero), ("blocks.2.attention.out", Zero), ("blocks.1", Skipped)):
+        vit.get_submodule(name).__class__ = kind
+        after = learn(vit)[0]
+        assert not torch.allclose(before, after, atol=0.1)
+        before = after
+
+
+@needs_products
+def test_layers_that_learn_nothing_are_left_out_of_the_gradient(monkeypatch):
+    vit, right = encoder(), learn(encoder())
+    frozen = {id(weight) for module in (vit.patch, *vit.blocks[:2]) for weight in module.parameters()}
+    frozen |= {id(vit.class_token), *(id(weight) for weight in vit.positions.parameters())}
+    kept = [id(weight) in frozen for weight in vit.parameters()]
+    for weight in vit.parameters():
+        weight.requires_grad_(id(weight) not in frozen)
+    counted, backward = [], operators.branches_backward
+
+    def count(gradient, x, weights, *rest):
+        counted.append(len(weights))
+        return backward(gradient, x, weights, *rest)
+
+    monkeypatch.setattr(operators, "branches_backward", count)
+    out, *gradients = learn(vit)
+    assert same([out, *gradients], [right[0], *(None if k else g for k, g in zip(kept, right[1:], strict=True))])
+    assert counted == [6, 6]  # the two branches of the last layer
+
+
+@needs_products
+def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
+    norm, x = LayerNorm(16, 1e-6), random(1, 3, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises((AssertionError, RuntimeError)):
+            fused.linear(random(3, 16), torch.zeros(32, 48), torch.zeros(32))
+        for first, second, heads in [((16, 32), (48, 16), 0), ((32, 32), (32, 16), 0), ((16, 32), (32, 16), 1)]:
+            with pytest.raises((AssertionError, RuntimeError)):
+                fused.branches(x, fused.Branch(norm, Linear(*first), Linear(*second), heads))
+        with pytest.raises((AssertionError, RuntimeError)):
+            fused.branches(x, fused.Branch(LayerNorm(48), Linear(16, 32), Linear(32, 16)))
+        out = fused.linear(random(3, 16), torch.ones(32, 16), torch.ones(32, dtype=torch.bfloat16))
+    torch.testing.assert_close(out, random(3, 16).sum(1, keepdim=True).expand(-1, 32) + 1, rtol=0.01, atol=0.01)
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["float", "double", "strided"])
+def test_other_tensors_are_left_to_torch(change):
+    x = random(4, 6)
+    assert operators.supports_layer_norm(x)
+    other = x.T if change == "strided" else getattr(x, change)()
+    assert not operators.supports_layer_norm(other)
+    norm = LayerNorm(6 if change != "strided" else 4, eps=1e-6).to(other.dtype)
+    right = torch.nn.functional.layer_norm(other, norm.normalized_shape, norm.weight, norm.bias, 1e-6)
+    assert torch.equal(norm(other), right)
+
+
+def test_no_tokens_are_no_error():
+    x = torch.empty(2, 0, 24, dtype=torch.bfloat16)
+    assert not operators.supports_layer_norm(x)
+    assert attend_packed(None, x, 2).shape == (2, 0, 8)
+    assert LayerNorm(24, eps=1e-6)(x).shape == x.shape
+
+
+def test_accelerating_changes_neither_names_nor_weights_and_can_be_taken_back():
+    model = MaskedPatch(masked_patch_options.MaskedPatch(), encoder=encoder(), target=MeanColor(patch_size=4, bits=1))
+    model.own = torch.nn.Linear(2, 2, bias=False)
+    accelerate.accelerate(model)
+    kinds, before = [type(module) for module in model.modules()], copy.deepcopy(model.state_dict())
+    assert kinds.count(Linear) == 3 * 4 + 3
+    assert isinstance(model.encoder, ViT)
+    assert torch.equal(model.own(torch.eye(2)), model.own.weight.T)
+    accelerate.accelerate(model, enabled=False)
+    assert all(type(module).__module__ != accelerate.__name__ for module in model.modules())
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    accelerate.accelerate(model)
+    assert [type(module) for module in copy.deepcopy(model).modules()] == kinds
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+def test_layer_norms_of_other_kinds_are_torchs(shape):
+    x = torch.randn(shape).bfloat16()
+    for options in ({"elementwise_affine": False}, {"bias": False}):
+        norm = torch.nn.LayerNorm(shape[1:], **options).bfloat16()
+        right = norm(x)
+        accelerate.accelerate(norm)
+        assert torch.equal(norm(x), right)
