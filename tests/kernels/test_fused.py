@@ -193,6 +193,6 @@ def test_activation_checkpointing_keeps_less_for_the_backward():
 
 
 def test_a_run_may_go_on_with_activation_checkpointing_or_without():
-    assert objective(activation_checkpointing=True).metadata == objective().facts
+    assert objective(activation_checkpointing=True).metadata == objective().metadata
     old, new = ({"encoder": {"width": 8, "activation_checkpointing": value}} for value in (False, True))
     assert Configuration(new, {}).difference(Configuration(old, {})) is None
