@@ -36,13 +36,9 @@ def program(name: str, *options: str) -> list[str]:
 def start(folder: Path, name: str, *options: str, **environment: str) -> subprocess.Popen:
     """Start a command in a folder, whose output is to be read; one that hangs is killed."""
     process = subprocess.Popen(
-        program(name, "outputs=outputs", *options),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
+        program(name, "outputs=outputs", *options), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, **environment},
+    )  # fmt: skip
     watch = threading.Timer(LIMIT, process.kill)
     watch.daemon = True
     watch.start()

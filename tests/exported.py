@@ -11,15 +11,9 @@ from ssvit.objectives.classify import Classify
 
 LIMIT = 1e-5
 SHAPE = {
-    "image_size": [32, 48],
-    "patch_size": 8,
-    "width": 48,
-    "depth": 2,
-    "heads": 4,
-    "mlp_width": 80,
-    "mean": [0.4, 0.5, 0.6],
-    "std": 0.25,
-}
+    "image_size": [32, 48], "patch_size": 8, "width": 48, "depth": 2, "heads": 4, "mlp_width": 80,
+    "mean": [0.4, 0.5, 0.6], "std": 0.25,
+}  # fmt: skip
 CLASSES = ("cat", "dog", "emu")
 
 

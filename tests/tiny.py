@@ -248,19 +248,9 @@ def assert_one_graph(objective: Objective, images: torch.Tensor) -> None:
 
 
 def train(
-    folder: Path,
-    *,
-    data=None,
-    workers=0,
-    dropout=0.0,
-    objective=None,
-    evaluators=None,
-    facts=None,
-    strategy="auto",
-    double=False,
-    timeout=runtime.TIMEOUT,
-    **recipe,
-) -> tuple[bool, Objective]:
+    folder: Path, *, data=None, workers=0, dropout=0.0, objective=None, evaluators=None, facts=None, strategy="auto",
+    double=False, timeout=runtime.TIMEOUT, **recipe,
+) -> tuple[bool, Objective]:  # fmt: skip
     """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -270,15 +260,10 @@ def train(
     if double:
         objective.double()
     loader = Loader(
-        source=labelled() if isinstance(objective, Classify) else source(data),
-        transform=transform(objective),
-        seed=numbers.seed,
-        batch_size=numbers.batch_size,
-        accumulate=numbers.accumulate,
-        rank=fabric.global_rank,
-        world=fabric.world_size,
-        workers=workers,
-    )
+        source=labelled() if isinstance(objective, Classify) else source(data), transform=transform(objective),
+        seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=fabric.global_rank,
+        world=fabric.world_size, workers=workers,
+    )  # fmt: skip
     worked = loop.train(
         fabric,
         objective,

@@ -14,13 +14,8 @@ from ssvit.options import UserError
 def encoder(**options) -> ViT:
     torch.manual_seed(0)
     arguments = {
-        "image_size": [4, 6],
-        "patch_size": [2, 3],
-        "width": 24,
-        "depth": 1,
-        "heads": 2,
-        "std": [0.2, 0.3, 0.4],
-    }
+        "image_size": [4, 6], "patch_size": [2, 3], "width": 24, "depth": 1, "heads": 2, "std": [0.2, 0.3, 0.4],
+    }  # fmt: skip
     return ViT(vit_options.ViT(**arguments | options))
 
 

@@ -90,12 +90,9 @@ def test_a_started_run_keeps_its_checkpoint(tmp_path, monkeypatch):
     run(tmp_path, "tuned", written=2, step=3, **started)
     run(tmp_path, "second", written=3)
     for arguments, expected in (
-        (options, "first"),
-        (reversed(options), "first"),
-        (["recipe.steps=7"], "second"),
-        ([*options, "overwrite=true"], "second"),
-        (["name=tuned"], "first"),
-    ):
+        (options, "first"), (reversed(options), "first"), (["recipe.steps=7"], "second"),
+        ([*options, "overwrite=true"], "second"), (["name=tuned"], "first"),
+    ):  # fmt: skip
         assert selected(monkeypatch, tmp_path, *arguments) == expected
     run(tmp_path, "tuned", written=4, step=6, **started)  # once finished, the same command selects the newest again
     assert selected(monkeypatch, tmp_path, *options) == "second"

@@ -136,12 +136,9 @@ def test_bash_completes_commands_files_and_options(tmp_path, no_torch, line, exp
         "COMP_POINT=${#1}; hydra_bash_completion; echo ${COMPREPLY[@]}"
     )
     done = subprocess.run(
-        ["bash", "-c", script, "bash", line],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+        ["bash", "-c", script, "bash", line], capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": no_torch},
-    )
+    )  # fmt: skip
     assert set(done.stdout.split()) == expected, done.stderr
 
 

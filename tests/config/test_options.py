@@ -38,10 +38,7 @@ CHOICES = {
     "hog": ["target=hog"],
     "codebook": ["target=codebook"],
     "codebook_of_features": [
-        "target=codebook",
-        f"target.checkpoint={CLASSIFIER}",
-        "target.layer=1",
-        "data.image_size=16",
+        "target=codebook", f"target.checkpoint={CLASSIFIER}", "target.layer=1", "data.image_size=16",
     ],
     "taught": ["objective=supervised", "distillation=deit", f"teacher={CLASSIFIER}", "data.image_size=16"],
     "inception_crop": ["augment@data.augment=inception_crop"],
@@ -51,7 +48,7 @@ CHOICES = {
     "shift_crop": ["data=cifar10", "data.root=FOLDER"],
     "resize_crop": ["data=cifar10", "data.root=FOLDER", "augment@data.augment=resize_crop"],
     "stl10": ["data=stl10", "data.root=FOLDER"],
-}
+}  # fmt: skip
 
 
 def composed(overrides, images):
@@ -229,15 +226,11 @@ def test_an_error_reaches_another_process_as_it_is():
 @pytest.mark.parametrize(
     ("check", "value"),
     [
-        (file_to_write, "folder"),
-        (file_to_write, "pipe"),
-        (file_to_write, "no/where.json"),
-        (file_to_write, "text.txt/a.json"),
-        (partial(file_to_write, begins=["yours", "mine and more"]), "text.txt"),
-        (folder_to_write, "text.txt"),
-        (folder_to_write, "text.txt/deep/er"),
+        (file_to_write, "folder"), (file_to_write, "pipe"), (file_to_write, "no/where.json"),
+        (file_to_write, "text.txt/a.json"), (partial(file_to_write, begins=["yours", "mine and more"]), "text.txt"),
+        (folder_to_write, "text.txt"), (folder_to_write, "text.txt/deep/er"),
     ],
-)
+)  # fmt: skip
 def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch, check, value):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()

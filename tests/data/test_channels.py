@@ -156,8 +156,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     volume = np.zeros((2, 3, 8, 8, 4), np.uint16)
     tifffile.imwrite(stack, volume, photometric="minisblack", planarconfig="contig", metadata=axes)
     return {
-        "objects.npy": (npy(np.array([{}, {}, {}, {}])), ""),
-        "words.npy": (npy(np.array([["a"]])), "has <U1 values"),
+        "objects.npy": (npy(np.array([{}, {}, {}, {}])), ""), "words.npy": (npy(np.array([["a"]])), "has <U1 values"),
         "short.npy": (good[:-40], ""),
         "volume.npy": (npy(np.zeros((2, 3, 4, 5), np.float32)), "has the shape (2, 3, 4, 5), and an image has"),
         "empty.npy": (npy(np.zeros((4, 0, 5), np.float32)), "has no pixels"),
@@ -166,14 +165,11 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "huge.npy": (good[:10] + good[10:128].replace(b"(4, 16, 19)", b"(9,99999999)"[:11]) + good[128:], ""),
         "version.npy": (b"\x93NUMPY\x09\x00" + good[8:], "9"),
         "few.npy": (npy(values(3, "float32")), "has 3 channels, and data.channels=4"),
-        "few.png": (deep[:-1], "has 3 channels, and data.channels=4"),
-        "short.png": (deep[:-30], ""),
+        "few.png": (deep[:-1], "has 3 channels, and data.channels=4"), "short.png": (deep[:-30], ""),
         "damaged.png": (deep[:60] + bytes(9) + deep[69:], ""),
         "huge.png": (deep[:16] + bytes([0, 1, 0, 0] * 2) + deep[24:], "17179869184 values, more than the limit"),
-        "empty.png": (deep[:16] + bytes(8) + deep[24:], "has no pixels"),
-        "short.tif": (tiff.getvalue()[:-700], ""),
-        "stack.tif": (stack.getvalue(), "has the axes"),
-        "none.tif": (b"II*\0" + bytes(40), ""),
+        "empty.png": (deep[:16] + bytes(8) + deep[24:], "has no pixels"), "short.tif": (tiff.getvalue()[:-700], ""),
+        "stack.tif": (stack.getvalue(), "has the axes"), "none.tif": (b"II*\0" + bytes(40), ""),
         "grey.jpg": (b"\xff\xd8\xff" + bytes(30), ""),
     }  # fmt: skip
 
@@ -476,12 +472,8 @@ def test_every_kind_of_method_takes_many_channels(
         options = [*options, *(f"data.augment.{name}" for name in ("jitter=0", "grayscale=0", "blur=[0.5,0.5,0.5]"))]
     data = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", "workers=0", f"outputs={tmp_path}"]
     small = [
-        "encoder.width=48",
-        "recipe.steps=2",
-        "recipe.batch_size=4",
-        "recipe.evaluate_every=2",
-        "recipe.save_every=2",
-    ]
+        "encoder.width=48", "recipe.steps=2", "recipe.batch_size=4", "recipe.evaluate_every=2", "recipe.save_every=2",
+    ]  # fmt: skip
     run = find("pretrain").call([*data, f"objective={objective}", *TRAIN, *small, *options])
     weights = load_encoder(loading_options.LoadEncoder(path=manifest.complete(run)[-1])).state_dict()
     assert weights["patch.weight"].shape[1] % 5 == 0

@@ -96,15 +96,12 @@ def photograph(height, width):
 @pytest.mark.parametrize(
     ("size", "resize", "pictures"),
     [
-        (32, "squash", [(60, 60), (60, 90), (90, 33), (100, 41)]),
-        ([32, 48], "squash", [(60, 90), (90, 60), (32, 48)]),
+        (32, "squash", [(60, 60), (60, 90), (90, 33), (100, 41)]), ([32, 48], "squash", [(60, 90), (90, 60), (32, 48)]),
         (32, None, [(60, 60), (60, 90), (90, 60), (41, 82), (100, 60), (17, 17)]),
-        (32, 40, [(60, 60), (60, 90), (90, 60), (48, 96), (20, 24)]),
-        (32, 37, [(60, 60), (60, 99)]),
-        (32, 16, [(60, 90), (20, 16)]),
-        ([32, 48], None, [(64, 96), (40, 60)]),
+        (32, 40, [(60, 60), (60, 90), (90, 60), (48, 96), (20, 24)]), (32, 37, [(60, 60), (60, 99)]),
+        (32, 16, [(60, 90), (20, 16)]), ([32, 48], None, [(64, 96), (40, 60)]),
     ],
-)
+)  # fmt: skip
 @torch.no_grad()
 def test_timm_makes_the_pixels_of_the_evaluation(size, resize, pictures, tmp_path):
     exported, view = encoder(image_size=size), {"size": size, "resize": resize, "fit": "cover"}
@@ -233,14 +230,9 @@ def test_the_card_lists_training_and_metrics_without_paths_and_references(tmp_pa
     )
     (tmp_path / "config.yaml").write_text(CONFIGURATION.replace("a | b", "mae") + VALUES)
     assert card.training_options(tmp_path) == {
-        "objective": "mae",
-        "target": "mean_color",
-        "data": "folder",
-        "objective.masking.corrupted": 0.5,
-        "target.bits": 3,
-        "data.image_size": 32,
-        "data.augment.scale": [0.4, 1],
-    }
+        "objective": "mae", "target": "mean_color", "data": "folder", "objective.masking.corrupted": 0.5,
+        "target.bits": 3, "data.image_size": 32, "data.augment.scale": [0.4, 1],
+    }  # fmt: skip
     assert card.metrics(tmp_path, 3) == {"test/top1": 0.5}
     folder, _ = written(encoder(), tmp_path, "safetensors")
     text = (folder / "README.md").read_text()
@@ -267,12 +259,9 @@ def test_the_command_exports_a_run_with_another_image_size(tool, tmp_path, no_to
     model = classifier()
     storage.save(run, 6, {"model": model.state_dict()}, {**model.metadata, "stage": "finetune"})
     for options in (
-        ["format=tflite"],
-        ["any_size=true", "format=timm"],
-        ["image_size=17", "format=timm"],
-        ["encoder.heads=4", "format=timm"],
-        ["output=outputs/cats", "format=timm", "overwrite=true"],
-    ):
+        ["format=tflite"], ["any_size=true", "format=timm"], ["image_size=17", "format=timm"],
+        ["encoder.heads=4", "format=timm"], ["output=outputs/cats", "format=timm", "overwrite=true"],
+    ):  # fmt: skip
         line = one_line(tool("export", "checkpoint=outputs/cats", *options, status=2, PYTHONPATH=no_torch))
         assert line.startswith(f"ssvit: {options[0]}") or options[0].partition("=")[2] in line
     done = tool("export", "checkpoint=outputs/cats", "format=timm", "image_size=[48,48]")

@@ -443,16 +443,12 @@ def same(found, right) -> bool:
 @pytest.mark.parametrize(
     ("options", "apart"),
     [
-        ({}, False),
-        ({"depth": 1}, False),
+        ({}, False), ({"depth": 1}, False),
         ({"positions": "sine_cosine_2d", "class_token": False, "pooling": "patch_mean"}, False),
-        ({"positions_at": "every_layer"}, True),
-        ({"activation_checkpointing": True}, True),
-        ({"stochastic_depth": 0.5}, True),
-        ({"dropout": 0.5}, True),
-        ({"attention_dropout": 0.5}, True),
+        ({"positions_at": "every_layer"}, True), ({"activation_checkpointing": True}, True),
+        ({"stochastic_depth": 0.5}, True), ({"dropout": 0.5}, True), ({"attention_dropout": 0.5}, True),
     ],
-)
+)  # fmt: skip
 def test_layers_at_once_are_the_layers_in_turn(options, apart, at, calls, monkeypatch):
     """Bit for bit; where something happens between them, they are not computed at once."""
     vit = encoder(**options)

@@ -28,14 +28,10 @@ from ssvit.options import OptionError
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.
 HYBRIDS = {
-    "r50_vit_b16": ("vit_base_r50_s16_224", 196),
-    "r50_vit_b32": (None, 49),
-    "r50_vit_l16": (None, 196),
-    "r50_vit_l32": ("vit_large_r50_s32_224", 49),
-    "r26_vit_b32": ("vit_base_r26_s32_224", 49),
-    "r26_vit_s32": ("vit_small_r26_s32_224", 49),
-    "r_vit_ti16": ("vit_tiny_r_s16_p8_224", 49),
-}
+    "r50_vit_b16": ("vit_base_r50_s16_224", 196), "r50_vit_b32": (None, 49), "r50_vit_l16": (None, 196),
+    "r50_vit_l32": ("vit_large_r50_s32_224", 49), "r26_vit_b32": ("vit_base_r26_s32_224", 49),
+    "r26_vit_s32": ("vit_small_r26_s32_224", 49), "r_vit_ti16": ("vit_tiny_r_s16_p8_224", 49),
+}  # fmt: skip
 SMALL = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "heads": 3}
 
 

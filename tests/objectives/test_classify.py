@@ -326,14 +326,10 @@ def test_a_new_share_makes_no_new_graph():
 @pytest.mark.parametrize(
     "other",
     [
-        {"classes": ("ant", "bee", "dog", "cat", "elk")},
-        {"classes": CLASSES[:4]},
-        {"classes": (*CLASSES, "fox")},
-        {"vit": {"image_size": [8, 12]}},
-        {"vit": {"channels": 1}},
-        {"loss": "multi_label"},
+        {"classes": ("ant", "bee", "dog", "cat", "elk")}, {"classes": CLASSES[:4]}, {"classes": (*CLASSES, "fox")},
+        {"vit": {"image_size": [8, 12]}}, {"vit": {"channels": 1}}, {"loss": "multi_label"},
     ],
-)
+)  # fmt: skip
 def test_a_teacher_of_other_classes_or_images_is_reported(other):
     with pytest.raises(UserError, match=r"^distillation\.teacher: "):
         build(distillation=classify_options.Distillation(), teacher=teacher(**other))

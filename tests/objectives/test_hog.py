@@ -109,11 +109,8 @@ def test_painted_strokes_lie_along_the_edges(kind):
     target = Hog(**kind)
     y, x = torch.arange(16)[:, None], torch.arange(24)
     for pattern, along in (
-        (y * 10 + 0 * x, (0, 1)),
-        (x * 10 + 0 * y, (1, 0)),
-        ((x + y) * 6, (-1, 1)),
-        ((x - y) * 6 + 90, (1, 1)),
-    ):
+        (y * 10 + 0 * x, (0, 1)), (x * 10 + 0 * y, (1, 0)), ((x + y) * 6, (-1, 1)), ((x - y) * 6 + 90, (1, 1)),
+    ):  # fmt: skip
         labels = target.labels(pattern.to(torch.uint8).expand(1, 3, 16, 24))
         painted = target.paint(labels)
         p, q = target.patch_size

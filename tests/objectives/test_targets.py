@@ -10,12 +10,9 @@ from scipy import stats
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
 
 TARGETS = [
-    MeanColor(patch_size=4),
-    MeanColor(patch_size=4, grid=2, bits=1),
-    Pixels(patch_size=4),
-    Pixels(patch_size=4, loss="l1"),
-    Hog(patch_size=4),
-]
+    MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2, bits=1), Pixels(patch_size=4),
+    Pixels(patch_size=4, loss="l1"), Hog(patch_size=4),
+]  # fmt: skip
 
 
 def images_of(b: int, c: int, h: int, w: int, seed: int = 0) -> torch.Tensor:
@@ -61,19 +58,11 @@ def loop_labels(images: torch.Tensor, patch: tuple[int, int], grid: int, bits: i
 @pytest.mark.parametrize(
     ("channels", "size", "patch", "grid", "bits"),
     [
-        (3, (16, 16), (4, 4), 1, 3),
-        (3, (16, 24), (8, 4), 1, 3),
-        (3, (16, 24), (8, 4), 2, 3),
-        (3, (8, 16), (8, 8), 4, 3),
-        (1, (12, 8), (4, 4), 2, 3),
-        (4, (8, 8), (4, 4), 1, 3),
-        (3, (8, 8), (4, 4), 1, 1),
-        (3, (8, 8), (4, 4), 4, 2),
-        (3, (8, 8), (2, 4), 2, 4),
-        (3, (8, 8), (4, 4), 1, 5),
-        (1, (6, 9), (3, 3), 3, 8),
+        (3, (16, 16), (4, 4), 1, 3), (3, (16, 24), (8, 4), 1, 3), (3, (16, 24), (8, 4), 2, 3),
+        (3, (8, 16), (8, 8), 4, 3), (1, (12, 8), (4, 4), 2, 3), (4, (8, 8), (4, 4), 1, 3), (3, (8, 8), (4, 4), 1, 1),
+        (3, (8, 8), (4, 4), 4, 2), (3, (8, 8), (2, 4), 2, 4), (3, (8, 8), (4, 4), 1, 5), (1, (6, 9), (3, 3), 3, 8),
     ],
-)
+)  # fmt: skip
 def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bits, as_float):
     images = images_of(3, channels, *size)
     if as_float:

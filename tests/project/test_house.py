@@ -15,20 +15,10 @@ from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
-    ("options", "groups", "randomness", "atomic_io", "processes", "private"),
-    ("config",),
-    ("schedule",),
-    ("models",),
-    ("kernels", "devices"),
-    ("objectives", "data", "exchange", "checkpoints", "progress"),
-    ("loading", "figures"),
-    ("evaluation",),
-    ("retrieval", "analysis", "training"),
-    ("studies",),
-    ("inference",),
-    ("cli",),
-    ("api", "__main__"),
-)
+    ("options", "groups", "randomness", "atomic_io", "processes", "private"), ("config",), ("schedule",), ("models",),
+    ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints", "progress"), ("loading", "figures"),
+    ("evaluation",), ("retrieval", "analysis", "training"), ("studies",), ("inference",), ("cli",), ("api", "__main__"),
+)  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
     "api", "options", "atomic_io", "schedule", "training.recipe", "checkpoints.run_folder", "checkpoints.manifest",

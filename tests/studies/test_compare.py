@@ -235,12 +235,9 @@ def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
     fabric = runtime.start(recipe, accelerator="cpu", devices=1)
     objective = tiny.model()
     loader = Loader(
-        source=tiny.source(),
-        transform=tiny.transform(objective),
-        seed=0,
-        batch_size=recipe.batch_size,
+        source=tiny.source(), transform=tiny.transform(objective), seed=0, batch_size=recipe.batch_size,
         accumulate=recipe.accumulate,
-    )
+    )  # fmt: skip
     found = benchmark.measure(fabric, objective, loader, recipe)
     # Multiplications and additions of the products, image by image, as in a plain reading of the model.
     d, n, t, patch = 16, 16, 17, 48

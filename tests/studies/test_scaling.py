@@ -124,12 +124,8 @@ def row(objective="mae", images=100, width=64, seed=0, accuracy=0.5, **more):
     found = {"knn": {"column": "20-NN", "chosen": accuracy, "layer": 1, "last": accuracy}}
     place = {"images": images, "depth": 2, "width": width, "patch": 4, "steps": 10}
     return {
-        "objective": objective,
-        "seed": seed,
-        **place,
-        "cost": {"flops": width * 10**6, "images": 5},
-        "probes": found,
-    } | more
+        "objective": objective, "seed": seed, **place, "cost": {"flops": width * 10**6, "images": 5}, "probes": found,
+    } | more  # fmt: skip
 
 
 def test_points_are_means_over_seeds():

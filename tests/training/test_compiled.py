@@ -56,16 +56,12 @@ LONG = {"steps": 2_000_000, "batch_size": 10_000, "precision": "bf16-mixed"}
 @pytest.mark.parametrize(
     ("recipe", "device", "world", "works", "expected"),
     [
-        (LONG, "cpu with AMX", 1, True, "compile"),
-        (LONG, "cpu with AMX", 100, True, "kernels"),
-        (LONG, "cpu with AMX", 1, False, "kernels"),
-        (LONG | {"steps": 2_000}, "cpu with AMX", 1, True, "kernels"),
-        (LONG | {"precision": "32-true"}, "cpu with AMX", 1, True, "kernels"),
-        (LONG, "cpu", 1, True, "kernels"),
-        ({"precision": "32-true"}, "cuda", 1, False, "compile"),
-        (LONG, "mps", 1, True, "eager"),
+        (LONG, "cpu with AMX", 1, True, "compile"), (LONG, "cpu with AMX", 100, True, "kernels"),
+        (LONG, "cpu with AMX", 1, False, "kernels"), (LONG | {"steps": 2_000}, "cpu with AMX", 1, True, "kernels"),
+        (LONG | {"precision": "32-true"}, "cpu with AMX", 1, True, "kernels"), (LONG, "cpu", 1, True, "kernels"),
+        ({"precision": "32-true"}, "cuda", 1, False, "compile"), (LONG, "mps", 1, True, "eager"),
     ],
-)
+)  # fmt: skip
 def test_auto_compiles_on_gpus_and_long_runs_on_cpus_with_amx(recipe, device, world, works, expected, monkeypatch):
     monkeypatch.setattr(runtime, "_compiles", lambda: works)
     has_amx = "AMX" in device

@@ -231,13 +231,9 @@ def test_a_shard_that_differs_from_its_index_is_named(tmp_path: Path, data: Data
 
 def command(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        program("pack", *options),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
+        program("pack", *options), cwd=folder, capture_output=True, text=True, timeout=LIMIT,
         env={**os.environ, **environment},
-    )
+    )  # fmt: skip
 
 
 def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path: Path) -> None:

@@ -21,13 +21,10 @@ AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "au
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("a/1.jpg", ("a/1", "jpg")),
-        ("1.cls", ("1", "cls")),
-        ("a.b/1.seg.PNG", ("a.b/1", "seg.png")),
-        ("a/README", ("a/README", "")),
-        (".hidden", ("", "hidden")),
+        ("a/1.jpg", ("a/1", "jpg")), ("1.cls", ("1", "cls")), ("a.b/1.seg.PNG", ("a.b/1", "seg.png")),
+        ("a/README", ("a/README", "")), (".hidden", ("", "hidden")),
     ],
-)
+)  # fmt: skip
 def test_the_first_dot_of_a_name_separates_key_and_suffix(name: str, parts: tuple[str, str]) -> None:
     assert ending(name) == parts
 

@@ -102,12 +102,9 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "folder": Case(folder, lambda n: n % 3),
-    "csv": Case(csv),
-    "shards": Case(shards),
-    "store": Case(store),
+    "folder": Case(folder, lambda n: n % 3), "csv": Case(csv), "shards": Case(shards), "store": Case(store),
     "huggingface": Case(saved),
-}
+}  # fmt: skip
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 BODIES = {number: picture(number) for number in range(18)}
 
@@ -228,16 +225,11 @@ def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case)
 @pytest.mark.parametrize(
     ("options", "option"),
     [
-        ({"validation": "nowhere"}, "validation"),
-        ({"train": "nowhere"}, "train"),
-        ({"validation": "train"}, "validation"),
-        ({"test": "val"}, "test"),
-        ({"held_out": 1.5}, "held_out"),
-        ({"channels": 0}, "channels"),
-        ({"range": [2, 1]}, "range"),
-        ({"train": ["a"]}, "train"),
+        ({"validation": "nowhere"}, "validation"), ({"train": "nowhere"}, "train"),
+        ({"validation": "train"}, "validation"), ({"test": "val"}, "test"), ({"held_out": 1.5}, "held_out"),
+        ({"channels": 0}, "channels"), ({"range": [2, 1]}, "range"), ({"train": ["a"]}, "train"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_named(tmp_path: Path, case: Case, options: dict, option: str) -> None:
     with pytest.raises(OptionError) as caught:
         case.make(tmp_path / "set", PARTS, BODIES, **options)

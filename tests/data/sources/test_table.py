@@ -42,25 +42,20 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "start"),
     [
-        ("file,label\n", {}, "path=path: "),
-        ("", {}, "path=path: "),
+        ("file,label\n", {}, "path=path: "), ("", {}, "path=path: "),
         ("path\na/00.png\n", {"label": "kind"}, "label=kind: "),
-        ("path\na/00.png\n", {"split": "fold"}, "split=fold: "),
-        ("path\n", {}, "table=TABLE: "),
+        ("path\na/00.png\n", {"split": "fold"}, "split=fold: "), ("path\n", {}, "table=TABLE: "),
         ("path,split\na/00.png,train\na/03.png,tset\n", {}, "TABLE, line 3: split=tset: "),
-        ("path\na/00.png\n", {"test": "new"}, "test=new: "),
-        ("path,split\na/00.png,test\n", {}, "train=auto: "),
-        ("path,split\na/00.png,test\n", {"train": None}, "train=null: "),
-        ("path\nz.png\n", {}, "root=null: "),
+        ("path\na/00.png\n", {"test": "new"}, "test=new: "), ("path,split\na/00.png,test\n", {}, "train=auto: "),
+        ("path,split\na/00.png,test\n", {"train": None}, "train=null: "), ("path\nz.png\n", {}, "root=null: "),
         ("path\na/00.png\nz.png\n", {}, "TABLE, line 3: there is no file FOLDER/z.png"),
         ("path\na/00.png\n", {"root": "nowhere"}, "root=nowhere: "),
         ("path,label\na/00.png,x\na/03.png,\n", {}, "TABLE, line 3: has no label"),
         ("path,label\n,x\n", {}, "TABLE, line 2: has no path"),
-        ("path,label\na/00.png\n", {}, "TABLE, line 2: has 1 columns"),
-        ('path\n"a/00.png\n', {}, "TABLE, line 2: "),
+        ("path,label\na/00.png\n", {}, "TABLE, line 2: has 1 columns"), ('path\n"a/00.png\n', {}, "TABLE, line 2: "),
         ("path\n\udcff\n", {}, "TABLE: is not UTF-8 text"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_a_table_is_reported_in_one_line(
     folder: Path, text: str, options: dict[str, object], start: str
 ) -> None:

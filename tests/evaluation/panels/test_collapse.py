@@ -105,15 +105,11 @@ def test_metrics_of_contrastive_learning_equal_loops():
     apart = [[(a - b).square().sum().item() for i, a in enumerate(half) for b in half[:i]] for half in halves]
     logs = [math.log(sum(math.exp(-2 * square) for square in squares) / 190) for squares in apart]
     expected = {
-        "loss": NTXentLoss(temperature=0.2)(*projections.split(20)).item(),
-        "loss_by_chance": math.log(39),
-        "top1": sum(int(cosines[i].argmax()) == (i + 20) % 40 for i in range(40)) / 40,
-        "top1_by_chance": 1 / 39,
-        "alignment": (halves[0] - halves[1]).square().sum(1).mean().item(),
-        "distance": sum(map(sum, apart)) / 380,
-        "uniformity": sum(logs) / 2,
-        **spread(F.normalize(objective.encoder.represent(images), dim=-1)),
-    }
+        "loss": NTXentLoss(temperature=0.2)(*projections.split(20)).item(), "loss_by_chance": math.log(39),
+        "top1": sum(int(cosines[i].argmax()) == (i + 20) % 40 for i in range(40)) / 40, "top1_by_chance": 1 / 39,
+        "alignment": (halves[0] - halves[1]).square().sum(1).mean().item(), "distance": sum(map(sum, apart)) / 380,
+        "uniformity": sum(logs) / 2, **spread(F.normalize(objective.encoder.represent(images), dim=-1)),
+    }  # fmt: skip
     assert evaluator(objective).metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 

@@ -68,13 +68,10 @@ def test_the_vote_is_that_of_lightly(classes):
 @pytest.mark.parametrize(
     ("voters", "weights", "winner"),
     [
-        ([3, 1, 1, 3], [1.0, 1.0, 1.0, 1.0], 3),
-        ([1, 3, 3, 1], [1.0, 1.0, 1.0, 1.0], 1),
-        ([0, 1, 1], [1.0, 1.0, 1.0], 1),
-        ([0, 1, 1], [1.0, 0.1, 0.1], 0),
-        ([2], [1e-300], 2),
+        ([3, 1, 1, 3], [1.0, 1.0, 1.0, 1.0], 3), ([1, 3, 3, 1], [1.0, 1.0, 1.0, 1.0], 1),
+        ([0, 1, 1], [1.0, 1.0, 1.0], 1), ([0, 1, 1], [1.0, 0.1, 0.1], 0), ([2], [1e-300], 2),
     ],
-)
+)  # fmt: skip
 def test_the_largest_sum_of_weights_wins_and_the_nearer_class_of_equal_ones(voters, weights, winner):
     assert vote(torch.tensor([voters]), torch.tensor([weights], dtype=torch.float64), 4).tolist() == [winner]
 

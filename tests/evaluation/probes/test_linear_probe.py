@@ -264,14 +264,11 @@ def test_rates_that_diverge_are_not_chosen_and_spoil_no_other():
 @pytest.mark.parametrize(
     "features",
     [
-        standardized(TRAIN, TRAIN),
-        TRAIN,
-        TRAIN + 100,
-        torch.cat([standardized(TRAIN, TRAIN)] * 2, 1),
+        standardized(TRAIN, TRAIN), TRAIN, TRAIN + 100, torch.cat([standardized(TRAIN, TRAIN)] * 2, 1),
         torch.randn(80, 120, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
     ],
     ids=["standardized", "raw", "far from zero", "columns twice", "wider than long"],
-)
+)  # fmt: skip
 def test_the_optimum_is_that_of_an_independent_solver(features, l2):
     labels = LABELS[: len(features)]
     found = solve(features, labels, l2)

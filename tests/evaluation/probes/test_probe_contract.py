@@ -23,16 +23,12 @@ from ssvit.options import OptionError, UserError
 
 CLASSES = ("ant", "bee", "cat")
 OF_LABELS = {
-    "knn": Knn(k=[1, 5]),
-    "knn_standardized": Knn(k=5, standardize=True),
-    "knn_hnsw": Knn(k=5, index=HNSW()),
-    "few_shot": Ridge(shots=[2, 4], seeds=2),
-    "ridge": Ridge(),
-    "sgd": Sgd(learning_rates=[0.01, 0.1], epochs=2, batch_size=16),
-    "logistic": Logistic(l2s=[0.1, 0.01]),
+    "knn": Knn(k=[1, 5]), "knn_standardized": Knn(k=5, standardize=True), "knn_hnsw": Knn(k=5, index=HNSW()),
+    "few_shot": Ridge(shots=[2, 4], seeds=2), "ridge": Ridge(),
+    "sgd": Sgd(learning_rates=[0.01, 0.1], epochs=2, batch_size=16), "logistic": Logistic(l2s=[0.1, 0.01]),
     "retrieval": Retrieval(k=[1, 5]),
     "attentive": Attentive(learning_rates=[1e-3, 1e-2], weight_decays=[5e-4], epochs=2, batch_size=16),
-}
+}  # fmt: skip
 PROBES = {**OF_LABELS, "segmentation": Segmentation(l2s=[0.1, 0.01])}
 named = pytest.mark.parametrize("name", OF_LABELS)
 every = pytest.mark.parametrize("name", PROBES)
@@ -195,28 +191,16 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
 @pytest.mark.parametrize(
     ("probe", "option", "values"),
     [
-        (Knn, "k", [[], 0, "5", True, [1.5]]),
-        (Knn, "temperature", [0]),
-        (Retrieval, "queries", [0, 1.5]),
-        (Ridge, "shots", [[0], ["none"], 1.5, []]),
-        (Ridge, "seeds", [0]),
-        (Ridge, "l2", [[1.0, 0.0], []]),
-        (Sgd, "learning_rates", [[], 0.1, "0.1", [0.1, 0], [0.1, 0.1], [[0.1]]]),
-        (Sgd, "momentum", [1]),
-        (Sgd, "weight_decay", [-1]),
-        (Sgd, "held_out", [0, 1]),
-        (Sgd, "standardize", ["yes"]),
-        (Logistic, "l2s", [[0], [math.inf]]),
-        (Logistic, "seed", [-1, None]),
-        (Logistic, "iterations", [0]),
-        (Attentive, "weight_decays", [[0.1, 0.1]]),
-        (Attentive, "train_images", [0]),
-        (Attentive, "epochs", [0]),
-        (Attentive, "batch_size", [2.5]),
-        (Segmentation, "train_images", [1]),
+        (Knn, "k", [[], 0, "5", True, [1.5]]), (Knn, "temperature", [0]), (Retrieval, "queries", [0, 1.5]),
+        (Ridge, "shots", [[0], ["none"], 1.5, []]), (Ridge, "seeds", [0]), (Ridge, "l2", [[1.0, 0.0], []]),
+        (Sgd, "learning_rates", [[], 0.1, "0.1", [0.1, 0], [0.1, 0.1], [[0.1]]]), (Sgd, "momentum", [1]),
+        (Sgd, "weight_decay", [-1]), (Sgd, "held_out", [0, 1]), (Sgd, "standardize", ["yes"]),
+        (Logistic, "l2s", [[0], [math.inf]]), (Logistic, "seed", [-1, None]), (Logistic, "iterations", [0]),
+        (Attentive, "weight_decays", [[0.1, 0.1]]), (Attentive, "train_images", [0]), (Attentive, "epochs", [0]),
+        (Attentive, "batch_size", [2.5]), (Segmentation, "train_images", [1]),
         *((type(probe), "nothing", [1]) for probe in PROBES.values()),
     ],
-)
+)  # fmt: skip
 def test_options_are_refused_by_name(probe, option, values):
     for value in values:
         with pytest.raises(OptionError) as raised:

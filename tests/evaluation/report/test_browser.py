@@ -47,12 +47,8 @@ def browse(folder: Path, page: str) -> tuple[str, str]:
     (folder / "page.html").write_text(page, encoding="utf-8")
     assert BROWSER is not None
     options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        f"--user-data-dir={folder}/own",
-    ]
+        "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={folder}/own",
+    ]  # fmt: skip
     address = (folder / "page.html").as_uri()
     done = subprocess.run([BROWSER, *options, "--dump-dom", address], capture_output=True, text=True, check=True)
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if ":CONSOLE" in line)

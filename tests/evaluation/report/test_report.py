@@ -133,17 +133,14 @@ def test_every_number_is_in_both_files_and_baselines_come_last(tmp_path):
 @pytest.mark.parametrize(
     ("name", "column", "expected"),
     [
-        ("ridge", "all labels", "ridge regression, all labels"),
-        ("ridge", "", "ridge regression, all labels"),
+        ("ridge", "all labels", "ridge regression, all labels"), ("ridge", "", "ridge regression, all labels"),
         ("few_shot", "1 label per class", "ridge regression, 1 label per class"),
         ("few_shot_big_vision", "25 labels per class", "ridge regression, 25 labels per class, big_vision protocol"),
-        ("few_shot5", "", "ridge regression, 5 labels per class"),
-        ("knn", "20-NN mAP", "20-NN mAP"),
-        ("knn20_standardized", "", "20-NN, standardised features"),
-        ("logistic", "test", "logistic regression"),
+        ("few_shot5", "", "ridge regression, 5 labels per class"), ("knn", "20-NN mAP", "20-NN mAP"),
+        ("knn20_standardized", "", "20-NN, standardised features"), ("logistic", "test", "logistic regression"),
         ("my_probe", "score", "my probe, score"),
     ],
-)
+)  # fmt: skip
 def test_a_probe_has_one_title_by_any_of_its_names(name, column, expected):
     assert title(name, column) == expected
 
