@@ -172,17 +172,17 @@ def read_json(path: Path) -> tuple[dict[str, Any], bytes]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The file contains no JSON object, or is larger than any manifest.
+        ValueError: The file contains no JSON object, or exceeds MANIFEST_BYTES.
         RecursionError: The JSON is nested too deeply.
     """
     check_regular(path)
     with naming(path), open(path, "rb") as file:
         data = file.read(MANIFEST_BYTES + 1)
     if len(data) > MANIFEST_BYTES:
-        raise ValueError("longer than any manifest")
+        raise ValueError(f"larger than {MANIFEST_BYTES:,} bytes")
     content = json.loads(data)
     if not isinstance(content, dict):
-        raise ValueError("no object")
+        raise ValueError("must contain a JSON object")
     return content, data
 
 
@@ -207,7 +207,9 @@ def sealed(manifest: Mapping[str, object]) -> bytes:
     """Return the text of a manifest: its entries and their checksum, which replaces an older one."""
     data = json.dumps({**manifest, "seal": seal(manifest)}, indent=1).encode()
     if len(data) > MANIFEST_BYTES:
-        raise OSError(errno.EFBIG, f"a manifest of {len(data)} bytes could not be read again")
+        raise OSError(
+            errno.EFBIG, f"a manifest of {len(data):,} bytes exceeds the limit of {MANIFEST_BYTES:,} for reading it"
+        )
     return data
 
 

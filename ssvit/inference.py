@@ -237,14 +237,14 @@ class Classifier(_Model):
             part = paths[start : start + self.batch_size]
             read: dict[int, Tensor] = {}
             answers: dict[int, Tensor | Unreadable] = {}
-            for place, path in enumerate(part):
+            for index, path in enumerate(part):
                 try:
-                    read[place] = decode.load(path, self.pixels)
+                    read[index] = decode.load(path, self.pixels)
                 except Unreadable as failure:
-                    answers[place] = failure
+                    answers[index] = failure
             if read:
                 answers |= zip(read, self._probabilities(self.transform(list(read.values()))), strict=True)
-            yield from ((path, answers[place]) for place, path in enumerate(part))
+            yield from ((path, answers[index]) for index, path in enumerate(part))
 
     def predict(self, images: Pictures) -> list[Prediction]:
         """Return a prediction for each image.

@@ -29,24 +29,24 @@ def _mix(x: Tensor) -> Tensor:
 
 
 @torch.compiler.assume_constant_result  # the hash would otherwise break a compiled graph
-def key(seed: int, kind: str, view: int = 0) -> int:
-    """Return a 63-bit hash of seed, kind of random number, and view, so that their random numbers are independent.
+def key(seed: int, purpose: str, view: int = 0) -> int:
+    """Return a 63-bit hash of seed, purpose and view, so that their random numbers are independent.
 
     Args:
         seed: Seed of the run.
-        kind: Use of the random numbers.
+        purpose: Use of the random numbers.
         view: Number of the view.
     """
-    text = f"{seed}/{kind}" + (f"\0{view}" if view else "")
+    text = f"{seed}/{purpose}" + (f"\0{view}" if view else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def uniform(seed: int, kind: str, slots: Tensor, count: int, view: int = 0) -> Tensor:
+def uniform(seed: int, purpose: str, slots: Tensor, count: int, view: int = 0) -> Tensor:
     """Return random numbers uniform in [0, 1).
 
     Args:
         seed: Seed of the run.
-        kind: Use of the random numbers.
+        purpose: Use of the random numbers.
         slots: (b,) int64.
         count: Numbers per slot, k.
         view: Number of the view.
@@ -55,29 +55,29 @@ def uniform(seed: int, kind: str, slots: Tensor, count: int, view: int = 0) -> T
         (b, k) float64, on the device of `slots`.
     """
     # ~k is -(k + 1). For k + 1, torch's compiler would compute a product beyond 64 bits, which must wrap around.
-    place = ~torch.arange(count, device=slots.device) * -_GOLDEN
-    start = _mix(key(seed, kind, view) + slots * _GOLDEN)
-    return _shift(_mix(start[:, None] + place), 11).double() * 2.0**-53
+    offsets = ~torch.arange(count, device=slots.device) * -_GOLDEN
+    start = _mix(key(seed, purpose, view) + slots * _GOLDEN)
+    return _shift(_mix(start[:, None] + offsets), 11).double() * 2.0**-53
 
 
-def permutation(seed: int, kind: str, size: int) -> Tensor:
+def permutation(seed: int, purpose: str, size: int) -> Tensor:
     """Return a random permutation of range(size).
 
     Args:
         seed: Seed of the run.
-        kind: Use of the permutation.
+        purpose: Use of the permutation.
         size: Number of elements.
 
     Returns:
         (size,) int64.
     """
-    return torch.randperm(size, generator=torch.Generator().manual_seed(key(seed, kind)))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(key(seed, purpose)))
 
 
 _ROUNDS = 8  # rounds of the Feistel network: each half is mixed four times
 
 
-def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
+def bijection(seed: int, purpose: str, positions: Tensor, size: int) -> Tensor:
     """Return elements of a random permutation of range(size) without computing all of it.
 
     A Feistel network permutes the integers below the smallest power of two that is at least `size`. Results outside the
@@ -85,8 +85,8 @@ def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
 
     Args:
         seed: Seed of the run.
-        kind: Use of the permutation.
-        places: (b,) int64, positions in the permutation.
+        purpose: Use of the permutation.
+        positions: Positions in the permutation, (b,) int64.
         size: Number of elements.
 
     Returns:
@@ -95,7 +95,7 @@ def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
     bits = max(2, (size - 1).bit_length())
     low = bits // 2
     masks = (1 << bits - low) - 1, (1 << low) - 1
-    keys = [key(seed, kind, turn) for turn in range(_ROUNDS)]
+    keys = [key(seed, purpose, turn) for turn in range(_ROUNDS)]
 
     def permuted(numbers: Tensor) -> Tensor:
         high_part, low_part = numbers >> low, numbers & masks[1]
@@ -104,7 +104,7 @@ def bijection(seed: int, kind: str, places: Tensor, size: int) -> Tensor:
             low_part = low_part ^ (_mix(second + high_part * _GOLDEN) & masks[1])
         return high_part << low | low_part
 
-    elements = permuted(places)
+    elements = permuted(positions)
     while (outside := elements >= size).any():
         elements[outside] = permuted(elements[outside])
     return elements

@@ -51,5 +51,5 @@ def untrained(folder: Path, *options: str, seed: int = 0, stage: str = PRETRAIN)
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     folder.mkdir(parents=True)
     choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
-    (folder / "config.yaml").write_bytes(Configuration.of(config.config.written, choices).serialized())
+    (folder / "config.yaml").write_bytes(Configuration.of_values(config.config.written, choices).serialized())
     return storage.save(folder, config.recipe.steps, {"model": weights}, {"encoder": encoder.arguments, "stage": stage})

@@ -41,7 +41,7 @@ def plot(similarity: Tensor, grid: tuple[int, int]) -> Heatmap:
 
     def ticks(side: int, step: int) -> dict[str, float]:
         shown = range(step // 2, side, step)
-        return {str(number + 1): place * (side + gap) + (side - 1) / 2 for place, number in enumerate(shown)}
+        return {str(number + 1): index * (side + gap) + (side - 1) / 2 for index, number in enumerate(shown)}
 
     return Heatmap(
         tiles.numpy(),

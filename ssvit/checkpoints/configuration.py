@@ -85,10 +85,10 @@ class Configuration:
         if choices.get("data") == "pretrained":
             pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
             choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
-        return cls.of(config.written | {"command": config.line.identity}, choices)
+        return cls.of_values(config.written | {"command": config.line.identity}, choices)
 
     @classmethod
-    def of(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
+    def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
         """Return the configuration of composed options without their builders."""
         return cls(_without_builders(config), dict(choices))
 

@@ -90,7 +90,7 @@ class _Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "torch.futures.Future[list[WriteResult]]":
         tensors = {item.index.fqn: cast(Tensor, planner.resolve_data(item)) for item in plan.items}
-        places = {
+        shard_offsets = {
             item.index.fqn: {"saved_offsets": list(item.index.offset or [0] * tensors[item.index.fqn].ndim)}
             for item in plan.items
         }
@@ -99,7 +99,7 @@ class _Writer(StorageWriter):
             storage.check_finite(self._pending.step, state, {key: tensor})
         file, checksum = f"part_{plan.storage_data:05d}.safetensors", ""
         if tensors:
-            checksum = self._pending.add(file, tensors, {storage.PLACES: json.dumps(places)})
+            checksum = self._pending.add(file, tensors, {storage.PLACES: json.dumps(shard_offsets)})
         results = [WriteResult(item.index, tensors[item.index.fqn].nbytes, (file, checksum)) for item in plan.items]
         future: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         future.set_result(results)

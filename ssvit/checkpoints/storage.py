@@ -33,7 +33,7 @@ _NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
     torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
 }  # fmt: skip
-_ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
+_ORDER = {dtype: index for index, dtype in enumerate(_NAMES)}
 
 
 class Pending:
@@ -58,19 +58,19 @@ class Pending:
             remove(self._part)
             self._part.mkdir()
 
-    def add(self, file: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> str:
+    def add(self, file: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
         """Write a file.
 
         Args:
             file: Name of the file.
             tensors: The tensors by name.
-            notes: Texts for the file's header, by name.
+            metadata: Entries of the header's metadata, by name.
 
         Returns:
             The sha256 of the file.
         """
         with self._naming():
-            return write_tensors(self._part / file, tensors, notes)
+            return write_tensors(self._part / file, tensors, metadata)
 
     def complete(self, sums: Mapping[str, str]) -> Path:
         """Write the manifest with the files' checksums, and rename the folder to its final name.
@@ -252,11 +252,11 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
             if not is_in_parts(checkpoint):
                 states[path.stem] = tensors
                 continue
-            places = json.loads(metadata(data)[PLACES])
+            shard_offsets = json.loads(metadata(data)[PLACES])
             for key, piece in tensors.items():
                 if key.partition("/")[0] != without:
-                    place = zip(places[key]["saved_offsets"], piece.shape, strict=True)
-                    pieces.setdefault(key, []).append((tuple(slice(at, at + size) for at, size in place), piece))
+                    offsets = zip(shard_offsets[key]["saved_offsets"], piece.shape, strict=True)
+                    pieces.setdefault(key, []).append((tuple(slice(at, at + size) for at, size in offsets), piece))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         except safetensors.SafetensorError as error:
@@ -271,12 +271,12 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
 
 def _assembled(checkpoint: Checkpoint, name: str, pieces: Sequence[tuple[tuple[slice, ...], Tensor]]) -> Tensor:
     """Assemble a tensor from its shards and their slices."""
-    shape = [max(part.stop for part in axis) for axis in zip(*(place for place, _ in pieces), strict=False)]
+    shape = [max(part.stop for part in axis) for axis in zip(*(slices for slices, _ in pieces), strict=False)]
     if math.prod(shape) != sum(piece.numel() for _, piece in pieces):
         raise CheckpointError(f"{checkpoint.path}: the shards of {name} are incomplete")
     whole = pieces[0][1].new_empty(shape)
-    for place, piece in pieces:
-        whole[place] = piece
+    for slices, piece in pieces:
+        whole[slices] = piece
     return whole
 
 
@@ -326,34 +326,34 @@ def set_aside_after(folder: Path, step: int) -> None:
         raise CheckpointError(f"{error.filename or folder}: cannot be renamed ({error.strerror})") from None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> str:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], entries: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file tensor by tensor, without a second copy of them, and return its sha256.
 
     The bytes are those of `safetensors.torch.save`.
 
     Args:
-        path: The file, which is on the disk afterwards.
+        path: The file; it is synchronised to the disk (fsync) before the function returns.
         tensors: The tensors by name.
-        notes: Texts in the file's header, by name.
+        entries: Entries of the header's metadata, by name.
     """
     digest = hashlib.sha256()
     with written(path) as file:
-        for part in _parts(tensors, notes):
+        for part in _parts(tensors, entries):
             digest.update(part)
             file.write(part)
     return digest.hexdigest()
 
 
 def metadata(data: bytes) -> dict[str, str]:
-    """Return the texts in the header of a safetensors file from its content."""
+    """Return the metadata in the header of a safetensors file from its content."""
     length = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + length]).get("__metadata__", {})
 
 
-def _parts(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
+def _parts(tensors: Mapping[str, Tensor], entries: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
     """Yield the content of a safetensors file in pieces."""
     ordered = sorted(tensors, key=lambda name: (-_ORDER[tensors[name].dtype], name))
-    header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
+    header: dict[str, object] = {"__metadata__": dict(entries)} if entries else {}
     end = 0
     for name in ordered:
         tensor = tensors[name]

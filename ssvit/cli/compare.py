@@ -18,7 +18,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.studies import methods
-from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, schedule, stages
+from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
 _BEFORE = "{before}"  # placeholder in a stage's options for the run of the previous stage
@@ -57,9 +57,9 @@ def run(config: Config) -> Path:
     chosen = {name: stages(name, config.line) for name in options.objectives}
     comparison = Comparison(config, {"budget": options.budget})
     for name, parts in chosen.items():
-        for place, stage in enumerate(parts):
+        for index, stage in enumerate(parts):
             if not any(_BEFORE in option for option in stage.options):
-                comparison.stage_cost(name, place, stage)
+                comparison.stage_cost(name, index, stage)
     for seed in range(options.seed, options.seed + options.seeds):
         for name, parts in chosen.items():
             comparison.row(name, seed, parts)
@@ -72,16 +72,16 @@ def run(config: Config) -> Path:
 class Comparison(Trials):
     """Run the commands of a comparison."""
 
-    def stage_cost(self, name: str, place: int, stage: Stage, before: str = "") -> dict[str, Any]:
+    def stage_cost(self, name: str, index: int, stage: Stage, before: str = "") -> dict[str, Any]:
         """Return the cost of a step of a stage.
 
         Args:
             name: Name of the objective.
-            place: Index of the stage, from 0.
+            index: Index of the stage, from 0.
             stage: The stage.
             before: Folder of the run of the previous stage.
         """
-        return self.cost(f"{name}_{place + 1}", self._options(stage, before), self._options(stage, _BEFORE))
+        return self.cost(f"{name}_{index + 1}", self._options(stage, before), self._options(stage, _BEFORE))
 
     def row(self, name: str, seed: int, parts: Sequence[Stage]) -> None:
         """Pre-train, evaluate and fine-tune unless the row exists.
@@ -97,13 +97,15 @@ class Comparison(Trials):
         before = ""
         trained: list[dict[str, Any]] = []
         curve: list[dict[str, float]] = []
-        for place, stage in enumerate(parts):
-            cost = self.stage_cost(name, place, stage, before)
+        for index, stage in enumerate(parts):
+            cost = self.stage_cost(name, index, stage, before)
             seconds = stage.share * self.protocol["budget"] - cost["preparation"]
             steps = max(1, round(seconds / cost["cpu_seconds"]))
-            stage_name = run_name + (f"_stage{place + 1}" if len(parts) > 1 else "")
+            stage_name = run_name + (f"_stage{index + 1}" if len(parts) > 1 else "")
             print(f"\n{stage_name}: {steps} steps of {cost['images']} images", flush=True)
-            self.call("pretrain", [*schedule(steps, seed, cost), *self._options(stage, before), f"name={stage_name}"])
+            self.call(
+                "pretrain", [*recipe_options(steps, seed, cost), *self._options(stage, before), f"name={stage_name}"]
+            )
             before = str(self.folder / stage_name)
             curve += methods.curve(self.history(stage_name), cost, trained)
             trained.append(cost | {"options": list(stage.options), "steps": steps})

@@ -54,7 +54,7 @@ def run(config: Config) -> Path | None:
     splits = runtime.in_all_processes(
         Recipe(precision=options.precision),
         options.fabric,
-        lambda fabric: frozen.read(options, data, encoders, probes, fabric),
+        lambda fabric: frozen.features_of_probes(options, data, encoders, probes, fabric),
     )
     if splits is None:
         return None
@@ -74,7 +74,7 @@ def run(config: Config) -> Path | None:
     print_lines(*page.aligned(summary), *conclusion)
     if options.report:
         by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
-        best = next((by_name[one.best] for one in scores if one.best in by_name), None)
+        best = next((by_name[result.best] for result in scores if result.best in by_name), None)
         commands = [] if best is None else next_commands(best, checkpoint, config)
         written = page.write(
             folder,

@@ -33,7 +33,7 @@ def run(config: Config) -> None:
     encoder = options.encoder.values()
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
-    encoder_options = timm_options.of(checkpoint.encoder | {"image_size": size})
+    encoder_options = timm_options.options_from(checkpoint.encoder | {"image_size": size})
     options.check_model(encoder_options, checkpoint.manifest.get("classifier"))
     run = checkpoint.home(options.outputs)
     folder = Path(options.output or run / "export" / options.format)

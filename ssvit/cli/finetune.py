@@ -35,16 +35,16 @@ def complete(config: Config) -> Config:
 
 
 def _default_name(config: Config) -> str:
-    """Return a name for the run from its kind, its checkpoint, and its images if they differ from the checkpoint's."""
+    """Return a name for the run: type of run, checkpoint, and data set if it is not that of the checkpoint."""
     options: Finetune = config.options
-    kind = "scratch" if options.checkpoint == SCRATCH else "finetune"
-    kind = "compare" if options.compare else options.sweep or kind
+    prefix = "scratch" if options.checkpoint == SCRATCH else "finetune"
+    prefix = "compare" if options.compare else options.sweep or prefix
     if hasattr(options.encoder, "path"):
         start = options.encoder.checkpoint().name
     else:
         start = getattr(options.encoder, "model", Path(config.choices["encoder"]).name)
     data = config.choices["data"]
-    return "_".join([kind, start] if data == "pretrained" else [kind, start, data])
+    return "_".join([prefix, start] if data == "pretrained" else [prefix, start, data])
 
 
 def dry_run(config: Config) -> Config:

@@ -28,7 +28,7 @@ def run(config: Config) -> None:
     from ssvit.retrieval.pictures import PictureSet, open_picture
     from ssvit.retrieval.store import Store
 
-    kind, name = config.build("index"), str(config.choices.get("data"))
+    index_options, name = config.build("index"), str(config.choices.get("data"))
     data = None if options.data is None else extraction.data_set()
     if data is not None and not files:
         pictures = PictureSet.of_split(data, options.split, name)
@@ -41,7 +41,7 @@ def run(config: Config) -> None:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:
             standardize = len(store) >= FEWEST and extraction.needs_standardizing(config.line)
-        records = gallery.query(store, pictures, describe, kind, k=options.k, standardize=standardize)
+        records = gallery.query(store, pictures, describe, index_options, k=options.k, standardize=standardize)
         if options.output is not None:
             atomic_io.replace(Path(options.output), (json.dumps(records, indent=1) + "\n").encode())
         if options.sheet is not None:

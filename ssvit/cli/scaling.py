@@ -19,7 +19,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.models.timm_options import Timm
 from ssvit.options import OptionError, within
 from ssvit.studies import methods, scaling
-from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, schedule, stages
+from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, recipe_options, stages
 
 _HEAD = 64  # width of an attention head, as in the paper's models
 _GRID = ("images", "depth", "width", "patch", "steps")
@@ -158,7 +158,7 @@ class Grid(Trials):
         subset = f"subset.images={'null' if point['images'] is None else point['images']}"
         # Supervised runs evaluate on all test images each time, so they evaluate only at the start and at the end.
         rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
-        self.call("pretrain", [*schedule(point["steps"], seed, cost), *options, *rarely, subset, f"name={name}"])
+        self.call("pretrain", [*recipe_options(point["steps"], seed, cost), *options, *rarely, subset, f"name={name}"])
         report = self.evaluated(str(self.folder / name), name, baselines=False)
         row = {"objective": objective, "seed": seed, **point, "cost": cost, "probes": methods.probes(report)}
         if objective == _SUPERVISED:

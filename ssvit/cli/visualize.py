@@ -41,7 +41,7 @@ def run(config: Config) -> None:
     )  # fmt: skip
     report = inside.analyse(
         config.build("encoder").to(device), pictures, layer=layer, pooling=pooling, shown=options.shown,
-        batch_size=options.batch_size, display=Display.of(options.data),
+        batch_size=options.batch_size, display=Display.of_data(options.data),
     )  # fmt: skip
     report.numbers |= {"checkpoint": str(checkpoint.path), "step": checkpoint.step}
     written = report.save(Path(options.output or checkpoint.home(options.outputs) / "visualize"))

@@ -81,7 +81,8 @@ def choice(
 
 def name_of(group: str, options: type[Options]) -> str | None:
     """Return the name of the choice of a group that has a class of options; None if it is not declared."""
-    return next((name for (of, name), choice in _CHOICES.items() if of == group and choice.options is options), None)
+    declared = ((name, choice) for (choice_group, name), choice in _CHOICES.items() if choice_group == group)
+    return next((name for name, choice in declared if choice.options is options), None)
 
 
 def _group(name: str) -> Group:

@@ -111,7 +111,7 @@ class CommandLine:
 
     @property
     def identity(self) -> str:
-        """Return a sha256 of the typed options, independent of their order; the options themselves may be private."""
+        """Return a sha256 of the typed options, independent of their order; a hash, since they may contain paths."""
         return hashlib.sha256("\n".join(sorted(self.options)).encode(errors="surrogateescape")).hexdigest()
 
     @property

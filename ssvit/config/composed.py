@@ -24,7 +24,7 @@ class Config:
         overrides: The typed and added options, as option=value.
         line: The command line.
         swept: Options of a job of a sweep that differ between the jobs.
-        kind: Class of the command's options.
+        options_class: Class of the command's options.
     """
 
     written: Plain
@@ -32,12 +32,12 @@ class Config:
     overrides: Sequence[str]
     line: CommandLine
     swept: Sequence[str] = ()
-    kind: type[Options] = Options
+    options_class: type[Options] = Options
 
     @cached_property
     def options(self) -> Any:
         """Return the options as an object of the command's class; raise OptionError if a value is invalid."""
-        return select(self.kind, self.values)
+        return select(self.options_class, self.values)
 
     @cached_property
     def values(self) -> Plain:
@@ -83,10 +83,10 @@ class Config:
         """Return the name to type for an option behind a reference: target.bits for objective.target.bits."""
         node: object = self.written
         keys = name.split(".")
-        for place, key in enumerate(keys, 1):
+        for length, key in enumerate(keys, 1):
             node = node.get(key) if isinstance(node, Mapping) else None
             if isinstance(node, str) and (reference := _REFERENCE.fullmatch(node)):
-                return self.option(".".join([reference[1], *keys[place:]]))
+                return self.option(".".join([reference[1], *keys[length:]]))
         return name
 
     def build(self, name: str, /, **objects: object) -> Any:

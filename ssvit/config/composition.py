@@ -45,36 +45,38 @@ _SWEEP = {
 _SUGGESTIONS = 3
 
 
-def compose(name: str, line: CommandLine, kind: type[Options] = Options, *, incomplete: bool = False) -> Config:
+def compose(
+    name: str, line: CommandLine, options_class: type[Options] = Options, *, incomplete: bool = False
+) -> Config:
     """Compose the options of a command, with configs/<name>.yaml if this file exists.
 
     Args:
         name: Name of the command.
         line: The command line, with the choices that exist only for this command.
-        kind: Class of the command's options.
+        options_class: Class of the command's options.
         incomplete: Whether required options may be missing, as in the description of a command.
 
     Raises:
         Failure: An option is unknown, or its value cannot be parsed.
         OptionError: An option has an invalid value.
     """
-    with _failures(name, line, kind), _hydra(line):
-        choices, values = _divided(line)
+    with _failures(name, line, options_class), _hydra(line):
+        choices, values = _choices_and_values(line)
         composed = hydra.compose(_file(name, line), [*_search_path(line), *choices], return_hydra_config=True)
         HydraConfig.instance().set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
-        required = {option: MISSING for option, field in kind.model_fields.items() if field.is_required()}
-        options = completed(required | _container(composed, resolve=False), {"": kind})
+        required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
+        options = completed(required | _container(composed, resolve=False), {"": options_class})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
-        options = completed(options, {"": kind})
+        options = completed(options, {"": options_class})
         tree = OmegaConf.create(options)
         if not incomplete:
             _container(tree, resolve=True)
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
-        config = Config(_settled(options, tree), files, line.overrides, line, kind=kind)
+        config = Config(_settled(options, tree), files, line.overrides, line, options_class=options_class)
         if incomplete:
             return config
         if line.finish:
@@ -90,7 +92,7 @@ def _file(name: str, line: CommandLine) -> str | None:
     return name if line.has_file(name) else None
 
 
-def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
+def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
     """Return the options of a command line that choose files or configure Hydra, and those that set values."""
     choices: list[str] = []
     values: list[str] = []
@@ -103,9 +105,9 @@ def _divided(line: CommandLine) -> tuple[list[str], list[str]]:
     return choices, values
 
 
-def _for_hydra(line: CommandLine) -> list[str]:
-    """Return the options of a command line in Hydra's syntax, including those that no file contains."""
-    choices, values = _divided(line)
+def _hydra_overrides(line: CommandLine) -> list[str]:
+    """Return the options of a command line in Hydra's syntax: ++ also sets options that no YAML file declares."""
+    choices, values = _choices_and_values(line)
     return [*choices, *(f"++{option.lstrip('+')}" for option in values)]
 
 
@@ -124,12 +126,12 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     """
     *groups, key = name.split(".")
     node = options
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         if group not in node and force:
             node[group] = {}
-        inner = node.get(group) if group in node else _unknown(options, name, ".".join(groups[: place + 1]), node)
+        inner = node.get(group) if group in node else _unknown(options, name, ".".join(groups[: index + 1]), node)
         if not inner or not isinstance(inner, dict):
-            path = ".".join(groups[: place + 1])
+            path = ".".join(groups[: index + 1])
             is_empty = inner in (None, {}, MISSING)
             if is_empty and force:
                 inner = node[group] = {}
@@ -187,7 +189,7 @@ def _unknown(options: Plain, name: str, missing: str, group: Plain) -> NoReturn:
 def sweep(
     name: str,
     line: CommandLine,
-    kind: type[Options],
+    options_class: type[Options],
     job: Callable[[Config], float | None],
 ) -> None:
     """Call a function with the configuration of each combination of values (-m), through Hydra's launcher and sweeper.
@@ -195,7 +197,7 @@ def sweep(
     Args:
         name: Name of the command.
         line: The command line.
-        kind: Class of the command's options.
+        options_class: Class of the command's options.
         job: The function; it returns the objective value for sweepers such as Optuna.
     """
     command_line = sys.argv[1:]
@@ -205,13 +207,13 @@ def sweep(
         shared = {option.lstrip("+") for option in line.overrides}
         job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
         swept = [option for option in job_line.overrides if option not in shared]
-        return job(replace(compose(name, job_line, kind), swept=swept))
+        return job(replace(compose(name, job_line, options_class), swept=swept))
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with _failures(name, line, kind), _stored(line.nodes):
+    with _failures(name, line, options_class), _stored(line.nodes):
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        sys.argv[1:] = ["--multirun", *_search_path(line), *_for_hydra(line), *written]
+        sys.argv[1:] = ["--multirun", *_search_path(line), *_hydra_overrides(line), *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 
@@ -331,18 +333,18 @@ def _settled(written: object, composed: DictConfig, name: str = "") -> Any:
     if isinstance(written, dict):
         return {key: _settled(value, composed, f"{name}.{key}" if name else str(key)) for key, value in written.items()}
     if isinstance(written, list):
-        return [_settled(value, composed, f"{name}[{place}]") for place, value in enumerate(written)]
+        return [_settled(value, composed, f"{name}[{index}]") for index, value in enumerate(written)]
     resolves = isinstance(written, str) and "${" in _REFERENCE.sub("", written)
     return OmegaConf.select(composed, name) if resolves else written
 
 
 @contextmanager
-def _failures(name: str, line: CommandLine, kind: type[Options]) -> Iterator[None]:
+def _failures(name: str, line: CommandLine, options_class: type[Options]) -> Iterator[None]:
     """Translate errors of Hydra and OmegaConf into a one-line Failure."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise Failure(_reason(error, name, line, kind), 2) from None
+        raise Failure(_reason(error, name, line, options_class), 2) from None
     except (TypeError, ValueError):  # raised by Hydra for a choice that is not a name
         if not (reason := _misplaced(line)):
             raise
@@ -374,7 +376,7 @@ def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
             yield from _with_name(name, value, f"{path}{key}.")
 
 
-def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options]) -> str:
+def _reason(error: Exception, name: str, line: CommandLine, options_class: type[Options]) -> str:
     """Return the message of a Hydra or OmegaConf error in terms of the command line, as one line."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
@@ -387,28 +389,32 @@ def _reason(error: Exception, name: str, line: CommandLine, kind: type[Options])
         for begins, package in _PLUGINS.items():
             if f"{group}={choice}".startswith(begins):
                 return f"{group}={choice}: needs {package}: pip install {package}"
-        if known := error.options or line.names(group):
-            return f"{group}={choice}: must be one of {', '.join(known)}"
+        if names_of_choices := error.options or line.names(group):
+            return f"{group}={choice}: must be one of {', '.join(names_of_choices)}"
     if merged := re.match(r"Error merging override \+*(.*)", str(error)):
         option = merged[1].partition("=")[0]
         is_group = first == "Cannot merge DictConfig with ListConfig"
-        right = f"is a group of options: give one of them, as {option}.OPTION=VALUE" if is_group else first
-        return f"{merged[1]}: {right}"
+        explanation = f"is a group of options: give one of them, as {option}.OPTION=VALUE" if is_group else first
+        return f"{merged[1]}: {explanation}"
     if override := re.match(r"Could not override '([\w/]+)'", first):
-        return _no_choice(override[1], name, line, kind)
+        return _no_choice(override[1], name, line, options_class)
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
         missing = first.rpartition(": ")[2]
         missing = missing if "." in missing else cause.full_key or missing
-        field = kind.model_fields.get(missing)
+        field = options_class.model_fields.get(missing)
         values = "" if field is None else expected(field.annotation, field.metadata)
         return f"{missing}: has no default and must be given{f', {values}' if values not in ('', 'a text') else ''}"
     return first
 
 
-def _no_choice(group: str, name: str, line: CommandLine, kind: type[Options]) -> str:
+def _no_choice(group: str, name: str, line: CommandLine, options_class: type[Options]) -> str:
     """Return the error message for a group that is not a choice of this command."""
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
     aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in line.aliases.items()}
     choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
-    hint = f"{group}.NAME=VALUE sets one option" if group in kind.model_fields else f"there are {', '.join(choices)}"
+    hint = (
+        f"{group}.NAME=VALUE sets one option"
+        if group in options_class.model_fields
+        else f"there are {', '.join(choices)}"
+    )
     return f"{typed_as}: is no choice of this command; {hint}"

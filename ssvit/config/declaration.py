@@ -217,12 +217,12 @@ class OneOf:
         return value
 
 
-def find(builder: str) -> type[Options] | None:
+def find(target: str) -> type[Options] | None:
     """Return the options `module_options.Part` of `module.Part`; None if there are none.
 
     The options of a function `module.a_part` are `module_options.APart`.
     """
-    module, _, name = builder.rpartition(".")
+    module, _, name = target.rpartition(".")
     try:
         if not module or find_spec(f"{module}_options") is None:
             return None
@@ -243,14 +243,14 @@ def _read_part(value: object) -> object:
         return value
     if not isinstance(value, Mapping):
         raise ValueError
-    builder = value.get("_target_")
-    options = group_of(value) if builder is None else find(str(builder))
-    if options is None and builder is not None:
-        module, _, name = str(builder).rpartition(".")
-        raise OptionError("", builder, f"must be a part whose options are declared, as {module}_options.{name}")
+    target = value.get("_target_")
+    options = group_of(value) if target is None else find(str(target))
+    if options is None and target is not None:
+        module, _, name = str(target).rpartition(".")
+        raise OptionError("", target, f"must be a part whose options are declared, as {module}_options.{name}")
     if options is None:
         return value
-    return select(options, value) if builder is None else options(**value)
+    return select(options, value) if target is None else options(**value)
 
 
 def _without_null(parts: object) -> object:
@@ -375,11 +375,11 @@ def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
         if isinstance(item, OneOf):
             return f"one of {', '.join(map(str, item.choices))}"
     if get_origin(annotation) is Annotated:
-        kind, *more = get_args(annotation)
-        return expected(kind, [*more, *metadata])
+        argument, *more = get_args(annotation)
+        return expected(argument, [*more, *metadata])
     if _is_union(annotation):
-        kinds = [expected(kind, metadata) for kind in get_args(annotation) if kind is not NoneType]
-        return ", or ".join([*dict.fromkeys(kinds), *(["null"] if _is_optional(annotation) else [])])
+        alternatives = [expected(argument, metadata) for argument in get_args(annotation) if argument is not NoneType]
+        return ", or ".join([*dict.fromkeys(alternatives), *(["null"] if _is_optional(annotation) else [])])
     if get_origin(annotation) is Literal:
         choices = list(map(typed, get_args(annotation)))
         return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
@@ -389,12 +389,14 @@ def expected(annotation: Any, metadata: Sequence[object] = ()) -> str:
     if annotation in (int, float):
         return _range("a whole number" if annotation is int else "a number", metadata)
     if get_origin(annotation) is not None:
-        (kind, *_) = get_args(annotation) or (Any,)
-        return "{name: value, …}" if issubclass(get_origin(annotation), Mapping) else f"a list, each {expected(kind)}"
+        (argument, *_) = get_args(annotation) or (Any,)
+        if issubclass(get_origin(annotation), Mapping):
+            return "{name: value, …}"
+        return f"a list, each {expected(argument)}"
     return {bool: "true or false", str: "a text", Path: "a path"}.get(annotation, "another value")
 
 
-def _range(kind: str, metadata: Sequence[object]) -> str:
+def _range(noun: str, metadata: Sequence[object]) -> str:
     lower = upper = ""
     for limit in metadata:
         if isinstance(limit, Ge):
@@ -403,7 +405,7 @@ def _range(kind: str, metadata: Sequence[object]) -> str:
             lower = f", above {limit.gt:g}"
         elif isinstance(limit, Le):
             upper = f" and at most {limit.le:g}"
-    return f"{kind}{lower}{upper if lower else upper.replace(' and', ',')}"
+    return f"{noun}{lower}{upper if lower else upper.replace(' and', ',')}"
 
 
 @cache

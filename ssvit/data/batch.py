@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     seed: int = 0
 
     @classmethod
-    def of(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
+    def of_view(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
         """Return the batch of one view of images.
 
         Args:
@@ -93,7 +93,7 @@ class Batch(NamedTuple):
         """Return the batch with a function applied to each tensor, in the order of `tensors`."""
         views = {name: function(view) for name, view in self.views.items()}
         labels = None if self.labels is None else function(self.labels)
-        targets = None if self.targets is None else {name: function(one) for name, one in self.targets.items()}
+        targets = None if self.targets is None else {name: function(tensor) for name, tensor in self.targets.items()}
         return self._replace(views=views, labels=labels, slots=function(self.slots), targets=targets)
 
     @staticmethod

@@ -112,7 +112,7 @@ class Loader:
             block = range(start, min(start + count, units.stop))
             slots, indices = self._slots(*block)
             shown = images.index_select(0, indices.to(self.device))
-            together = Batch.of(shown, None if labels is None else labels[indices], slots).to(self.device)
+            together = Batch.of_view(shown, None if labels is None else labels[indices], slots).to(self.device)
             together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
@@ -199,7 +199,7 @@ def evaluation_batches(
     parts = parts[len(parts) * rank // world : len(parts) * (rank + 1) // world]
     if source.in_memory is not None:
         images, labels = source.in_memory, source.labels
-        batches = (Batch.of(images[part], None if labels is None else labels[part], part) for part in parts)
+        batches = (Batch.of_view(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch.to(device).augmented(transform, 0) for batch in batches)
     work = ((part, part) for part in parts)
     reader, add = _Reader(source, transform, None), report or _Tally(count).add

@@ -39,30 +39,30 @@ def measure(
     """
     read, is_bytes = _reader(source, pixels)
 
-    def moments(place: int) -> Moments | Unreadable:
+    def moments(index: int) -> Moments | Unreadable:
         try:
-            statistics = Moments.of(read(place))
+            statistics = Moments.of_image(read(index))
         except Unreadable as failure:
             return failure
         is_finite = np.isfinite(statistics.mean).all()
-        return statistics if is_finite else Unreadable(source.name(place), rasters.NANS)
+        return statistics if is_finite else Unreadable(source.name(index), rasters.NANS)
 
     total: Moments | None = None
     unreadable: list[Unreadable] = []
     with ThreadPoolExecutor(workers) as pool:
         for start in range(0, len(source), _AHEAD * workers):
-            places = range(start, min(start + _AHEAD * workers, len(source)))
-            for place, image in zip(places, pool.map(moments, places), strict=True):
+            indices = range(start, min(start + _AHEAD * workers, len(source)))
+            for index, image in zip(indices, pool.map(moments, indices), strict=True):
                 if isinstance(image, Unreadable):
                     unreadable.append(image)
                 elif total is None:
                     total = image
                 elif len(image.mean) != len(total.mean):
                     others = f"and the images before it {len(total.mean)}"
-                    raise UserError(f"{source.name(place)}: has {len(image.mean)} channels, {others}")
+                    raise UserError(f"{source.name(index)}: has {len(image.mean)} channels, {others}")
                 else:
                     total += image
-            progress(places.stop, len(source))
+            progress(indices.stop, len(source))
     if total is None:
         raise UserError(f"none of the {len(source)} images can be read; the first: {unreadable[0]}")
     lines = [f"{len(source) - len(unreadable):,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]
@@ -79,8 +79,8 @@ def measure(
 def _reader(source: Source, pixels: PixelFormat) -> tuple[Callable[[int], np.ndarray], bool]:
     """Return a function that reads an image's values, (c, h, w), and whether they are uint8."""
 
-    def converted(place: int) -> np.ndarray:
-        return source.read(place).numpy()
+    def converted(index: int) -> np.ndarray:
+        return source.read(index).numpy()
 
     if pixels.range is not None:
         return converted, False
@@ -93,8 +93,8 @@ def _reader(source: Source, pixels: PixelFormat) -> tuple[Callable[[int], np.nda
 
 def _sample(source: Source) -> Iterator[np.ndarray]:
     """Yield the stored values of evenly spaced readable images."""
-    for place in range(0, len(source), max(1, len(source) // _SAMPLED)):
+    for index in range(0, len(source), max(1, len(source) // _SAMPLED)):
         try:
-            yield source.values(place)
+            yield source.values(index)
         except Unreadable:
             continue

@@ -33,14 +33,14 @@ def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) ->
     Returns:
         (b,) int64 in [0, size).
     """
-    epochs, places = slots.div(size, rounding_mode="floor"), slots.remainder(size)
+    epochs, positions = slots.div(size, rounding_mode="floor"), slots.remainder(size)
     shown = torch.empty_like(slots)
     for epoch in epochs.unique().tolist():
         of_epoch = epochs == epoch
         if order == BIJECTION:
-            shown[of_epoch] = bijection(seed, f"order of epoch {epoch}", places[of_epoch], size)
+            shown[of_epoch] = bijection(seed, f"order of epoch {epoch}", positions[of_epoch], size)
         else:
-            shown[of_epoch] = _order(seed, epoch, size)[places[of_epoch]]
+            shown[of_epoch] = _order(seed, epoch, size)[positions[of_epoch]]
     return shown
 
 

@@ -188,17 +188,17 @@ class FeatureSets:
     Attributes:
         values: Features by name, each (n, d) or (n, y, x, d).
         source: Source of the images.
-        places: Indices of the images in the source, (n,).
+        indices: Indices of the images in the source, (n,).
         masks: Segmentation masks, (n, h, w) uint8, or None.
     """
 
     values: dict[str, Tensor]
     source: Source
-    places: Tensor
+    indices: Tensor
     masks: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     def __getitem__(self, name: str) -> Features:
         return Features(self.values[name], self.labels, self.source.classes, self.masks)
@@ -206,13 +206,13 @@ class FeatureSets:
     @property
     def labels(self) -> Tensor | None:
         """Return the labels of the source, or None."""
-        return None if self.source.labels is None else self.source.labels[self.places]
+        return None if self.source.labels is None else self.source.labels[self.indices]
 
     @property
     def known_labels(self) -> Tensor:
         """Return the labels of images that have labels."""
         assert self.source.labels is not None
-        return self.source.labels[self.places]
+        return self.source.labels[self.indices]
 
     def joined(self, other: "FeatureSets") -> "FeatureSets":
         """Return these feature sets together with others of the same images.
@@ -220,18 +220,18 @@ class FeatureSets:
         Raises:
             UserError: If the others are of other images, because files became readable or unreadable.
         """
-        if not torch.equal(other.places, self.places):
+        if not torch.equal(other.indices, self.indices):
             raise UserError("the readable images have changed since features were cached: evaluate with cache=null")
         return replace(self, values=self.values | other.values)
 
     def images(self, rows: Tensor, transform: Transform) -> Tensor:
         """Return the transformed images at some rows: (b,) -> (b, c, h, w) uint8."""
-        batches = evaluation_batches(self.source.take(self.places[rows]), transform, batch_size=len(rows))
+        batches = evaluation_batches(self.source.take(self.indices[rows]), transform, batch_size=len(rows))
         return torch.cat([batch.images for batch in batches])
 
     def picture(self, row: int) -> str:
         """Return the name of the image at a row."""
-        return self.source.name(int(self.places[row]))
+        return self.source.name(int(self.indices[row]))
 
 
 def extract(
@@ -273,12 +273,12 @@ def extract(
     parts = list(itertools.chain.from_iterable(gather(read)))
     if not parts:
         raise UserError("none of the images can be read, so there are no features")
-    values, places = zip(*parts, strict=True)
+    values, indices = zip(*parts, strict=True)
     joined = {name: torch.cat([part[name] for part in values]) for name in values[0]}
     for name, value in joined.items():
         if not value.isfinite().all():
             raise UserError(f"{name}: some features are not finite, so they cannot be evaluated")
-    return FeatureSets(joined, source, torch.cat(places))
+    return FeatureSets(joined, source, torch.cat(indices))
 
 
 class Cache:
@@ -330,7 +330,7 @@ class Cache:
 
         def write() -> None:
             for name, path in paths.items():
-                tensors = {_VALUES: features.values[name].contiguous(), _ROWS: features.places}
+                tensors = {_VALUES: features.values[name].contiguous(), _ROWS: features.indices}
                 content = safetensors.torch.save(tensors)
                 atomic_io.write_files(self.folder, {path.name: _checksum(content, keys[name]) + content})
 

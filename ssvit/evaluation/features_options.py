@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 
 from ssvit.config.declaration import Count, Expect, OneOf, Options
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
-from ssvit.models.timm_options import of
+from ssvit.models.timm_options import options_from
 from ssvit.options import OptionError, one_of, whole
 
 AUTO: Final = "auto"
@@ -96,7 +96,7 @@ class Features(Outputs):
         Raises:
             OptionError: If the encoder does not support a reading.
         """
-        options = of(encoder)
+        options = options_from(encoder)
         last = options.depth
         if isinstance(self.layer, str):
             numbers = [last] if self.layer == "last" else list(range(1, last + 1))

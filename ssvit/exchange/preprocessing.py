@@ -47,6 +47,7 @@ class Preprocessing:
         """Return the length of every image's shorter side, or None if it depends on the aspect ratio."""
         if self.fit == "squash":
             return None
+        # A shorter side that is at least the crop's longer side covers it for every aspect ratio.
         if self.resize is not None and self.resize >= max(self.size):
             return self.resize
         return self.size[0] if self.size[0] == self.size[1] else None

@@ -124,7 +124,7 @@ class Exported(Foreign):
 
         shapes = files.shapes(self.path)
         with torch.device("meta"):
-            expected = timm_options.of(self.arguments).build().state_dict()
+            expected = timm_options.options_from(self.arguments).build().state_dict()
         for name, tensor in expected.items():
             if shapes.get(f"encoder.{name}") != tensor.shape:
                 raise ForeignError(f"{self.path}: encoder.{name}: does not fit the encoder in config.json")
@@ -235,7 +235,7 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Exporte
     if not names or not isinstance(arguments, Mapping):
         return None
     try:
-        encoder = timm_options.of(arguments)
+        encoder = timm_options.options_from(arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: does not describe an encoder ({error})") from None
     if encoder.depth > len(names):  # reject a depth that the file cannot contain before a model is built

@@ -35,7 +35,7 @@ class Display(NamedTuple):
     high: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, data: Images) -> "Display":
+    def of_data(cls, data: Images) -> "Display":
         """Return the display of the images of a data set."""
         pixels = getattr(data.source, "pixels", None)
         if pixels is None:  # data sets of photographs have no pixel format
@@ -53,7 +53,7 @@ class Display(NamedTuple):
         Args:
             pixels: Pixel format.
             mean: Mean of all channels or of each channel.
-            std: Standard deviation of all channels or of each channel.
+            std: Scaler deviation of all channels or of each channel.
             shown: Channels shown as red, green and blue.
         """
         channels = pixels.channels

@@ -72,11 +72,11 @@ class Gallery(Figure):
             axis.text(x, y, one_line(text), ha=align, va="center", fontsize=_SIZE, color=color or INK)
 
         write(_GAP, _GAP / 2 + _LINE / 2, self.title, align="left")
-        for place, name in enumerate(self.titles):
-            write(_GAP + place * column + self.tile / 2, top - _LINE / 2, fitted(name, _SIZE, self.tile))
+        for index, name in enumerate(self.titles):
+            write(_GAP + index * column + self.tile / 2, top - _LINE / 2, fitted(name, _SIZE, self.tile))
         for number, pictures in enumerate(self.rows):
-            for place, picture in enumerate(pictures):
-                x, y = _GAP + place * column, top + number * row
+            for index, picture in enumerate(pictures):
+                x, y = _GAP + index * column, top + number * row
                 self._place(pixels[y : y + self.tile, x : x + self.tile], picture, axis, x, y)
                 for line, text in enumerate(picture.captions):
                     below = y + self.tile + (line + 0.7) * _LINE
@@ -85,24 +85,24 @@ class Gallery(Figure):
         axis.imshow(pixels, extent=(0, width, height, 0), interpolation="nearest")
         return figure
 
-    def _place(self, square: np.ndarray, picture: Picture, axis: "Axes", x: int, y: int) -> None:
+    def _place(self, tile_pixels: np.ndarray, picture: Picture, axis: "Axes", x: int, y: int) -> None:
         """Draw an image at the centre of its tile, enlarged by nearest neighbour or reduced, with its frame.
 
         Args:
-            square: Pixels of the tile, modified in place.
+            tile_pixels: Pixels of the tile, modified in place.
             picture: The image.
             axis: Axis of the figure.
-            x: Left edge of the tile in dots.
-            y: Upper edge of the tile in dots.
+            x: Left edge of the tile in pixels of the figure.
+            y: Upper edge of the tile in pixels of the figure.
         """
-        square[:] = _MAT
-        sides = picture.image.shape[1:]
-        h, w = (max(1, round(self.tile * side / max(sides))) for side in sides)
-        enlarged = 2 * max(sides) <= self.tile
-        resampling = {"mode": "nearest"} if enlarged else {"mode": "bilinear", "antialias": True}
+        tile_pixels[:] = _MAT
+        height_width = picture.image.shape[1:]
+        h, w = (max(1, round(self.tile * side / max(height_width))) for side in height_width)
+        is_enlarged = 2 * max(height_width) <= self.tile
+        resampling = {"mode": "nearest"} if is_enlarged else {"mode": "bilinear", "antialias": True}
         image = F.interpolate(picture.image[None].float(), (h, w), **resampling)[0].movedim(0, -1).clamp(0, 1).numpy()
         top, left = (self.tile - h) // 2, (self.tile - w) // 2
-        square[top : top + h, left : left + w] = image
+        tile_pixels[top : top + h, left : left + w] = image
         if picture.color is not None:
             from matplotlib.patches import Rectangle
 
@@ -138,10 +138,10 @@ class Mosaic(Figure):
         top, bottom = 0.3 * DPI, 0.35 * DPI
         figure, (axis,) = style.framed(size[1] + _GAP, top + size[0] + bottom, (_GAP, bottom, size[1], size[0]))
         axis.set_axis_off()
-        for place, (title, images) in enumerate(self.columns.items()):
+        for index, (title, images) in enumerate(self.columns.items()):
             enlarged = images.repeat_interleave(dots, 2).repeat_interleave(dots, 3).movedim(1, -1).clamp(0, 1).numpy()
             for number, image in enumerate(enlarged):
-                y, x = number % rows * (tall + _GAP), number // rows * block + place * (wide + _GAP)
+                y, x = number % rows * (tall + _GAP), number // rows * block + index * (wide + _GAP)
                 pixels[y : y + tall, x : x + wide] = image
                 if number % rows == 0:
                     axis.text(x + wide / 2, -0.06 * DPI, title, ha="center", va="bottom", color=INK)

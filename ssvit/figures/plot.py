@@ -166,11 +166,11 @@ class Plot(Figure):
             )
             return figure
         under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
-        place: dict[str, Any] = under if self.legend == "under" else {"loc": "best"}
+        location: dict[str, Any] = under if self.legend == "under" else {"loc": "best"}
         for axis in axes:
             if axis.get_legend_handles_labels()[0]:
                 # A white background keeps lines from crossing the text.
-                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **place)
+                axis.legend(facecolor="white", edgecolor="none", framealpha=0.85, fontsize=8, **location)
         return figure
 
 

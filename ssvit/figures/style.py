@@ -29,7 +29,7 @@ def panels(count: int, width: float, height: float, *, down: int = 1) -> "tuple[
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    return figure, [figure.add_subplot(down, -(-count // down), place) for place in range(1, count + 1)]
+    return figure, [figure.add_subplot(down, -(-count // down), index) for index in range(1, count + 1)]
 
 
 def framed(width: float, height: float, *boxes: tuple[float, float, float, float]) -> "tuple[Figure, list[Axes]]":
@@ -68,4 +68,4 @@ def tidy(axis: "Axes", xlabel: str, ylabel: str) -> None:
 def evenly_spaced(total: int, count: int) -> list[int]:
     """Return at most `count` evenly spaced indices below `total`."""
     count = min(total, count)
-    return [place * total // count for place in range(count)]
+    return [index * total // count for index in range(count)]

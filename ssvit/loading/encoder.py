@@ -11,7 +11,7 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
-from ssvit.models.timm_options import of
+from ssvit.models.timm_options import options_from
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
@@ -28,10 +28,10 @@ def load_encoder(options: LoadEncoder) -> Encoder:
     checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
     with _building(checkpoint, "encoder"):
-        weights = _weights(checkpoint, states)
+        weights = _averaged_or_last(checkpoint, states)
         prefix = f"{checkpoint.backbone}."
         loaded = {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}
-        trained = of(checkpoint.encoder).build()
+        trained = options_from(checkpoint.encoder).build()
         trained.load_state_dict(loaded)
         encoder = _changed(trained, options)
     if options.announce and is_main_process():
@@ -76,8 +76,8 @@ def load_classifier(options: LoadEncoder) -> Classify:
     states = storage.load(checkpoint, without="optimizer")
     with _building(checkpoint, "classifier"):
         options_of_head = ClassifyOptions(**checkpoint.manifest["classifier"])
-        classifier = Classify(options_of_head, encoder=of(checkpoint.encoder).build())
-        classifier.load_state_dict(_weights(checkpoint, states))
+        classifier = Classify(options_of_head, encoder=options_from(checkpoint.encoder).build())
+        classifier.load_state_dict(_averaged_or_last(checkpoint, states))
         classifier.encoder = _changed(classifier.encoder, options)
     return classifier.eval()
 
@@ -92,7 +92,7 @@ def _building(checkpoint: Checkpoint, part: str) -> Iterator[None]:
         raise CheckpointError(f"{checkpoint.path}: the {part} cannot be built: {reason}") from None
 
 
-def _weights(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+def _averaged_or_last(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Return the averaged weights if available, otherwise the weights; LoRA matrices are merged into them."""
     weights = states.get("ema", states["model"])
     return lora.merged(weights, **checkpoint.manifest["lora"]) if "lora" in checkpoint.manifest else weights
@@ -102,6 +102,6 @@ def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     """Return an encoder with the same weights and other options; the encoder itself if no option differs."""
     if all(trained.arguments.get(name) == value for name, value in options.changes.items()):
         return trained
-    encoder = of(trained.arguments | options.changes).build()
+    encoder = options_from(trained.arguments | options.changes).build()
     encoder.take(trained, how=options.resize)
     return encoder

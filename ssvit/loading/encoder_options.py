@@ -13,7 +13,7 @@ from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
 from ssvit.models.encoder_options import Normalized
-from ssvit.models.timm_options import of, vit
+from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
 from ssvit.options import OptionError, pair
 
@@ -65,7 +65,7 @@ class LoadEncoder(ForeignEncoder):
         for name in ("patch_size", "width", "channels"):
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
-        return of(trained | self.changes)
+        return options_from(trained | self.changes)
 
 
 class LoadLayers(Options):
@@ -121,7 +121,7 @@ class LoadClassifier(LoadEncoder):
         """Check that the classifier accepts the images of the encoder, as a teacher must."""
         if not isinstance(run.encoder, Normalized):
             return
-        encoders = run.encoder, of(self.checkpoint().encoder)
+        encoders = run.encoder, options_from(self.checkpoint().encoder)
         size, loaded = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in encoders)
         if size != loaded:
             raise OptionError("path", self.path, f"must have images of {size}, as the encoder; has {loaded}")

@@ -23,7 +23,7 @@ from ssvit.data.sources.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
-from ssvit.models.timm_options import kind, of
+from ssvit.models.timm_options import options_class, options_from
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError
 
@@ -111,7 +111,7 @@ def with_random_weights(config: Config) -> Config:
     values = config.values["encoder"]
     if "path" not in values:
         return config
-    trained = of(open_checkpoint(values["path"], values).encoder)
+    trained = options_from(open_checkpoint(values["path"], values).encoder)
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in values}
     return config.changed({"encoder": {"_target_": trained.part_name(), **trained.values(), **changes}})
 
@@ -172,7 +172,7 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
         "resize": "paper",
         "announce": True,
         # Checkpoints do not contain this option, which only affects the computation of gradients.
-        **({"activation_checkpointing": False} if kind(trained) is ViT else {}),
+        **({"activation_checkpointing": False} if options_class(trained) is ViT else {}),
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "image_size": "${data.image_size}",
         **(foreign if checkpoint.foreign else {}),

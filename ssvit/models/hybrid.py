@@ -103,8 +103,8 @@ class ResNet(nn.Module):
         for stage, units in enumerate(options.layers):
             units_of_stage = nn.Sequential()
             self.stages.append(units_of_stage)
-            for place in range(units):
-                stride = 2 if stage > 0 and place == 0 else 1
+            for index in range(units):
+                stride = 2 if stage > 0 and index == 0 else 1
                 unit = Bottleneck(inputs=self.outputs, width=width * 2**stage, stride=stride, epsilons=epsilons)
                 units_of_stage.append(unit)
                 self.outputs = 4 * width * 2**stage

@@ -93,12 +93,12 @@ def is_stored(options: object) -> bool:
 
 
 def stored(options: Normalized) -> dict[str, Any]:
-    """Return the options of an encoder as plain data, which `of` converts back."""
+    """Return the options of an encoder as plain data, which `options_from` converts back."""
     name = name_of("encoder", type(options))
     return options.values() if name is None else {_CHOICE: name, **options.values()}
 
 
-def kind(arguments: Mapping[str, Any]) -> type[Normalized]:
+def options_class(arguments: Mapping[str, Any]) -> type[Normalized]:
     """Return the class of an encoder's options.
 
     Raises:
@@ -114,14 +114,14 @@ def kind(arguments: Mapping[str, Any]) -> type[Normalized]:
     return Timm
 
 
-def of(arguments: Mapping[str, Any]) -> Any:
+def options_from(arguments: Mapping[str, Any]) -> Any:
     """Return the options of an encoder from plain data.
 
     Raises:
         OptionError: An option is invalid.
         UserError: Their class is a plug-in's that is not declared.
     """
-    return kind(arguments)(**{name: value for name, value in arguments.items() if name != _CHOICE})
+    return options_class(arguments)(**{name: value for name, value in arguments.items() if name != _CHOICE})
 
 
 def vit(arguments: Mapping[str, Any]) -> ViT:
@@ -130,7 +130,7 @@ def vit(arguments: Mapping[str, Any]) -> ViT:
     Raises:
         UserError: The data describe another encoder.
     """
-    options = of(arguments)
+    options = options_from(arguments)
     if not isinstance(options, ViT):
         raise UserError(f"the encoder is {options.label}, and this command needs a ViT of ssvit")
     return options

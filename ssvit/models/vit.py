@@ -57,10 +57,10 @@ class ViT(Encoder):
         )
         self.positions = nn.ModuleList()
         self.layers_with_positions = 0  # number of layers, from the first, whose input gets positions
-        if kind := positions.ADDITIVE.get(options.positions):
+        if additive := positions.ADDITIVE.get(options.positions):
             self.layers_with_positions = 1 if options.positions_at == "stem" else options.depth
             count = options.depth if options.positions_at == "every_layer" else 1
-            self.positions.extend(kind(options.grid, placed, options.width) for _ in range(count))
+            self.positions.extend(additive(options.grid, placed, options.width) for _ in range(count))
         self.rotary = positions.Rotary(options.width // options.heads) if options.positions == "rotary" else None
         mlp_width = 4 * options.width
         if options.mlp == "swiglu":  # a gated MLP has a third matrix, so 2/3 of the width keeps the parameter count
@@ -219,9 +219,9 @@ class ViT(Encoder):
         if prefix:
             tokens = torch.cat([*prefix, tokens], 1)
         count = self.layers_with_positions
-        own = (self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count))
-        tables = [self.around_registers(table) for table in own]
-        added = tables if position_ids is None else [table[position_ids] for table in tables]
+        tables = (self.positions[layer % len(self.positions)](grid, self.resize) for layer in range(count))
+        with_registers = [self.around_registers(table) for table in tables]
+        added = with_registers if position_ids is None else [table[position_ids] for table in with_registers]
         if added:
             tokens = tokens + added[0].to(tokens.dtype)
         rotation = None

@@ -119,8 +119,8 @@ class ViT(Normalized):
                 "heads", self.heads, f"must make {self.width} // heads a multiple of 4 for rotary positions"
             )
         if self.positions in ("relative", "rotary", "none") and self.positions_at != "stem":
-            right = f"must be stem for positions={self.positions}, which adds nothing"
-            raise OptionError("positions_at", self.positions_at, right)
+            expected = f"must be stem for positions={self.positions}, which adds nothing"
+            raise OptionError("positions_at", self.positions_at, expected)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class Windows(nn.Module):
         parts = zip(images.split(_BATCH_SIZE), order[:, :count].split(_BATCH_SIZE), strict=True)
         x = torch.cat([gather(self.windows(part), ids).flatten(0, 1).cpu() for part, ids in parts])
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-            torch.manual_seed(_SEED)  # of the random initialisation, whose effect the power iterations almost remove
+            torch.manual_seed(_SEED)  # four power iterations make the result almost independent of this seed
             _, singular_values, axes = torch.pca_lowrank(x, min(*x.shape, self.width + 32), niter=4)
         deviation = singular_values[: self.width] / math.sqrt(len(x) - 1)
         projection = (axes[:, : self.width] / deviation.clamp(min=_MIN_DEVIATION * deviation[0].item())).T

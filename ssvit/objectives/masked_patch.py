@@ -27,7 +27,7 @@ from ssvit.objectives.targets import Target
 from ssvit.randomness import uniform
 
 MASKED, REPLACED, UNCHANGED = range(3)
-KINDS = ("masked", "replaced", "unchanged")
+CORRUPTION_TYPES = ("masked", "replaced", "unchanged")
 
 
 class Corruption(NamedTuple):
@@ -35,12 +35,12 @@ class Corruption(NamedTuple):
 
     Attributes:
         ids: Indices of the corrupted patches.
-        kind: Corruption type, MASKED, REPLACED or UNCHANGED.
+        types: Corruption types, MASKED, REPLACED or UNCHANGED.
         replacement: Replacement indices, defined for every corrupted patch, though only REPLACED ones use it.
     """
 
     ids: Tensor
-    kind: Tensor
+    types: Tensor
     replacement: Tensor
 
 
@@ -68,11 +68,11 @@ class Masking(masked_patch_options.Masking):
             patches = rearrange(patch, "(y v) (x w) -> (y x) (v w)", v=self.unit, w=self.unit)
             ids = patches[ids].flatten(1)
         chance = uniform(seed, "corruption", slots, self.count(n))
-        kind = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
-        kind = torch.where(chance < self.mask, MASKED, kind)
+        types = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
+        types = torch.where(chance < self.mask, MASKED, types)
         # Sample one of the n - 1 different patches: indices from that of the patch onwards are increased by one.
         replacement = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
-        return Corruption(ids, kind, replacement + (replacement >= ids))
+        return Corruption(ids, types, replacement + (replacement >= ids))
 
 
 class MaskedPatch(Objective):
@@ -167,8 +167,8 @@ def rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangl
     top, left = (y * (height - rows + 1)).floor(), (x * (width - columns + 1)).floor()
 
     def spans(first: Tensor, length: Tensor, count: int) -> Tensor:
-        place = torch.arange(count, device=slots.device)
-        return (place >= first[..., None]) & (place < (first + length)[..., None])
+        positions = torch.arange(count, device=slots.device)
+        return (positions >= first[..., None]) & (positions < (first + length)[..., None])
 
     covered = spans(top, rows, height)[..., :, None] & spans(left, columns, width)[..., None, :]  # (b, r, y, x)
     number = torch.arange(rectangles, device=slots.device)[:, None, None]
@@ -201,7 +201,7 @@ def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tenso
         Corrupted patch embeddings, (b, n, d).
     """
     unchanged = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-    replaced = corruption.kind == REPLACED
+    replaced = corruption.types == REPLACED
     source = unchanged.scatter(1, corruption.ids, torch.where(replaced, corruption.replacement, corruption.ids))
-    masked = torch.zeros_like(unchanged, dtype=torch.bool).scatter(1, corruption.ids, corruption.kind == MASKED)
+    masked = torch.zeros_like(unchanged, dtype=torch.bool).scatter(1, corruption.ids, corruption.types == MASKED)
     return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather(tokens, source))

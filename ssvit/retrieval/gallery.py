@@ -19,7 +19,7 @@ from torchvision.transforms.v2.functional import resize
 from ssvit import atomic_io
 from ssvit.data.sources.base import Unreadable
 from ssvit.evaluation.neighbours import Kind, check_k, nearest, relative_distances
-from ssvit.evaluation.probes.standard import Standard
+from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, standard_error
 from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
@@ -49,10 +49,10 @@ def fill(store: Store, sets: Iterable[PictureSet], describe: Describer) -> None:
     requested = 0
     for pictures in sets:
         requested += len(pictures.names)
-        absent = [row for row, name in enumerate(pictures.names) if name not in store.places]
+        absent = [row for row, name in enumerate(pictures.names) if name not in store.row_of]
         for rows, features in describe(pictures, absent):
             store.add([pictures.names[row] for row in rows], [pictures.classes[row] for row in rows], features)
-    if all(store.places.keys().isdisjoint(pictures.names) for pictures in sets):
+    if all(store.row_of.keys().isdisjoint(pictures.names) for pictures in sets):
         raise UserError(f"none of the {requested} pictures can be read")
 
 
@@ -104,8 +104,8 @@ def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> 
                 atomic_io.remove(file)
         store = Store.open(folder, identity, create=True)
         fill(store, sets.values(), describe)
-        split_of = {name: split for split, pictures in sets.items() for name in pictures.names if name in store.places}
-        rows = [store.places[name] for name in split_of]
+        split_of = {name: split for split, pictures in sets.items() for name in pictures.names if name in store.row_of}
+        rows = [store.row_of[name] for name in split_of]
         columns = {
             "names": [*split_of],
             "classes": [store.classes[row] or "" for row in rows],
@@ -149,11 +149,11 @@ def query(
         StoreError: The features are to be standardised, but all images of the store have the same ones.
         UserError: None of the queries can be read.
     """
-    check_k(k, len(store), excludes=not store.places.keys().isdisjoint(pictures.names))
-    standard = Standard.of(store.features, standardize)
-    if not standard.scale.any():
+    check_k(k, len(store), excludes=not store.row_of.keys().isdisjoint(pictures.names))
+    scaler = Scaler.of_features(store.features, standardize)
+    if not scaler.scale.any():
         raise StoreError(f"{store.folder}: all features are equal, and cannot be standardised (standardize=false)")
-    vectors = F.normalize(standard.scaled(store.features))
+    vectors = F.normalize(scaler.scaled(store.features))
     with within("index"):
         search_index = method.over(vectors)
     parts = list(describe(pictures, range(len(pictures.names))))
@@ -162,8 +162,11 @@ def query(
     rows, features = [row for part, _ in parts for row in part], torch.cat([part for _, part in parts])
     names = [pictures.names[row] for row in rows]
     check_directions(features, names)
-    queries, own = F.normalize(standard.scaled(features)), torch.tensor([store.places.get(name, -1) for name in names])
-    neighbours = nearest(search_index, queries, k, excluded=own if (own >= 0).any() else None)
+    queries, stored_rows = (
+        F.normalize(scaler.scaled(features)),
+        torch.tensor([store.row_of.get(name, -1) for name in names]),
+    )
+    neighbours = nearest(search_index, queries, k, excluded=stored_rows if (stored_rows >= 0).any() else None)
     columns = (neighbours.indices, neighbours.similarities, relative_distances(neighbours, queries, vectors))
     records = []
     for name, row, *of_query in zip(names, rows, *(column.tolist() for column in columns), strict=True):
@@ -197,7 +200,7 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
         lines.append(f"… and {len(records) - _LINES} more queries; output=FILE writes all of them")
     counts, chances, correct = Counter(store.classes), [], []
     for record in records:
-        is_stored = record["image"] in store.places
+        is_stored = record["image"] in store.row_of
         others = counts[record["class"]] - is_stored
         if record["class"] is not None and others > 0:
             chances.append(others / (len(store) - is_stored))

@@ -94,10 +94,10 @@ class Describer:
             source, self.transform, batch_size=self.batch_size, workers=self.workers, report=self._report
         )
         for batch in batches:
-            places = batch.slots.tolist()
-            read += [rows[place] for place in places]
+            slots_of_batch = batch.slots.tolist()
+            read += [rows[slot] for slot in slots_of_batch]
             parts += self.extractor(batch.images).values()
-            show(places[-1] + 1, len(rows))
+            show(slots_of_batch[-1] + 1, len(rows))
             if len(read) >= PART:
                 yield read, torch.cat(parts)
                 read, parts = [], []

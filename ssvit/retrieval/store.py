@@ -40,14 +40,14 @@ class Store:
         encoder: Identity of the features, such as the checksum of a checkpoint and a layer.
 
     Attributes:
-        places: Row of each image by name.
+        row_of: Row of each image by name.
         names: Name of each image.
         classes: Class of each image, None where unknown.
     """
 
     def __init__(self, folder: str | Path, encoder: str) -> None:
         self.folder, self.encoder = Path(folder), encoder
-        self.places: dict[str, int] = {}
+        self.row_of: dict[str, int] = {}
         self.names: list[str] = []
         self.classes: list[str | None] = []
         self._parts: list[Tensor] = []
@@ -77,7 +77,7 @@ class Store:
             if not path.name.startswith(f"part_{number:08d}_"):
                 raise StoreError(f"{folder}: is damaged, since part {number} is missing")
             store._append(part["names"], part["classes"], part["features"])
-        if len(store.places) < len(store) or len({part.shape[1] for part in store._parts}) > 1:
+        if len(store.row_of) < len(store) or len({part.shape[1] for part in store._parts}) > 1:
             raise StoreError(f"{folder}: is damaged, since its parts do not fit together")
         return store
 
@@ -108,7 +108,7 @@ class Store:
         self._append(names, classes, features)
 
     def _append(self, names: Sequence[str], classes: Sequence[str | None], features: Tensor) -> None:
-        self.places |= {name: row for row, name in enumerate(names, start=len(self))}
+        self.row_of |= {name: row for row, name in enumerate(names, start=len(self))}
         self.names += names
         self.classes += classes
         self._parts.append(features)

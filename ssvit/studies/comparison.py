@@ -218,8 +218,8 @@ def _scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
         steps.setdefault(row["step"], {}).update(row)
     scores = []
     for step, row in steps.items():
-        known = ((part, name) for part in parts for name in _MEASURES if row.get(f"{part}/{name}") is not None)
-        for part, name in islice(known, 1):
+        measured = ((part, name) for part in parts for name in _MEASURES if row.get(f"{part}/{name}") is not None)
+        for part, name in islice(measured, 1):
             value, chance = row[f"{part}/{name}"], row.get(f"{part}/{name}_constant")
             images = row.get(f"{part}/images") if name == "accuracy" else None
             scores.append(FinalScore(step, value, part, chance, images, _MEASURES[name]))

@@ -88,15 +88,17 @@ def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chos
 
 def table(rows: Mapping[str, Row]) -> str:
     """Return Markdown tables of accuracies and costs, and the rankings of the objectives at equal cost."""
-    by_objective = _by_objective(rows)
+    by_objective = _rows_by_objective(rows)
     columns = _columns(rows)
     order = list(by_objective)
     accuracies = [["objective", "seeds", *columns.values(), "fine-tuned"]]
     for name in order:
-        of_objective = by_objective[name]
-        cells = [_cell([row["probes"][probe] for row in of_objective if probe in row["probes"]]) for probe in columns]
-        tuned = [row["finetuned"] for row in of_objective if "finetuned" in row]
-        accuracies.append([name, str(len(of_objective)), *cells, spread(tuned)])
+        rows_of_objective = by_objective[name]
+        cells = [
+            _cell([row["probes"][probe] for row in rows_of_objective if probe in row["probes"]]) for probe in columns
+        ]
+        tuned = [row["finetuned"] for row in rows_of_objective if "finetuned" in row]
+        accuracies.append([name, str(len(rows_of_objective)), *cells, spread(tuned)])
     if base := rows.get(BASELINES):
         for name, probes in base["baselines"].items():
             cells = [_cell([probes[probe]] if probe in probes else []) for probe in columns]
@@ -112,7 +114,7 @@ def table(rows: Mapping[str, Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _by_objective(rows: Mapping[str, Row]) -> dict[str, list[Row]]:
+def _rows_by_objective(rows: Mapping[str, Row]) -> dict[str, list[Row]]:
     """Return the rows of each objective, in descending order of the mean score of the first probe."""
     grouped = defaultdict(list)
     for name, row in rows.items():
@@ -139,14 +141,14 @@ def _scores(rows: Sequence[Row], probe: str) -> list[float]:
 def conclusion(rows: Mapping[str, Row]) -> list[str]:
     """Return the result of a comparison: the best objective, the baseline, and the difference from the second best."""
     probe, words = next(iter(_columns(rows).items()))
-    scores = {name: _scores(of_objective, probe) for name, of_objective in _by_objective(rows).items()}
+    scores = {name: _scores(rows_of_objective, probe) for name, rows_of_objective in _rows_by_objective(rows).items()}
     (best, values), *others = scores.items()
     baseline = _scores([{"probes": rows[BASELINES]["baselines"][RANDOM]}], probe)
     lines = [f"{best}: {words} {spread(values)} %, baseline (random weights) {spread(baseline)} %"]
-    for second, of_second in others[:1]:
-        difference = statistics.fmean(values) - statistics.fmean(of_second)
+    for second, second_scores in others[:1]:
+        difference = statistics.fmean(values) - statistics.fmean(second_scores)
         line = f"difference between {best} and {second}: {100 * difference:+.1f} percentage points"
-        if interval := of_seeds(values, of_second):
+        if interval := of_seeds(values, second_scores):
             limits = f"95 % interval over seeds {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
             lines.append(f"{line} ({limits}), {'' if interval.sign else 'not '}significant")
         else:
@@ -161,7 +163,7 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
 
     Args:
         rows: Rows of the study.
-        amount: Kind of cost, one of `AMOUNTS`.
+        amount: Measure of cost, one of `AMOUNTS`.
 
     Returns:
         The ranking as text; "" for fewer than two objectives.
@@ -201,14 +203,14 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
     panels = []
     for probe, words in probes_in(runs_of).items():
         lines = []
-        for place, (name, runs) in enumerate(runs_of.items()):
+        for index, (name, runs) in enumerate(runs_of.items()):
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
             mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
             above = step * (
-                len(runs_of) - 1 - place
+                len(runs_of) - 1 - index
             )  # later curves are thinner, so that overlapping curves are visible
-            marker = _MARKERS[place % len(_MARKERS)]
-            lines.append(Line(minutes, mean, name, f"C{place % 10}", "-", marker, 1.5 + above, 4 + above))
+            marker = _MARKERS[index % len(_MARKERS)]
+            lines.append(Line(minutes, mean, name, f"C{index % 10}", "-", marker, 1.5 + above, 4 + above))
         chance_level = next((run[0]["chance"] for runs in runs_of.values() for run in runs if "chance" in run[0]), None)
         ylabel = f"{words} in training (%)"
         panels.append(Panel(ylabel, lines, [chance(chance_level)], "CPU minutes of pre-training", close=True))

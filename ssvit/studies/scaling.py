@@ -27,7 +27,7 @@ class PowerLaw(NamedTuple):
     Attributes:
         factor: Error at x = 1.
         power: Exponent.
-        deviation: Standard error of the exponent; NaN for two points.
+        deviation: Scaler error of the exponent; NaN for two points.
         residual: Root mean squared difference between points and curve, in [0, 1].
     """
 
@@ -172,11 +172,11 @@ def plot(grid: Sequence[Mapping[str, Any]]) -> Plot:
 
 def _over(grid: Sequence[Mapping[str, Any]], axis: str, name: str, xlabel: str, unit: float) -> Panel:
     lines = []
-    for place, (key, line) in enumerate(series(grid, axis).items()):
+    for index, (key, line) in enumerate(series(grid, axis).items()):
         points = [point for point in line if name in point["scores"]]
-        color, x = f"C{place % 10}", [point[axis] for point in points]
+        color, x = f"C{index % 10}", [point[axis] for point in points]
         y = [100 * point["scores"][name] for point in points]
-        lines.append(Line([value / unit for value in x], y, ", ".join(key), color, "", _MARKERS[place % 8]))
+        lines.append(Line([value / unit for value in x], y, ", ".join(key), color, "", _MARKERS[index % 8]))
         if law := laws(line, axis).get(name):
             between = [min(x) * (max(x) / min(x)) ** (step / 50) for step in range(51)]
             fitted = [100 * law.accuracy(value) for value in between]

@@ -90,7 +90,7 @@ def table(jobs: Sequence[Job]) -> str:
     if name is None:
         return "\n".join([*text, f"best: not chosen by test images: {_NO_METRIC}"] if columns else text)
     lower = name in _LOSSES
-    best = (min if lower else max)(range(len(jobs)), key=lambda place: by_job[place][name])
+    best = (min if lower else max)(range(len(jobs)), key=lambda index: by_job[index][name])
     options = " ".join(f"{option}={value}" for option, value in jobs[best].options.items())
     word = "lowest" if lower else "highest"
     return "\n".join([*text, f"best: {options}, {word} {name} {by_job[best][name]:.4g}: {jobs[best].folder}"])

@@ -158,8 +158,8 @@ class Trials:
         for name, row in methods.read(self.table).items():
             for key, value in self.protocol.items():
                 if (before := row["protocol"].get(key)) != value:
-                    right = f"has {name}.json of another protocol: {key} {before}"
-                    raise OptionError("table", str(self.table), right)
+                    expected = f"has {name}.json of another protocol: {key} {before}"
+                    raise OptionError("table", str(self.table), expected)
         for folder in (self.folder, self.table):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -275,8 +275,8 @@ def _of_figures(options: Sequence[str]) -> list[str]:
     return [option for option in options if not option.startswith(_ELSEWHERE)]
 
 
-def schedule(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
-    """Return the options of a pre-training with a warm-up of a twentieth of the steps and ten evaluations.
+def recipe_options(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
+    """Return the recipe options of a pre-training run: warm-up over a twentieth of the steps, ten evaluations.
 
     Args:
         steps: Number of steps.
@@ -286,9 +286,9 @@ def schedule(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
     Returns:
         The options.
     """
-    tenth = max(1, steps // 10)
-    numbers = {
-        "steps": steps, "warmup": steps // 20, "evaluate_every": tenth, "save_every": tenth,
+    interval = max(1, steps // 10)
+    options = {
+        "steps": steps, "warmup": steps // 20, "evaluate_every": interval, "save_every": interval,
         "log_every": max(1, steps // 100), "seed": seed, "backend": cost["backend"],
     }  # fmt: skip
-    return [*(f"recipe.{key}={value}" for key, value in numbers.items()), f"probing.every={tenth}"]
+    return [*(f"recipe.{key}={value}" for key, value in options.items()), f"probing.every={interval}"]

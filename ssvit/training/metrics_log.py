@@ -31,7 +31,7 @@ from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
 AHEAD = 3  # updates that the host may start before it reads the metrics of the oldest one
-BAD_STEPS = 5  # consecutive non-finite updates after which the run stops
+MAX_SKIPPED_STEPS = 5  # consecutive non-finite updates after which the run stops
 
 
 class MetricsLog:
@@ -217,7 +217,7 @@ class Readings:
     def __init__(self, state: State, loader: Loader, log: MetricsLog) -> None:
         self._state, self._loader, self._log = state, loader, log
         self._copies: deque[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event | None]] = deque()
-        self._bad = 0
+        self._skipped = 0
 
     def add(self, step: int, numbers: Numbers) -> None:
         """Start copying the metrics of an update.
@@ -239,13 +239,13 @@ class Readings:
         All processes read the metrics of the same updates, so that they reach the same decision.
 
         Args:
-            every: Whether to wait for the metrics of all updates; otherwise, the newest `AHEAD` are left.
+            every: Whether to wait for the metrics of all updates; otherwise, the newest `AHEAD` are not read.
 
         Returns:
             Whether a process has received a request to stop.
 
         Raises:
-            UserError: The loss or gradient was not finite in `BAD_STEPS` consecutive updates.
+            UserError: The loss or gradient was not finite in `MAX_SKIPPED_STEPS` consecutive updates.
         """
         stopping = False
         while len(self._copies) > (0 if every else AHEAD):
@@ -258,14 +258,15 @@ class Readings:
         return stopping
 
     def _report(self, step: int, metrics: dict[str, float], norm: float) -> None:
+        """Log the metrics of an update, and raise UserError after too many skipped updates."""
         recipe, loss = self._state.recipe, metrics["loss"]
-        self._bad = 0 if math.isfinite(loss) and math.isfinite(norm) else self._bad + 1
-        if self._bad:
+        self._skipped = 0 if math.isfinite(loss) and math.isfinite(norm) else self._skipped + 1
+        if self._skipped:
             self._log.print_line(f"step {step + 1}: skipped, loss {loss:g}, norm of the gradient {norm:g}")
         metrics |= {"lr": recipe.learning_rate(step), "gradient_norm": norm, **self._state.scheduled(step)}
         self._log.train(step + 1, metrics, waited=self._loader.waited, unreadable=self._loader.unreadable)
-        if self._bad == BAD_STEPS:
+        if self._skipped == MAX_SKIPPED_STEPS:
             raise UserError(
-                f"recipe.lr={recipe.lr:g}: loss or gradient were not finite in {BAD_STEPS} consecutive steps up to "
-                f"step {step + 1}; a lower learning rate or recipe.precision=32-true may help"
+                f"recipe.lr={recipe.lr:g}: loss or gradient was not finite in {MAX_SKIPPED_STEPS} consecutive steps "
+                f"up to step {step + 1}; try a lower learning rate or recipe.precision=32-true"
             )

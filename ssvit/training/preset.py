@@ -100,8 +100,8 @@ def expand(line: CommandLine) -> None:
     resized = ""
     if "data.image_size" not in fixed and larger > size:
         resized = f" resized to {size} (data.image_size={larger} keeps more detail),"
-    kind = "grey images" if grey else "images"
-    line.say(f"preset=auto: {images:,} {kind} with a median side of {side} pixels,{resized} {cores} CPU cores:")
+    noun = "grey images" if grey else "images"
+    line.say(f"preset=auto: {images:,} {noun} with a median side of {side} pixels,{resized} {cores} CPU cores:")
     options = [f"{name}={value}" for name, value in chosen.items() if name not in fixed]
     line.say(f"  {' '.join(options)}")
     line.added += options
@@ -131,7 +131,7 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     values: list[tuple[rasters.Moments, bool] | None] = []
     for opened in sample.files:
         with suppress(Exception), opened() as file:  # the loader replaces unreadable images
-            sides.append(min(rasters.size(file)))
+            sides.append(min(rasters.image_size(file)))
             file.seek(0)
             values.append(None if None in values else rasters.grey(file))
     if not sides:

@@ -178,8 +178,9 @@ def strategy(options: Mapping[str, Any], recipe: Recipe, device: torch.device) -
         return sharding.strategy(half=precision(recipe, device) == "bf16-mixed")
     if name not in ("auto", "ddp") or not isinstance(Fabric(**options).strategy, DDPStrategy):
         return name
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    # Newer versions of torch renamed the argument broadcast_buffers to forward_sync_buffers.
+    is_renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    buffers: dict[str, Any] = {"forward_sync_buffers" if is_renamed else "broadcast_buffers": False}
     return DDPStrategy(gradient_as_bucket_view=True, **buffers)  # buffers are updated identically in all processes
 
 

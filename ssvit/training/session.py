@@ -112,7 +112,7 @@ class Session:
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
         name = str(folder.relative_to(self.folder.parent))
-        run = {"folder": folder, "name": name, "hyperparameters": Configuration.of(config.values, {}).values}
+        run = {"folder": folder, "name": name, "hyperparameters": Configuration.of_values(config.values, {}).values}
         return [config.build(f"logger.{logger}", **run) for logger in config.options.logger]
 
     def build(self, config: Config) -> tuple[Recipe, Data, Objective, Loader]:
@@ -174,7 +174,7 @@ def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
         multiple = probe.every or multiple
     for evaluator in automatic.values():
         evaluator.every = -(-interval(images=evaluator.images, **run) // multiple) * multiple
-    display = Display.of(config.options.data)
+    display = Display.of_data(config.options.data)
     for evaluator in (*evaluators.values(), *probes.values()):
         evaluator.display = display
     return {name: evaluators[name] for name in evaluators if name not in automatic} | probes | automatic

@@ -288,6 +288,6 @@ def test_a_loaded_classifier_maps_images_to_logits():
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))
-    assert set(classifier(Batch.of(images, torch.tensor([0, 1, 2])))) == {"loss", "accuracy"}
+    assert set(classifier(Batch.of_view(images, torch.tensor([0, 1, 2])))) == {"loss", "accuracy"}
     with pytest.raises(UserError, match="needs labels"):
         classifier.train()(images)

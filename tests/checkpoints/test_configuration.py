@@ -162,7 +162,7 @@ def test_a_stored_configuration_is_read_back_without_builders(tmp_path, config):
     builders = {**config, "data": {**config["data"], "source": call("mine", size=3)}}
     del builders["choices"], builders["schema"]
     (tmp_path / "config.yaml").write_bytes(
-        Configuration.of(builders, {"data": "mine", "experiment": None}).serialized()
+        Configuration.of_values(builders, {"data": "mine", "experiment": None}).serialized()
     )
     found = Configuration.read(tmp_path / "config.yaml")
     assert found.choices == {"data": "mine", "experiment": None}

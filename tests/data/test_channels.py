@@ -205,7 +205,7 @@ def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> No
         assert abs(sample.images - 6) <= 1
         for opened in sample.files:
             with opened() as file:
-                assert min(rasters.size(file)) == SIDE
+                assert min(rasters.image_size(file)) == SIDE
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

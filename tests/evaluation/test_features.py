@@ -94,7 +94,7 @@ def test_images_come_once_in_order_with_labels_and_places():
     told = []
     found = extract(Pixels(), source, CROP, batch_size=4, progress=lambda *call: told.append(call))
     torch.testing.assert_close(found.values["pixels"], source.in_memory.flatten(1) / 255)
-    assert (found.labels.tolist(), found.places.tolist()) == (source.labels.tolist(), list(range(10)))
+    assert (found.labels.tolist(), found.indices.tolist()) == (source.labels.tolist(), list(range(10)))
     assert told == [(4, 10), (8, 10), (10, 10)]
     assert extract(Pixels(), images(labels=False), CROP).labels is None
 
@@ -155,7 +155,7 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     assert len(counted) == 1
     torch.testing.assert_close(again.values, first.values, rtol=0, atol=0)
     assert again.labels.equal(first.labels)
-    assert again.places.equal(first.places)
+    assert again.indices.equal(first.indices)
 
     def missed(*, function=function, source=source, crop=CROP, transform_options=VIEW, **options):
         before = len(counted)

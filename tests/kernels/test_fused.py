@@ -38,7 +38,7 @@ def step(model, images, noise, dtype=torch.float32):
     """The loss and the gradients of every parameter, as the training loop computes them."""
     model.zero_grad(set_to_none=True)
     with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-        loss = model(Batch.of(images), noise)["loss"]
+        loss = model(Batch.of_view(images), noise)["loss"]
     loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -186,7 +186,7 @@ def test_activation_checkpointing_keeps_less_for_the_backward():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            model(Batch.of(images), noise)
+            model(Batch.of_view(images), noise)
         return total
 
     assert kept(depth=8, activation_checkpointing=True) < kept(depth=8) / 3

@@ -258,7 +258,7 @@ def test_an_objective_that_samples_patches_refuses_images_of_another_size(method
     """Of the encoder's 16 px, whose patches its masks number: of others it would hide the wrong ones, or some never."""
     objective, slots, images = getattr(tiny, method)(), torch.arange(2), tiny.pictures(2, side=size)
     scheduled = {name: torch.tensor(1.0) for name in objective.schedules}
-    batch = Batch.of(images)
+    batch = Batch.of_view(images)
     if method in ("ibot", "simclr"):
         views = MultiCrop(views_options.MultiCrop(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5)))(
             images, slots, 0

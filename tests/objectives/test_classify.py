@@ -96,7 +96,7 @@ def test_the_loss_is_the_cross_entropy_of_each_head(token, hidden, smoothing):
     head_logits = model.head_logits(IMAGES)
     assert len(head_logits) == 1 + token
     expected = sum(plain_loss(logits, one_hot(), smoothing) for logits in head_logits) / len(head_logits)
-    result = model(Batch.of(IMAGES, LABELS))
+    result = model(Batch.of_view(IMAGES, LABELS))
     assert result["loss"].item() == pytest.approx(expected, rel=1e-12)
     correct = (model.logits(IMAGES).argmax(1) == LABELS).double().mean().item()
     assert result["accuracy"].item() == pytest.approx(correct)
@@ -127,7 +127,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, preci
     }
     model = build(random=False, token=token, **options).float()
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        result = model(Batch.of(IMAGES, LABELS))
+        result = model(Batch.of_view(IMAGES, LABELS))
     assert result["loss"].dtype == torch.float32
     assert result["loss"].item() == pytest.approx(math.log(len(CLASSES)), abs=1e-6)
 
@@ -137,7 +137,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, preci
 def test_mixed_images_have_the_shares_of_both_labels(way, seed):
     model = build(label_smoothing=0.1, **{way: 0.8})
     torch.manual_seed(seed)
-    result = model(Batch.of(IMAGES, LABELS))
+    result = model(Batch.of_view(IMAGES, LABELS))
     torch.manual_seed(seed)
     mixed, shares = mixed_by_loops(way, 0.8)
     logits = model.logits(mixed)
@@ -151,7 +151,7 @@ def test_mixup_or_cutmix_is_chosen_for_a_micro_batch_and_neither_in_evaluation()
     model, plain, chosen = build(mixup=0.8, cutmix=1.0), build(), set()
     for seed in range(8):
         torch.manual_seed(seed)
-        loss = model(Batch.of(IMAGES, LABELS))["loss"].item()
+        loss = model(Batch.of_view(IMAGES, LABELS))["loss"].item()
         torch.manual_seed(seed)
         way = ("mixup", "cutmix")[int(torch.multinomial(torch.tensor([0.5, 0.5]), 1))]
         mixed, shares = mixed_by_loops(way, 0.8 if way == "mixup" else 1.0)
@@ -159,7 +159,9 @@ def test_mixup_or_cutmix_is_chosen_for_a_micro_batch_and_neither_in_evaluation()
         chosen.add(way)
     assert chosen == {"mixup", "cutmix"}
     state = torch.get_rng_state()
-    assert torch.equal(model.eval()(Batch.of(IMAGES, LABELS))["loss"], plain(Batch.of(IMAGES, LABELS))["loss"])
+    assert torch.equal(
+        model.eval()(Batch.of_view(IMAGES, LABELS))["loss"], plain(Batch.of_view(IMAGES, LABELS))["loss"]
+    )
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -204,7 +206,7 @@ def test_hard_distillation_takes_the_teachers_first_choice_as_label(token, weigh
     taught = plain_loss(head_logits[-1], one_hot(choice))
     expected = (1 - weight) * plain_loss(head_logits[0], one_hot(), 0.1) + weight * taught
     assert not torch.equal(choice, LABELS)
-    assert model(Batch.of(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-12)
+    assert model(Batch.of_view(IMAGES, LABELS))["loss"].item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("token", [False, True])
@@ -217,7 +219,7 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities_of_
     distillation = classify_options.Distillation(kind="soft", temperature=temperature, weight=0.4)
     model = build(token=token, mixup=mixup, distillation=distillation, teacher=master)
     torch.manual_seed(0)
-    loss = model(Batch.of(IMAGES, LABELS))["loss"]
+    loss = model(Batch.of_view(IMAGES, LABELS))["loss"]
     torch.manual_seed(0)
     images, shares = mixed_by_loops("mixup", 1.0) if mixup else (IMAGES, one_hot())
     head_logits = model.head_logits(images)
@@ -225,7 +227,7 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities_of_
     expected = 0.6 * plain_loss(head_logits[0], shares) + 0.4 * temperature**2 * divergence
     assert loss.item() == pytest.approx(expected, rel=1e-6 if mixup else 1e-12)
     model.distillation.teacher.float()
-    assert model(Batch.of(IMAGES, LABELS))["loss"].dtype == torch.float64
+    assert model(Batch.of_view(IMAGES, LABELS))["loss"].dtype == torch.float64
 
 
 def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
@@ -285,7 +287,7 @@ def test_the_multi_label_loss_is_binary_cross_entropy_summed_over_the_classes(cl
         for p, present, factor in zip(row, labels, factors, strict=True):
             total -= factor * math.log(p) if present else math.log(1 - p)
         exact += [p > 0.5 for p in row] == labels
-    result = model(Batch.of(IMAGES, MULTI_HOT))
+    result = model(Batch.of_view(IMAGES, MULTI_HOT))
     assert result["loss"].item() == pytest.approx(total / 6, rel=1e-9)
     assert result["exact_match"].item() == pytest.approx(exact / 6)
 
@@ -316,10 +318,10 @@ def test_a_new_share_makes_no_new_graph():
     compiled, counts = torch.compile(model, backend=count), []
     for step in range(6):
         torch.manual_seed(step)
-        loss = compiled(Batch.of(IMAGES, LABELS))["loss"]
+        loss = compiled(Batch.of_view(IMAGES, LABELS))["loss"]
         counts.append(len(graphs))
         torch.manual_seed(step)
-        assert loss.item() == pytest.approx(model(Batch.of(IMAGES, LABELS))["loss"].item(), rel=1e-12)
+        assert loss.item() == pytest.approx(model(Batch.of_view(IMAGES, LABELS))["loss"].item(), rel=1e-12)
     assert counts[0] == counts[-1] > 0
 
 
@@ -339,4 +341,4 @@ def test_a_teacher_of_other_classes_or_images_is_reported(other):
 def test_refuses_images_without_labels(compiled):
     model: nn.Module = torch.compile(build(), backend="eager") if compiled else build()
     with pytest.raises(UserError, match="needs labels"):
-        model(Batch.of(IMAGES, None))
+        model(Batch.of_view(IMAGES, None))

@@ -34,7 +34,7 @@ def endless(images: torch.Tensor, size: int = 5):
     """Batches of images again and again, as a loader gives them."""
     for step in itertools.count():
         ids = torch.arange(step * size, (step + 1) * size)
-        yield Batch.of(images[ids % len(images)], None, ids)
+        yield Batch.of_view(images[ids % len(images)], None, ids)
 
 
 def fitted(images: torch.Tensor, **options) -> Codebook:

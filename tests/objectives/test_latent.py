@@ -113,7 +113,7 @@ def by_loops(model: Latent, images: torch.Tensor, noise: Masks) -> torch.Tensor:
 def test_loss_and_gradients_equal_loops_in_float64():
     model, images = build().double(), pictures(2)
     noise = model.sample(torch.arange(2), seed=4)
-    loss, expected = model(Batch.of(images), noise)["loss"], by_loops(model, images, noise)
+    loss, expected = model(Batch.of_view(images), noise)["loss"], by_loops(model, images, noise)
     torch.testing.assert_close(loss, expected, rtol=1e-7, atol=0)
     weights = [p for p in model.parameters() if p.requires_grad]
     gradients = (torch.autograd.grad(value, weights, allow_unused=True) for value in (loss, expected))
@@ -131,11 +131,11 @@ def test_one_pass_of_the_teacher_serves_all_masks():
     model, calls = build(), []
     for name, encoder in (("teacher", model.teacher.module), ("student", model.encoder)):
         encoder.blocks[-1].register_forward_hook(lambda m, i, out, name=name: calls.append((name, out.shape[:2])))
-    model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
+    model(Batch.of_view(pictures()), model.sample(torch.arange(5), seed=0))
     assert calls == [("teacher", (5, 13)), ("student", (15, 4))]
 
 
 def test_without_a_class_token_only_patches_are_predicted():
     model = build(class_token=False, pooling="patch_mean", class_token_weight=0)
-    result = model(Batch.of(pictures()), model.sample(torch.arange(5), seed=0))
+    result = model(Batch.of_view(pictures()), model.sample(torch.arange(5), seed=0))
     assert result["loss"].item() == result["patch_loss"].item()

@@ -107,7 +107,7 @@ def by_loops(model: MAE, images: torch.Tensor, noise: Masks) -> torch.Tensor:
 def test_loss_and_gradients_equal_loops_in_float64(norm_pixels):
     model, images = build(norm_pixels=norm_pixels).double(), pictures(3)
     noise = model.sample(torch.arange(3), seed=4)
-    loss = model(Batch.of(images), noise)["loss"]
+    loss = model(Batch.of_view(images), noise)["loss"]
     expected = by_loops(model, images, noise)
     torch.testing.assert_close(loss, expected, rtol=1e-7, atol=0)  # mean and std of the channels are float32
     named = dict(model.named_parameters())
@@ -172,7 +172,7 @@ def test_predictions_and_loss_are_those_of_transformers(norm_pixels):
     ids = noise.masked_ids[:, :, None].expand(-1, -1, 48)
     expected = found.logits.gather(1, ids).unflatten(2, (16, 3)).transpose(2, 3).flatten(2)
     torch.testing.assert_close(model.predict(images, noise), expected, rtol=1e-4, atol=1e-4)
-    assert model(Batch.of(images), noise)["loss"].item() == pytest.approx(found.loss.item(), rel=1e-5)
+    assert model(Batch.of_view(images), noise)["loss"].item() == pytest.approx(found.loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("masked", "count"), [(0.75, 9), (0.5, 6), (0.01, 1), (0.99, 11)])

@@ -60,7 +60,7 @@ def test_the_loss_is_the_mean_over_corrupted_patches(target):
         logits = predictions.unflatten(-1, (-1, 512))
         losses = F.cross_entropy(logits.flatten(0, -2), truth.flatten(), reduction="none")
         correct = (logits.argmax(-1) == truth).double().mean().item()
-    result = model(Batch.of(images), noise)
+    result = model(Batch.of_view(images), noise)
     assert result["loss"].item() == pytest.approx(losses.mean().item(), rel=1e-5)
     assert result["loss"].ndim == 0
     assert correct is None or result["accuracy"].item() == pytest.approx(correct)
@@ -72,14 +72,14 @@ def test_the_loss_is_the_mean_over_corrupted_patches(target):
 def test_the_first_loss_is_that_of_a_uniform_guess(target, precision):
     model = build(target, trained=False)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        result = model(Batch.of(random_images()), model.sample(torch.arange(6), seed=0))
+        result = model(Batch.of_view(random_images()), model.sample(torch.arange(6), seed=0))
     assert result["loss"].item() == pytest.approx(math.log(512), abs=1e-5)
 
 
 def test_gradients_equal_those_of_the_whole_sequence_and_are_zero_where_nothing_was_corrupted():
     model, images = build(), random_images()
     noise = model.sample(torch.arange(6), seed=0)
-    model(Batch.of(images), noise)["loss"].backward()
+    model(Batch.of_view(images), noise)["loss"].backward()
     short = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     outputs = model.encoder.encode(corrupt(model.encoder.embed(images), model.mask_token, noise))
@@ -104,8 +104,8 @@ def test_what_is_hidden_does_not_leak_and_what_is_not_is_seen(masking):
         changed[:, :, top : top + 4, left : left + 4] = 255 - changed[:, :, top : top + 4, left : left + 4]
         differs = (model.predict(changed, noise) != before).flatten(1).any(1)
         for image in range(4):
-            fate = dict(zip(noise.ids[image].tolist(), noise.kind[image].tolist(), strict=True)).get(place, UNCHANGED)
-            copied = noise.replacement[image][noise.kind[image] == REPLACED].tolist()
+            fate = dict(zip(noise.ids[image].tolist(), noise.types[image].tolist(), strict=True)).get(place, UNCHANGED)
+            copied = noise.replacement[image][noise.types[image] == REPLACED].tolist()
             assert bool(differs[image]) == (fate == UNCHANGED or place in copied)
 
 
@@ -125,7 +125,7 @@ def test_a_tiny_model_learns_to_use_the_context():
     model = build(trained=False, width=48, depth=2, std=0.25)
     optimizer = torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.01), lr=3e-3)
     for step in range(150):
-        result = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=0))
+        result = model(Batch.of_view(images), model.sample(torch.arange(64) + 64 * step, seed=0))
         optimizer.zero_grad()
         result["loss"].backward()
         optimizer.step()
@@ -133,14 +133,14 @@ def test_a_tiny_model_learns_to_use_the_context():
     model.eval()
     with torch.no_grad():
         noise = model.sample(torch.arange(64) + 10**6, seed=0)
-        result = model(Batch.of(images), noise)
+        result = model(Batch.of_view(images), noise)
         truth = model.corrupted_labels(images, noise)
         right = model.target.score(model.target.guess(model.predict(images, noise)), truth)
         labels = model.target.labels(images)
         nearest = nearest_uncorrupted(noise.ids, model.encoder.grid)
         copied = labels.gather(1, nearest[:, :, None]) == truth
-    masked = right[noise.kind == MASKED].mean().item()
-    assert masked > copied[noise.kind == MASKED].double().mean().item() + 0.2
+    masked = right[noise.types == MASKED].mean().item()
+    assert masked > copied[noise.types == MASKED].double().mean().item() + 0.2
     assert entropy > 4
     assert result["loss"].item() < entropy / 4
     assert masked > 0.9
@@ -152,7 +152,7 @@ def test_simmims_loss_and_gradients_are_those_of_the_authors_formula():
     masking = Masking(corrupted=0.6, mask=1, replace=0, keep=0, unit=2)
     model, images = build(Pixels(patch_size=4, loss="l1"), masking).double(), random_images(5)
     noise = model.sample(torch.arange(5), seed=0)
-    assert (noise.kind == MASKED).all()
+    assert (noise.types == MASKED).all()
     mask = torch.zeros(5, 16, dtype=torch.float64).scatter(1, noise.ids, 1.0)
     tokens = model.encoder.embed(images)
     tokens = tokens * (1 - mask[:, :, None]) + model.mask_token * mask[:, :, None]
@@ -161,7 +161,7 @@ def test_simmims_loss_and_gradients_are_those_of_the_authors_formula():
     pixels = (images.double() / 255 - 0.5) / 0.5
     mask = mask.view(5, 4, 4).repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
     expected = ((pixels - reconstructed).abs() * mask).sum() / mask.sum() / 3
-    loss = model(Batch.of(images), noise)["loss"]
+    loss = model(Batch.of_view(images), noise)["loss"]
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)  # labels are float32
     parameters = list(model.parameters())
     one, two = (torch.autograd.grad(value, parameters) for value in (loss, expected))

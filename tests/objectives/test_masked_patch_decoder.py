@@ -52,8 +52,8 @@ def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float
     peer.load_state_dict(model.state_dict())
     noise = model.sample(torch.arange(5), seed=3)
     losses = (
-        model(Batch.of(images), noise)["loss"],
-        peer(Batch.of(images), Masks(uncorrupted(noise.ids, 12), noise.ids))["loss"],
+        model(Batch.of_view(images), noise)["loss"],
+        peer(Batch.of_view(images), Masks(uncorrupted(noise.ids, 12), noise.ids))["loss"],
     )
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0)  # pixels of `Pixels` are float32
     gradients = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, (model, peer), strict=True)]
@@ -68,7 +68,7 @@ def test_any_target_is_predicted(target):
     assert prediction.shape == (5, 9, target.width)
     truth = torch.stack([target.labels(images)[image, noise.ids[image]] for image in range(5)])
     expected = target.losses(prediction, truth).mean().item()
-    assert model(Batch.of(images), noise)["loss"].item() == pytest.approx(expected, rel=1e-6)
+    assert model(Batch.of_view(images), noise)["loss"].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_encoders_layers_run_over_visible_patches_alone():

@@ -39,7 +39,7 @@ def test_every_image_has_the_exact_count_of_different_patches(fraction, grid, sh
     noise = of(masking, 50, grid)
     count = masking.count(n)
     assert count == 1 or abs(count - fraction * n) <= 0.5
-    assert noise.ids.shape == noise.kind.shape == noise.replacement.shape == (50, count)
+    assert noise.ids.shape == noise.types.shape == noise.replacement.shape == (50, count)
     assert {choice.dtype for choice in noise} == {torch.int64}
     assert (noise.ids.sort(1).values.diff(dim=1) > 0).all()
     for ids in (noise.ids, noise.replacement):
@@ -52,7 +52,7 @@ def test_every_image_has_the_exact_count_of_different_patches(fraction, grid, sh
 )
 def test_corruption_types_have_their_fractions(fractions, shape):
     masking = Masking(**dict(zip(("mask", "replace", "keep"), fractions, strict=True)), shape=shape)
-    kinds = of(masking, 1100, (14, 14)).kind
+    kinds = of(masking, 1100, (14, 14)).types
     assert kinds.numel() > 100_000
     for kind, fraction in zip((MASKED, REPLACED, UNCHANGED), fractions, strict=True):
         share = (kinds == kind).double().mean().item()
@@ -81,7 +81,7 @@ def test_patches_are_corrupted_as_often_and_independently_and_blocks_everywhere(
 @pytest.mark.parametrize("shape", ["random", "block"])
 def test_place_and_corruption_type_and_replacement_are_independent(shape):
     noise = of(Masking(shape=shape), 20_000, (4, 4))
-    choices = [corrupted_map(noise.ids, (4, 4)).flatten(1), (noise.kind == MASKED).float()]
+    choices = [corrupted_map(noise.ids, (4, 4)).flatten(1), (noise.types == MASKED).float()]
     # The index among the n - 1 other patches, as it was sampled.
     choices.append((noise.replacement - (noise.replacement > noise.ids).long()).float())
     for number, choice in enumerate(choices):
@@ -118,7 +118,7 @@ def test_units_are_corrupted_as_a_whole(grid, unit, fraction, shape):
     masking = Masking(corrupted=fraction, shape=shape, unit=unit)
     noise, units = of(masking, 300, grid), (grid[0] // unit, grid[1] // unit)
     count = max(1, round(fraction * units[0] * units[1])) * unit**2
-    assert noise.ids.shape == noise.kind.shape == noise.replacement.shape == (300, count)
+    assert noise.ids.shape == noise.types.shape == noise.replacement.shape == (300, count)
     blocks = corrupted_map(noise.ids, grid).unflatten(1, (-1, unit)).unflatten(3, (-1, unit)).sum((2, 4))
     assert set(blocks.unique().tolist()) <= {0.0, unit**2}
     # The same choice as of patches on a grid of units.
@@ -133,7 +133,7 @@ def test_grids_that_cannot_be_corrupted_are_reported():
         assert refused.value.name == name
     noise = of(Masking(mask=0.9, replace=0, keep=0.1), 200, (1, 1))
     tokens = torch.randn(200, 1, 3)
-    expected = tokens * (noise.kind == UNCHANGED)[:, :, None]
+    expected = tokens * (noise.types == UNCHANGED)[:, :, None]
     assert torch.equal(corrupt(tokens, torch.zeros(3), noise), expected)
 
 

@@ -18,7 +18,7 @@ from ssvit.data.batch import Batch, named
 from ssvit.kernels.accelerate import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.models.timm_options import of
+from ssvit.models.timm_options import options_from
 from ssvit.objectives import (
     classify_options,
     codebook_options,
@@ -72,7 +72,7 @@ def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) ->
         for number, block in enumerate(objective.encoder.blocks):
             block.drop.rate = depth * number / (len(objective.encoder.blocks) - 1)
     if isinstance(getattr(objective, "target", None), Codebook):
-        objective.prepare(Batch.of(tiny.pictures(20)) for _ in itertools.count())
+        objective.prepare(Batch.of_view(tiny.pictures(20)) for _ in itertools.count())
     return objective
 
 
@@ -396,7 +396,7 @@ def test_its_state_and_its_metadata_are_enough_to_build_it_again(case):
     prefix = f"{facts.get('backbone', 'encoder')}."
     assert objective.get_submodule(prefix[:-1]) is objective.backbone()
     if not case.endswith("lora"):
-        encoder = of(facts["encoder"]).build()
+        encoder = options_from(facts["encoder"]).build()
         state = objective.state_dict().items()
         encoder.load_state_dict({name.removeprefix(prefix): x for name, x in state if name.startswith(prefix)})
         torch.testing.assert_close(encoder.eval()(tiny.pictures(2)), objective.backbone().eval()(tiny.pictures(2)))
@@ -511,7 +511,7 @@ def test_an_invalid_option_is_named(options, name, values_):
 def test_an_option_that_does_not_fit_the_encoder_is_named(name, case, options, encoder):
     shape = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2}
     with pytest.raises(OptionError) as refused:
-        case(**options).check_encoder(of(shape | encoder))
+        case(**options).check_encoder(options_from(shape | encoder))
     assert refused.value.name == name
 
 

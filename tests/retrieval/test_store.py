@@ -41,7 +41,7 @@ def make(folder: Path, *counts: int) -> Store:
 
 
 def content(store: Store) -> tuple:
-    return store.names, store.classes, store.features.tolist(), store.places
+    return store.names, store.classes, store.features.tolist(), store.row_of
 
 
 def refused(folder: Path) -> str:

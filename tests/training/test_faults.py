@@ -52,7 +52,7 @@ def store(folder: Path) -> None:
     """Make a store of two images, or add four to it."""
     opened = Store.open(folder / "store", "one", create=True)
     start, count = (2, 4) if len(opened) else (0, 2)
-    if f"{start}.jpg" not in opened.places:
+    if f"{start}.jpg" not in opened.row_of:
         names = [f"{number}.jpg" for number in range(start, start + count)]
         opened.add(names, [None] * count, torch.eye(8)[start : start + count])
 

@@ -51,7 +51,7 @@ def test_in_half_precision_gradients_are_reduced_in_float32_and_buffers_stay(alo
     before = {name: buffer.clone() for name, buffer in objective.named_buffers()}
     sharding.strategy(half=True)._parallelize_fn(objective, alone)
     with torch.autocast("cpu", torch.bfloat16):
-        batch = Batch.of(tiny.pictures(2))
+        batch = Batch.of_view(tiny.pictures(2))
         objective(batch, objective.sample(batch.slots, seed=0))["loss"].backward()
     assert objective.head.weight.dtype == objective.head.weight.grad.dtype == torch.float32
     for unit in objective.modules():

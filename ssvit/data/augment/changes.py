@@ -71,15 +71,15 @@ class QuarterTurns(Change):
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the augmented images."""
         quarters = self.sample(seed, slots, view)
-        turned = images.clone()
+        rotated = images.clone()
         for quarter in (1, 2, 3):
             rows = (quarters == quarter).nonzero()[:, 0]
-            turned[rows] = images[rows].rot90(quarter, (2, 3))
-        return turned
+            rotated[rows] = images[rows].rot90(quarter, (2, 3))
+        return rotated
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) of the rotations."""
-        return geometry.turned(90 * self.sample(seed, slots, view), size)
+        """Return the affine maps of the rotations, (b, 2, 3), from pixels of the view to pixels of the image."""
+        return geometry.rotated(90 * self.sample(seed, slots, view), size)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Rotation(Change):
         return rotate(images, self.sample(seed, slots, view))
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) of the rotations."""
-        return geometry.turned(self.sample(seed, slots, view), size)
+        """Return the affine maps of the rotations, (b, 2, 3), from pixels of the view to pixels of the image."""
+        return geometry.rotated(self.sample(seed, slots, view), size)
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
@@ -120,8 +120,8 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     y = torch.arange(h, dtype=torch.float32, device=images.device)[:, None] - (h - 1) / 2
     # The source point of (y, x), in units of half the image's sides from its centre.
     shown = torch.stack(((cos * x - sin * y) * (2 / w), (sin * x + cos * y) * (2 / h)), dim=-1)
-    turned = F.grid_sample(images.float(), shown, padding_mode="reflection", align_corners=False)
-    return turned if images.is_floating_point() else turned.round_().to(torch.uint8)
+    rotated = F.grid_sample(images.float(), shown, padding_mode="reflection", align_corners=False)
+    return rotated if images.is_floating_point() else rotated.round_().to(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
 
     Args:
         images: (b, c, h, w) uint8 or float.
-        sigma: Standard deviations in pixels, (b,).
+        sigma: Scaler deviations in pixels, (b,).
         reach: Radius of the filters in pixels.
 
     Returns:
@@ -339,30 +339,32 @@ class RandAugment(Change):
     def sample(self, seed: int, slots: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Return indices into `OPERATIONS`, (b, n) int64, and signed magnitudes, (b, n) float64, for slots (b,)."""
         numbers = uniform(seed, "randaugment", slots, 2 * self.operations, view)
-        which = (len(OPERATIONS) * numbers[:, : self.operations]).long()
-        negative = (which < _SIGNED) & (numbers[:, self.operations :] < 0.5)
+        operation_ids = (len(OPERATIONS) * numbers[:, : self.operations]).long()
+        negative = (operation_ids < _SIGNED) & (numbers[:, self.operations :] < 0.5)
         strength = torch.tensor(self.magnitude / crop_options.MAGNITUDES, dtype=torch.float64, device=slots.device)
-        return which, (-strength).where(negative, strength)
+        return operation_ids, (-strength).where(negative, strength)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the augmented images."""
-        which, strengths = self.sample(seed, slots, view)
+        operation_ids, strengths = self.sample(seed, slots, view)
         images, operations = images.clone(), tuple(OPERATIONS.values())
         for turn in range(self.operations):
             # Images with the same operation and sign are processed in one call.
-            for place, strength in {*zip(which[:, turn].tolist(), strengths[:, turn].tolist(), strict=True)}:
-                rows = ((which[:, turn] == place) & (strengths[:, turn] == strength)).nonzero()[:, 0]
-                images[rows] = operations[place](images[rows], strength)
+            for operation, strength in {
+                *zip(operation_ids[:, turn].tolist(), strengths[:, turn].tolist(), strict=True)
+            }:
+                rows = ((operation_ids[:, turn] == operation) & (strengths[:, turn] == strength)).nonzero()[:, 0]
+                images[rows] = operations[operation](images[rows], strength)
         return images
 
     def geometry(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the maps (b, 2, 3) from views to images of one size."""
-        which, strengths = self.sample(seed, slots, view)
+        operation_ids, strengths = self.sample(seed, slots, view)
         (height, width), names = size, list(OPERATIONS)
         maps = geometry.identity(len(slots), slots.device)
-        for operation, strength in zip(which.unbind(1), strengths.unbind(1), strict=True):
+        for operation, strength in zip(operation_ids.unbind(1), strengths.unbind(1), strict=True):
             shares = {name: strength.where(operation == names.index(name), 0) for name in names[:5]}
-            step = geometry.turned(_TURN * shares["rotate"], size)
+            step = geometry.rotated(_TURN * shares["rotate"], size)
             step[:, 0, 1] += _SHEAR * shares["shear_x"]
             step[:, 1, 0] += _SHEAR * shares["shear_y"]
             step[:, 0, 2] -= (_SHIFT * shares["translate_x"] * width).trunc()

@@ -179,9 +179,9 @@ class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
             crop = f"{self.size[1]}x{self.size[0]}"
             raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={self.padding}")
         top, left, flips = self._sample(torch.tensor([[h, w]], device=slots.device), slots, seed, view)
-        rows, columns = self._places(top, self.size[0], h), self._places(left, self.size[1], w)
+        rows, columns = self._positions(top, self.size[0], h), self._positions(left, self.size[1], w)
         columns = columns.flip(1).where(flips[:, None], columns)
-        taken = images.reshape(b * c * h, w).index_select(0, _rows(rows[:, :, None], c, h).flatten())
+        taken = images.reshape(b * c * h, w).index_select(0, _flat_rows(rows[:, :, None], c, h).flatten())
         return taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
 
     def _sample(self, sides: Tensor, slots: Tensor, seed: int, view: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,10 +198,10 @@ class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
         return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
 
     @staticmethod
-    def _places(start: Tensor, crop: int, n: int) -> Tensor:
+    def _positions(start: Tensor, crop: int, n: int) -> Tensor:
         """Return the source pixel, of n with reflection, of each pixel of a crop along an axis: (b,) -> (b, crop)."""
-        place = start[:, None] + torch.arange(crop, device=start.device)
-        return (n - 1) - ((n - 1) - place.abs()).abs()
+        position = start[:, None] + torch.arange(crop, device=start.device)
+        return (n - 1) - ((n - 1) - position.abs()).abs()
 
 
 class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
@@ -305,7 +305,7 @@ def resample(images: Tensor, boxes: Tensor, flips: Tensor, size: tuple[int, int]
     out = images.new_empty(b, c, *size)
     tensors = (images, rows, row_weights, columns, column_weights, out)
     for pixels, at, weights, to, matrix, target in zip(*(t.split(_chunk(images)) for t in tensors), strict=True):
-        bags = _rows(at, c, h).flatten(0, 2)
+        bags = _flat_rows(at, c, h).flatten(0, 2)
         weights = weights[:, None].expand(-1, c, -1, -1).flatten(0, 2)
         x = F.embedding_bag(bags, pixels.reshape(-1, w).float(), mode="sum", per_sample_weights=weights)
         matrix = x.new_zeros(len(at), size[1], w).scatter_(2, to, matrix)
@@ -333,9 +333,9 @@ def _taps(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) -> t
     """
     if n * n * out > _TABLE:
         return _filter(start, length, reverse, n, out)
-    places, weights = _table(n, out, start.device)
+    pixels, weights = _table(n, out, start.device)
     box = (reverse * n + start) * n + length - 1
-    return places.index_select(0, box), weights.index_select(0, box)
+    return pixels.index_select(0, box), weights.index_select(0, box)
 
 
 @lru_cache(maxsize=8)
@@ -351,11 +351,11 @@ def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) ->
     """Compute the filters of `_taps` without a table."""
     k = min(math.ceil(2 * max(n / out, 1)), n)
     start, length = start[:, None].float(), length[:, None].float()
-    place = torch.arange(out, dtype=torch.float32, device=start.device)
-    place = (out - 1 - place).where(reverse[:, None], place)
+    position = torch.arange(out, dtype=torch.float32, device=start.device)
+    position = (out - 1 - position).where(reverse[:, None], position)
     scale = length / out
     reach = scale.clamp(min=1)
-    center = start + (place + 0.5) * scale
+    center = start + (position + 0.5) * scale
     first = (center - reach + 0.5).floor().clamp(min=0, max=n - k)
     taps = first[:, :, None] + torch.arange(k, device=start.device)
     weights = (1 - (taps + 0.5 - center[:, :, None]).abs() / reach[:, :, None]).clamp_(min=0)
@@ -363,8 +363,8 @@ def _filter(start: Tensor, length: Tensor, reverse: Tensor, n: int, out: int) ->
     return taps.long(), weights / weights.sum(2, keepdim=True)
 
 
-def _rows(rows: Tensor, c: int, h: int) -> Tensor:
-    """Map rows per image, (b, r, k), to rows of the (b * c * h, w) matrix of the batch, (b, c, r, k)."""
+def _flat_rows(rows: Tensor, c: int, h: int) -> Tensor:
+    """Convert rows of each image, (b, r, k), to rows of the batch as a matrix (b * c * h, w): (b, c, r, k)."""
     start = torch.arange(len(rows) * c, device=rows.device).view(-1, c, 1, 1) * h
     return rows[:, None] + start
 

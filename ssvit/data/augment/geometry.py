@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def identity(count: int, device: torch.device) -> Tensor:
-    """Return the maps of views that are their images, (count, 2, 3)."""
+    """Return identity maps, for views that equal their images, (count, 2, 3)."""
     return torch.eye(2, 3, dtype=torch.float64, device=device).repeat(count, 1, 1)
 
 
@@ -49,7 +49,7 @@ def flipped(flips: Tensor, size: tuple[int, int], axis: int) -> Tensor:
     return maps
 
 
-def turned(degrees: Tensor, size: tuple[int, int]) -> Tensor:
+def rotated(degrees: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the maps of counter-clockwise rotations about the centre: degrees (b,) float64 -> (b, 2, 3)."""
     angle, (y, x) = degrees.double().deg2rad(), (side / 2 for side in size)
     cos, sin = angle.cos(), angle.sin()

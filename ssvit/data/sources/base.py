@@ -317,7 +317,7 @@ def number_labels(
         return None, ()
     are_numbers = numeric and all(name.isdecimal() for name in names)
     classes = tuple(classes) or tuple(sorted(names, key=int if are_numbers else str))
-    number = {name: place for place, name in enumerate(classes)}
+    number = {name: index for index, name in enumerate(classes)}
     if unknown := names - number.keys():
         reason = f"is not among the {len(classes)} classes of the training images"
         raise UserError(f"{source}: the class {printable(min(unknown))} {reason}")

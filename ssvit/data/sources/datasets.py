@@ -85,7 +85,7 @@ def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[st
     """Return the images of some splits of a table, with labels into `classes` or, for (), the table's classes."""
     paths, labels = list[str](), list[Label]()
     for row in tqdm(options.rows(splits), f"list {options.table}", unit=" images", delay=2, leave=False):
-        path = os.path.join(options.top, row.path)
+        path = os.path.join(options.root_folder, row.path)
         if not os.path.isfile(path):
             raise UserError(f"{options.table}, line {row.line}: there is no file {printable(path)}")
         paths.append(path)
@@ -97,8 +97,13 @@ def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[st
 def vtab(options: datasets_options.Vtab) -> Data:
     """Build a task of VTAB-1k, with class numbers as names; UserError for a damaged list."""
     lists = [vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
-    classes = [str(number) for number in range(1 + max(max(one[1]) for one in lists if one))]
-    train, validation, test = (one and Files(*one, classes, named=False) for one in lists)
+    classes = [
+        str(number)
+        for number in range(1 + max(max(paths_and_labels[1]) for paths_and_labels in lists if paths_and_labels))
+    ]
+    train, validation, test = (
+        paths_and_labels and Files(*paths_and_labels, classes, named=False) for paths_and_labels in lists
+    )
     assert train
     called = [f"{options.task}, {name}:" for name in options.lists]
     return split_data(called, train, validation, test, held_out=0.1, seed=0)

@@ -71,8 +71,8 @@ class Csv(ImageFiles):
         if self.root is not None and not os.path.isdir(self.root):
             raise OptionError("root", self.root, "no such folder; null for that of the table")
         first = next(self.rows(self.splits.train))
-        if not os.path.isfile(os.path.join(self.top, first.path)):
-            expected = f"{self.top} has no file {first.path}, which line {first.line} of {self.table} names"
+        if not os.path.isfile(os.path.join(self.root_folder, first.path)):
+            expected = f"{self.root_folder} has no file {first.path}, which line {first.line} of {self.table} names"
             raise OptionError("root", self.root, expected)
         rows = tables.rows(self.table, self.columns) if self.separator is not None else ()
         if rows and all(len(row.label or ()) < 2 for row in rows):
@@ -81,7 +81,7 @@ class Csv(ImageFiles):
         return self
 
     @property
-    def top(self) -> str:
+    def root_folder(self) -> str:
         """Return the folder that the paths are relative to."""
         return os.path.dirname(self.table) or os.curdir if self.root is None else self.root
 
@@ -115,7 +115,7 @@ class Csv(ImageFiles):
 
     def sample(self, most: int) -> Sample:
         """Return up to about `most` training images, evenly spaced."""
-        return _sample([os.path.join(self.top, row.path) for row in self.rows(self.splits.train)], most)
+        return _sample([os.path.join(self.root_folder, row.path) for row in self.rows(self.splits.train)], most)
 
 
 class Shards(ImageFiles):
@@ -153,8 +153,11 @@ class Shards(ImageFiles):
                 members = [member for member in shard if member.isreg()]
         except (OSError, tarfile.TarError) as error:
             raise UserError(f"{first}: cannot be read: {error}") from None
-        kinds = ([member for member in members if member.name.lower().endswith(kind)] for kind in (IMAGE_SUFFIXES, NPY))
-        images = next(filter(None, kinds), [])
+        groups = (
+            [member for member in members if member.name.lower().endswith(suffixes)]
+            for suffixes in (IMAGE_SUFFIXES, NPY)
+        )
+        images = next(filter(None, groups), [])
         count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(first))
         return Sample(count, first, [partial(_member, first, member) for member in images[:most]])
 

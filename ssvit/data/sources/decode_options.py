@@ -25,9 +25,9 @@ def bands(name: str, value: object, channels: int) -> None:
     """
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise OptionError(name, value, "must be three channels, [red, green, blue], 0 for the first")
-    for place in value:
-        whole(name, place, at_least=0)
-        if place >= max(channels, 3):
+    for channel in value:
+        whole(name, channel, at_least=0)
+        if channel >= max(channels, 3):
             raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
 
 

@@ -96,11 +96,11 @@ class Files(Encoded):
 
     def inner_name(self, index: int) -> str:
         """Return the path of an image below the common folder of all images."""
-        return os.path.relpath(self.paths[index], self._top)
+        return os.path.relpath(self.paths[index], self._common_folder)
 
     @cached_property
-    def _top(self) -> str:
-        ends = min(self.paths), max(self.paths)  # their common folder is that of all paths
+    def _common_folder(self) -> str:
+        ends = min(self.paths), max(self.paths)  # the first and the last path in order share only what all paths share
         return os.path.commonpath([os.path.dirname(path) for path in ends])
 
     def mask(self, index: int) -> Tensor | None:

@@ -106,11 +106,11 @@ def splits(root: str, names: Mapping[str, str | None]) -> Splits:
     return result
 
 
-def _shared(some: Items, others: Items) -> str | None:
+def _shared(paths: Items, other_paths: Items) -> str | None:
     """Return a folder of one split that contains or equals a folder of another split, or None."""
-    for one, other in product(some, others):
-        if os.path.commonpath(paths := [os.path.realpath(one), os.path.realpath(other)]) in paths:
-            return f"{one}/"
+    for path, other_path in product(paths, other_paths):
+        if os.path.commonpath(resolved := [os.path.realpath(path), os.path.realpath(other_path)]) in resolved:
+            return f"{path}/"
     return None
 
 

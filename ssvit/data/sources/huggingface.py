@@ -223,7 +223,7 @@ def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str
     of_list = _element(feature)
     names = (of_list or feature).get("names")
     rows = values if of_list else [(value,) for value in values]
-    if any(row is None or any(one is None or (names and one < 0) for one in row) for row in rows):
+    if any(row is None or any(value is None or (names and value < 0) for value in row) for row in rows):
         return None, ()
     order = tuple(classes or names or map(str, sorted(set(chain(*rows)))))
     text = names.__getitem__ if names else str

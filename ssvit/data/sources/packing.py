@@ -78,7 +78,7 @@ class _Packer:
         if os.path.realpath(self.folder) in {os.path.realpath(os.path.dirname(shard)) for shard in shards}:
             reason = "must be another folder than the one that the images are read from"
             raise OptionError("output", self.options.output, reason)
-        if all(self._image(place) is None for place in range(len(self.source))):
+        if all(self._image(image_index) is None for image_index in range(len(self.source))):
             raise UserError(f"{self.folder}: none of the {len(self.source):,} images can be read")
 
     def run(self, show: Callable[[int], None]) -> str:
@@ -122,8 +122,8 @@ class _Packer:
         part, rows, keys = path.with_name(f".{path.name}.part"), list[Row](), set[str]()
         with atomic_io.naming(path), open(part, "wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as shard:
-                for place, image in images:
-                    done = place + 1
+                for image_index, image in images:
+                    done = image_index + 1
                     show(done)
                     if image is None:
                         continue
@@ -133,7 +133,7 @@ class _Packer:
                     member = name if is_plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
                     key = ending(member)[0]
                     keys.add(key)
-                    label = self._add_label(shard, key, place)
+                    label = self._add_label(shard, key, image_index)
                     rows.append(Row(name, _add(shard, member, data), len(data), label))
                     if shard.offset >= self.options.shard_size * 1_000_000:
                         break
@@ -146,38 +146,38 @@ class _Packer:
         part.replace(path)
         return index
 
-    def _add_label(self, shard: tarfile.TarFile, key: str, place: int) -> Label:
+    def _add_label(self, shard: tarfile.TarFile, key: str, index: int) -> Label:
         """Add the class number or numbers of an image to a shard; return the class names, None without labels."""
         labels, classes = self.source.labels, self.source.classes
         if labels is None:
             return None
         if not is_multi_label(labels):
-            number = int(labels[place])
+            number = int(labels[index])
             _add(shard, f"{key}.cls", str(number).encode())
             return classes[number]
-        numbers = labels[place].nonzero()[:, 0].tolist()
+        numbers = labels[index].nonzero()[:, 0].tolist()
         _add(shard, f"{key}.json", json.dumps({"labels": numbers}).encode())
         return tuple(classes[number] for number in numbers)
 
     def _images(self, first: int) -> Iterator[tuple[int, Packed | None]]:
         """Yield the images from a position on, None for unreadable ones, while a thread pool reads ahead."""
         with ThreadPoolExecutor(self.options.workers) as pool:
-            places = iter(range(first, len(self.source)))
-            parts = iter(lambda: list(islice(places, _AHEAD * self.options.workers)), [])
+            indices = iter(range(first, len(self.source)))
+            parts = iter(lambda: list(islice(indices, _AHEAD * self.options.workers)), [])
             begun = ((part, pool.map(self._image, part)) for part in parts)
             for (part, packed), _ in pairwise(chain(begun, [([], iter(()))])):
                 yield from zip(part, packed, strict=True)
 
-    def _image(self, place: int) -> Packed | None:
+    def _image(self, index: int) -> Packed | None:
         """Return the name of an image below its folder and its file, encoded again if it is resized or not a file."""
         source, size = self.source, self.options.size
         try:
             stored = isinstance(source, Files | Shards)
-            name = source.inner_name(place) if stored else f"{place:08d}.png"  # type: ignore[attr-defined]
-            data = source.file(place).tobytes() if stored else None  # type: ignore[attr-defined]
+            name = source.inner_name(index) if stored else f"{index:08d}.png"  # type: ignore[attr-defined]
+            data = source.file(index).tobytes() if stored else None  # type: ignore[attr-defined]
             if size is None and data is not None:
                 return name, data
-            image = source.read(place)
+            image = source.read(index)
             if size is None or min(image.shape[1:]) <= size:
                 return name, _encoded(image, "PNG") if data is None else data
             resized = _encoded(_resized(image, size), "JPEG", quality=self.options.quality)
@@ -211,8 +211,8 @@ def _resized(image: Tensor, size: int) -> Tensor:
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
-def _encoded(image: Tensor, kind: str, **options: int) -> bytes:
+def _encoded(image: Tensor, format_name: str, **options: int) -> bytes:
     file = io.BytesIO()
     pixels = image.permute(1, 2, 0).numpy()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, kind, **options)
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, format_name, **options)
     return file.getvalue()

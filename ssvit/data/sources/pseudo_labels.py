@@ -35,12 +35,12 @@ def select(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int |
         confidence: Minimum probability.
         per_class: Maximum number per class, the most probable ones; None for no limit.
     """
-    sure = [one for one in labels if one.probability >= confidence]
+    confident = [pseudo_label for pseudo_label in labels if pseudo_label.probability >= confidence]
     by_class = defaultdict(list)
-    for place, one in enumerate(sure):
-        by_class[one.label].append((-one.probability, place))
-    kept = {place for members in by_class.values() for _, place in sorted(members)[:per_class]}
-    return [one for place, one in enumerate(sure) if place in kept]
+    for position, pseudo_label in enumerate(confident):
+        by_class[pseudo_label.label].append((-pseudo_label.probability, position))
+    kept = {position for members in by_class.values() for _, position in sorted(members)[:per_class]}
+    return [pseudo_label for position, pseudo_label in enumerate(confident) if position in kept]
 
 
 def table_of(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
@@ -64,8 +64,10 @@ def table_of(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
         root = os.path.dirname(os.path.abspath(labelled))
         for row in table.rows(labelled, columns):
             rows.writerow((os.path.join(root, row.path), row.label, row.split or _TRAIN, ""))
-    for one in labels:
-        rows.writerow((os.path.abspath(one.path), one.label, _TRAIN, f"{one.probability:.4f}"))
+    for pseudo_label in labels:
+        rows.writerow(
+            (os.path.abspath(pseudo_label.path), pseudo_label.label, _TRAIN, f"{pseudo_label.probability:.4f}")
+        )
     try:
         return text.getvalue().encode()
     except UnicodeEncodeError as error:

@@ -43,7 +43,7 @@ class Moments:
     maximum: np.ndarray
 
     @classmethod
-    def of(cls, image: np.ndarray) -> "Moments":
+    def of_image(cls, image: np.ndarray) -> "Moments":
         """Return the statistics of an image, (c, h, w)."""
         values = image.reshape(len(image), -1).astype(np.float64)
         mean = values.mean(1)
@@ -151,7 +151,7 @@ def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
     image = Image.open(file)
     image.draft(None, (256, 256))
     array = bands(image.convert("RGB") if image.mode in ("LA", "PA", "RGBA") else image)
-    return (Moments.of(array[:1]), array.dtype == np.uint8) if (array == array[0]).all() else None
+    return (Moments.of_image(array[:1]), array.dtype == np.uint8) if (array == array[0]).all() else None
 
 
 def converted(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
@@ -187,8 +187,8 @@ def _check(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         raise ValueError("has no pixels")
 
 
-def size(file: IO[bytes]) -> tuple[int, int]:
-    """Return height and width from the header of a file; exceptions of its reader are not caught."""
+def image_size(file: IO[bytes]) -> tuple[int, int]:
+    """Return height and width from the header of a file; raise the exceptions of NumPy, tifffile or Pillow."""
     start = file.read(len(NPY))
     file.seek(0)
     if start == NPY:

@@ -78,8 +78,8 @@ class Shards(Encoded):
     Args:
         shards: Paths of the shards, in the order of their numbers.
         names: Name of each image in its shard, (n,) bytes.
-        places: Number of its shard, and offset and size of its file in bytes, (n, 3) int64. The arrays are shared by
-            worker processes, which would copy lists.
+        locations: Number of each image's shard, and offset and size of its file in bytes, (n, 3) int64. Arrays are
+            shared by worker processes, which would copy lists.
         labels: (n,) class indices, (n, k) bool, or None.
         classes: Class names.
         pixels: Pixel format of the images.
@@ -92,14 +92,14 @@ class Shards(Encoded):
         self,
         shards: Sequence[str],
         names: np.ndarray,
-        places: np.ndarray,
+        locations: np.ndarray,
         labels: Labels = None,
         classes: Sequence[str] = (),
         *,
         pixels: PixelFormat = RGB,
     ) -> None:
         super().__init__(pixels)
-        self.shards, self.names, self.places = tuple(shards), names, places
+        self.shards, self.names, self.locations = tuple(shards), names, locations
         self.labels = checked_labels(labels, len(self), classes)
         self.classes = tuple(classes)
 
@@ -112,7 +112,7 @@ class Shards(Encoded):
         Raises:
             Unreadable: The shard does not exist or is truncated before the image.
         """
-        shard, offset, size = self.places[index].tolist()
+        shard, offset, size = self.locations[index].tolist()
         return decode.read_part(self.shards[shard], offset, size, self.name(index))
 
     def inner_name(self, index: int) -> str:
@@ -121,18 +121,18 @@ class Shards(Encoded):
 
     def name(self, index: int) -> str:
         """Return the path of the shard and the name of an image in it."""
-        return f"{self.shards[self.places[index, 0]]}/{self.inner_name(index)}"
+        return f"{self.shards[self.locations[index, 0]]}/{self.inner_name(index)}"
 
     @cached_property
     def fingerprint(self) -> str:
         """Return the sha256 of the names and sizes of the images, independent of their shards and offsets."""
-        return digest_of(map(self.inner_name, range(len(self))), self.places[:, 2].tolist())
+        return digest_of(map(self.inner_name, range(len(self))), self.locations[:, 2].tolist())
 
     def take(self, indices: Tensor) -> Self:
         """Return the source of the images at `indices`, in that order."""
         labels = None if self.labels is None else self.labels[indices]
         rows = indices.numpy()
-        return type(self)(self.shards, self.names[rows], self.places[rows], labels, self.classes, pixels=self.pixels)
+        return type(self)(self.shards, self.names[rows], self.locations[rows], labels, self.classes, pixels=self.pixels)
 
 
 def find(
@@ -157,19 +157,19 @@ def find(
     """
     folder = _copied(root, names, cache) if is_remote(root) else root
     shards = [os.path.join(folder, name) for name in names]
-    image_names, places = list[np.ndarray](), list[np.ndarray]()
+    image_names, locations = list[np.ndarray](), list[np.ndarray]()
     labels, orders = list[Label](), set[tuple[str, ...]]()
     for number, shard in enumerate(tqdm(shards, f"list {root}", unit=" shards", delay=2, leave=False)):
         index = read_index(shard) or Index(list(scan(shard)))
         image_names.append(np.array([os.fsencode(row.name) for row in index.images], np.bytes_))
-        places.append(np.array([(number, row.offset, row.size) for row in index.images], np.int64).reshape(-1, 3))
+        locations.append(np.array([(number, row.offset, row.size) for row in index.images], np.int64).reshape(-1, 3))
         labels += [row.label for row in index.images]
         orders.add(tuple(index.classes))
     if not labels:
         raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
     order = orders.pop() if len(orders) == 1 else ()
     numbers = number_labels(labels, classes or order, source=root, numeric=True)
-    return Shards(shards, np.concatenate(image_names), np.concatenate(places), *numbers, pixels=pixels)
+    return Shards(shards, np.concatenate(image_names), np.concatenate(locations), *numbers, pixels=pixels)
 
 
 def index_path(shard: str | Path) -> Path:

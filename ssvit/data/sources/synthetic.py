@@ -190,9 +190,9 @@ def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
 
 def _direction(turn: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of an angle in turns, from a table."""
-    place = (turn * _TURN).long()
+    entry = (turn * _TURN).long()
     table = _COSINE.to(turn.device)
-    return table[place.remainder(_TURN)], table[(place - _TURN // 4).remainder(_TURN)]
+    return table[entry.remainder(_TURN)], table[(entry - _TURN // 4).remainder(_TURN)]
 
 
 def _wave(t: Tensor) -> Tensor:
@@ -208,9 +208,9 @@ def _noise(lattices: list[Tensor], grid: _Grid) -> Tensor:
         values = ((lattice - 0.5) * (2 * weight)).view(-1, 2, cells + 1, cells + 1)
         # Columns before rows: picking single numbers is slow, so it is done on the small lattice; picking rows is fast.
         for axis, pixels in ((3, grid.columns), (2, grid.rows)):
-            place = (torch.arange(pixels, device=lattice.device) + 0.5) * (cells / pixels)
-            cell = place.floor().long()
-            part = place - cell
+            position = (torch.arange(pixels, device=lattice.device) + 0.5) * (cells / pixels)
+            cell = position.floor().long()
+            part = position - cell
             ease = part * part * (3 - part * 2)
             low, high = values.index_select(axis, cell), values.index_select(axis, cell + 1)
             values = high.sub_(low).mul_(ease if axis == 3 else ease[:, None]).add_(low)
@@ -251,7 +251,7 @@ def _leaves(
     u_radius, v_radius = radius * stretch, radius / stretch
     cos, sin = _direction(turn)
     ux, uy, vx, vy = cos / u_radius, sin / u_radius, -sin / v_radius, cos / v_radius
-    x, y = ((place - 0.5) * (side * 1.1) for place, side in zip((x, y), grid.extent, strict=True))
+    x, y = ((axis_position - 0.5) * (side * 1.1) for axis_position, side in zip((x, y), grid.extent, strict=True))
     lx, ly = (part[:, 0] * 0.22 for part in light)
     bases = palette.gather(1, (tint.T * 4).long()[:, :, None].expand(-1, -1, 3)).permute(2, 1, 0)
     color = _color(
@@ -271,7 +271,7 @@ def _paint_leaves(
 ) -> None:
     """Paint ellipses, and a box for every fourth leaf, over one another: canvas (b, 3, p), x, y and textures (b, p)."""
     # All leaves use the same few buffers: page faults of new ones would take longer than the arithmetic.
-    one, roundness, ambient = torch.tensor([1.0, 0.15, 1.05], device=x.device)
+    unity, roundness, ambient = torch.tensor([1.0, 0.15, 1.05], device=x.device)
     u, v, shade, spare = torch.empty(4, *x.shape, device=x.device)
     layer = torch.empty_like(canvas)
     for k, leaf in enumerate(leaves):
@@ -284,7 +284,7 @@ def _paint_leaves(
         u.mul_(u), v.mul_(v)
         norm = torch.maximum(u, v, out=u) if k % 4 == 0 else u.add_(v)
         outside = torch.mul(norm, edge, out=v).add_(edge_0).clamp_(0, 1)
-        shade.sub_(torch.mul(norm, roundness, out=spare)).add_(ambient).mul_(torch.sub(one, outside, out=spare))
+        shade.sub_(torch.mul(norm, roundness, out=spare)).add_(ambient).mul_(torch.sub(unity, outside, out=spare))
         lit = torch.mul(norm, shadow, out=u).add_(shadow_0).clamp_(max=1)
         canvas.mul_(lit.mul_(outside)[:, None])
         canvas.add_(torch.mul(color, shade[:, None], out=layer))

@@ -45,9 +45,13 @@ class Autoencoding(HeldOut):
             colors = gather(labels, noise.visible_ids).unflatten(-1, (objective.encoder.channels, -1)).mean((1, 3))
             mean = colors.repeat_interleave(labels.shape[-1] // colors.shape[1], dim=1)
             nearest = gather(labels, nearest_uncorrupted(noise.masked_ids, objective.encoder.grid))
-            guesses = (objective.predict(images, noise).to(truth.dtype), mean[:, None], nearest)
-            for parts, guess in zip(errors.values(), guesses, strict=True):
-                parts.append((guess - truth).square().mean(-1).double().cpu())
+            guesses = {
+                "loss": objective.predict(images, noise).to(truth.dtype),
+                "loss_mean": mean[:, None],
+                "loss_copying": nearest,
+            }
+            for name, guess in guesses.items():
+                errors[name].append((guess - truth).square().mean(-1).double().cpu())
         return {name: torch.cat(parts).mean().item() for name, parts in errors.items()}
 
     def _mosaic(self, objective: MAE) -> Mosaic:

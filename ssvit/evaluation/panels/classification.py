@@ -70,11 +70,11 @@ class Classification(Evaluator):
         """
         predictions, classes = self.predictions(objective), self.source.classes
         metrics = predictions.metrics(classes)
-        if unreadable := len(self.source) - len(predictions.place):
+        if unreadable := len(self.source) - len(predictions.source_indices):
             metrics["unreadable"] = unreadable
         if self.real is not None and isinstance(predictions, Predictions):
-            pairs = zip(predictions.place.tolist(), predictions.guess.tolist(), strict=True)
-            correct = [guess in self.real[place] for place, guess in pairs if self.real[place]]
+            pairs = zip(predictions.source_indices.tolist(), predictions.guess.tolist(), strict=True)
+            correct = [guess in self.real[index] for index, guess in pairs if self.real[index]]
             metrics["accuracy_real"] = sum(correct) / max(1, len(correct))
         if history is None:
             return Evaluation(metrics=metrics)
@@ -84,7 +84,9 @@ class Classification(Evaluator):
         if unreadable:
             lines.append(f"unreadable and excluded: {unreadable:,} images")
         history = with_metrics(history, metrics)
-        mistakes = self._mistakes(predictions.place, predictions.mistakes(_SHOWN, classes), ~predictions.correct)
+        mistakes = self._mistakes(
+            predictions.source_indices, predictions.mistakes(_SHOWN, classes), ~predictions.correct
+        )
         figures: dict[str, Figure] = {"mistakes": mistakes}
         if isinstance(predictions, Predictions):
             counts = predictions.confusion(len(classes), min(len(classes), _BLOCKS))
@@ -127,11 +129,11 @@ class Classification(Evaluator):
                 timeout=self.options.timeout,
             )
             row_type = MultiLabelPredictions if objective.options.loss == MULTI_LABEL else Predictions
-            return [row_type.of(objective.logits(batch.images), batch) for batch in batches]
+            return [row_type.of_logits(objective.logits(batch.images), batch) for batch in batches]
 
         parts = list(chain.from_iterable(gather(predict)))
         total = len(self.source)
-        if (unreadable := total - sum(len(part.place) for part in parts)) > TOLERATED * total:
+        if (unreadable := total - sum(len(part.source_indices) for part in parts)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
         return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
 
@@ -154,15 +156,15 @@ class Classification(Evaluator):
                     f"({len(objective.classes)}): class {number} is {of_images}, the model's is {of_model}"
                 )
 
-    def _mistakes(self, places: Tensor, mistakes: Sequence[Mistake], wrong: Tensor) -> Gallery:
+    def _mistakes(self, indices: Tensor, mistakes: Sequence[Mistake], wrong: Tensor) -> Gallery:
         """Return a gallery of images with their class, the prediction and its probability.
 
         Args:
-            places: Index of each image in the source, (n,).
+            indices: Index of each image in the source, (n,).
             mistakes: The mistakes.
             wrong: Whether the prediction of each image is wrong, (n,) bool.
         """
-        source = self.source.take(places[[mistake.row for mistake in mistakes]])
+        source = self.source.take(indices[[mistake.row for mistake in mistakes]])
         batches = evaluation_batches(source, self.transform, batch_size=_SHOWN) if mistakes else ()
         images = (self.display(image) for batch in batches for image in batch.images)
         pictures = [

@@ -66,18 +66,18 @@ class LatentPrediction(HeldOut):
             parts = (targets, masked_ids, prediction[:, 0].float(), mean, nearest)
             columns.append([part.cpu() for part in parts])
         targets, masked_ids, prediction, mean, nearest = map(torch.cat, zip(*columns, strict=True))
-        place = targets.mean(0)
+        mean_at_position = targets.mean(0)
         guesses = {
             "loss": prediction,
-            "loss_constant": place.mean(0),
-            "loss_place": place[masked_ids],
+            "loss_constant": mean_at_position.mean(0),
+            "loss_place": mean_at_position[masked_ids],
             "loss_mean": mean,
             "loss_copying": nearest,
         }
         truth = gather(targets, masked_ids)
         return {name: objective.loss(guess, truth).item() for name, guess in guesses.items()} | {
             "target_std": _deviation(targets.flatten(0, 1)),
-            "target_std_images": (targets - place).square().mean(0).sqrt().mean().item(),
+            "target_std_images": (targets - mean_at_position).square().mean(0).sqrt().mean().item(),
             "prediction_std": _deviation(prediction.flatten(0, 1)),
         }
 

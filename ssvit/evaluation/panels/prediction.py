@@ -16,7 +16,7 @@ from ssvit.evaluation.panels.reconstruction import compare, conclude, nearest_un
 from ssvit.figures.pictures import GREY, Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
 from ssvit.models.block import gather
-from ssvit.objectives.masked_patch import KINDS, MASKED, REPLACED, MaskedPatch
+from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MASKED, REPLACED, MaskedPatch
 
 # For each score: the minimum loss of a constant prediction, and the constant prediction of the best score.
 _CONSTANTS = {
@@ -48,17 +48,17 @@ class Prediction(HeldOut):
             labels = target.labels(images)
             truth, prediction = gather(labels, noise.ids), objective.predict(images, noise).float()
             loss, score = target.losses(prediction, truth).double(), target.score(target.guess(prediction), truth)
-            parts.append([part.cpu() for part in (loss, score, noise.kind, truth)])
+            parts.append([part.cpu() for part in (loss, score, noise.types, truth)])
             if noise.ids.shape[1] < grid[0] * grid[1]:
                 nearest = gather(labels, nearest_uncorrupted(noise.ids, grid))
                 copied.append(target.score(nearest, truth).cpu())
-        loss, score, kinds, truth = map(torch.cat, zip(*parts, strict=True))
+        loss, score, types, truth = map(torch.cat, zip(*parts, strict=True))
         name = target.score_name
         metrics = {"loss": loss.mean().item(), name: score.mean().item()}
-        for kind, word in enumerate(KINDS):
-            if (kinds == kind).any():
-                metrics[f"loss_{word}"] = loss[kinds == kind].mean().item()
-                metrics[f"{name}_{word}"] = score[kinds == kind].mean().item()
+        for corruption_type, word in enumerate(CORRUPTION_TYPES):
+            if (types == corruption_type).any():
+                metrics[f"loss_{word}"] = loss[types == corruption_type].mean().item()
+                metrics[f"{name}_{word}"] = score[types == corruption_type].mean().item()
         metrics["loss_constant"], guess = target.constant(truth)
         metrics[f"{name}_constant"] = target.score(guess.expand_as(truth), truth).mean().item()
         if copied:
@@ -72,14 +72,14 @@ class Prediction(HeldOut):
         guess = target.guess(objective.predict(images, noise).float())
         predicted = labels.scatter(1, noise.ids[:, :, None].expand_as(guess), guess.to(labels.dtype))
         images, *painted = (self.display(shown) for shown in (images, *map(target.paint, (predicted, labels))))
-        ids, kind, replacement = (part.cpu() for part in (noise.ids, noise.kind, noise.replacement))
+        ids, types, replacement = (part.cpu() for part in (noise.ids, noise.types, noise.replacement))
         p, q = painted[0].shape[-2:]
         patches = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", p=p, q=q)
-        kinds = torch.full(patches.shape[:2], -1).scatter(1, ids, kind)
+        type_of_patch = torch.full(patches.shape[:2], -1).scatter(1, ids, types)
         source = torch.arange(patches.shape[1]).expand(len(images), -1)
-        source = source.scatter(1, ids, torch.where(kind == REPLACED, replacement, ids))
+        source = source.scatter(1, ids, torch.where(types == REPLACED, replacement, ids))
         corrupted = patches.gather(1, source[:, :, None, None, None].expand_as(patches))
-        corrupted = torch.where((kinds == MASKED)[:, :, None, None, None], GREY, corrupted)
+        corrupted = torch.where((type_of_patch == MASKED)[:, :, None, None, None], GREY, corrupted)
         columns = (rearrange(part, "b (y x) c p q -> b c (y p) (x q)", y=grid[0]) for part in (corrupted, *painted))
         names = ("corrupted", "predicted", "true")
         return Mosaic({"image": images, **dict(zip(names, columns, strict=True))}, {"masked": str(GREY)})
@@ -91,12 +91,15 @@ def _learning(history: History, score_name: str) -> Plot:
     scale = 100 if is_share else 1
     ignorant, constant = _CONSTANTS.get(score_name, _CONSTANTS["squared_error"])
     loss = losses(history, {"loss_constant": f"{ignorant} of the labels"}, "loss (nats)" if is_share else "loss")
-    kinds = [curve(history, f"{score_name}_{kind}", f"{kind} patches", kind, scale) for kind in KINDS]
+    curves = [
+        curve(history, f"{score_name}_{corruption_type}", f"{corruption_type} patches", corruption_type, scale)
+        for corruption_type in CORRUPTION_TYPES
+    ]
     levels = (
         level(history, f"{score_name}_copying", "copying the nearest", "--", scale),
         level(history, f"{score_name}_constant", constant, ":", scale),
     )
-    score = Panel(score_name.replace("_", " ") + (" (%)" if is_share else ""), kinds, levels)
+    score = Panel(score_name.replace("_", " ") + (" (%)" if is_share else ""), curves, levels)
     return Plot((loss, score), (10, 3.8))
 
 
@@ -110,17 +113,21 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
 
     loss = metrics["loss"], metrics["loss_constant"]
-    masked = f"{name}_{KINDS[MASKED]}"
+    masked = f"{name}_{CORRUPTION_TYPES[MASKED]}"
     value, patches = (metrics[masked], "masked patches") if masked in metrics else (metrics[name], "corrupted patches")
     baselines = {
         description: (show(baseline), value > baseline if is_share else value < baseline)
         for key, description in (("copying", "copying the nearest uncorrupted patch"), ("constant", f"the {constant}"))
         if (baseline := metrics.get(f"{name}_{key}")) is not None
     }
-    kinds = [f"{kind} {show(metrics[f'{name}_{kind}'])}" for kind in KINDS if f"{name}_{kind}" in metrics]
+    by_type = [
+        f"{corruption_type} {show(metrics[f'{name}_{corruption_type}'])}"
+        for corruption_type in CORRUPTION_TYPES
+        if f"{name}_{corruption_type}" in metrics
+    ]
     return [
         compare("loss", f"{loss[0]:.3f}", {f"the {ignorant} of the labels": (f"{loss[1]:.3f}", loss[0] < loss[1])}),
         compare(f"{words} on {patches}", show(value), baselines),
-        f"{words} by type of corruption: {', '.join(kinds)}",
+        f"{words} by type of corruption: {', '.join(by_type)}",
         conclude([loss[0] < loss[1], *(better for _, better in baselines.values())]),
     ]

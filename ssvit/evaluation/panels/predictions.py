@@ -61,7 +61,7 @@ class Mistake(NamedTuple):
 class Predictions(NamedTuple):
     """Store predictions for images in the order of the source; each column is (n,), on the CPU."""
 
-    place: Tensor  # index in the source, int64
+    source_indices: Tensor  # index in the source, int64
     truth: Tensor  # true class, int64
     guess: Tensor  # most probable class, the first one in case of ties, int64
     among_five: Tensor  # whether the true class is among the five most probable, bool
@@ -69,7 +69,7 @@ class Predictions(NamedTuple):
     confidence: Tensor  # probability of the predicted class, float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch) -> "Predictions":
+    def of_logits(cls, logits: Tensor, batch: Batch) -> "Predictions":
         """Compute the predictions of a batch.
 
         Args:
@@ -170,12 +170,12 @@ class Predictions(NamedTuple):
 class MultiLabelPredictions(NamedTuple):
     """Store predictions of a multi-label classifier for images in the order of the source, on the CPU."""
 
-    place: Tensor  # index in the source, (n,) int64
+    source_indices: Tensor  # index in the source, (n,) int64
     truth: Tensor  # true classes, (n, k) bool
     logits: Tensor  # (n, k) float64
 
     @classmethod
-    def of(cls, logits: Tensor, batch: Batch) -> "MultiLabelPredictions":
+    def of_logits(cls, logits: Tensor, batch: Batch) -> "MultiLabelPredictions":
         """Return the predictions of a batch.
 
         Args:

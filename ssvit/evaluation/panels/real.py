@@ -38,9 +38,9 @@ def read_real(path: str, source: Source) -> list[set[int]]:
     if len(source.classes) != _CLASSES or not all(map(_CLASS.fullmatch, source.classes)):
         raise UserError(f"real={path}: requires the {_CLASSES} classes of ImageNet, named by their wnid")
     matches = [_IMAGE.match(os.path.basename(source.name(index))) for index in range(len(source))]
-    places = [0 if match is None else int(match[1]) for match in matches]
-    for index, place in enumerate(places):
-        if not 1 <= place <= _IMAGES:
+    class_numbers = [0 if match is None else int(match[1]) for match in matches]
+    for index, number in enumerate(class_numbers):
+        if not 1 <= number <= _IMAGES:
             expected = "must be named ILSVRC2012_val_00000001 and so on"
             raise UserError(f"real={path}: {source.name(index)} {expected}")
-    return [classes[place - 1] for place in places]
+    return [classes[number - 1] for number in class_numbers]

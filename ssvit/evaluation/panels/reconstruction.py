@@ -25,12 +25,12 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     n = grid[0] * grid[1]
     if at.shape[1] >= n:
         raise ValueError("every patch is corrupted, so there is none to copy")
-    place = torch.arange(n, device=at.device)
-    rows, columns = place // grid[1], place % grid[1]
+    indices = torch.arange(n, device=at.device)
+    rows, columns = indices // grid[1], indices % grid[1]
     distance = (rows[:, None] - rows).square() + (columns[:, None] - columns).square()
     corrupted = torch.zeros(len(at), n, dtype=torch.bool, device=at.device).scatter(1, at, True)
     # Ties are broken by the index of the patch, so that the result is the same on all devices.
-    cost = distance[at] * n + place
+    cost = distance[at] * n + indices
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import attentive_options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, losses
+from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.probes.sgd import batches
-from ssvit.evaluation.probes.standard import Standard
 from ssvit.randomness import key
 
 _HEAD = 64  # width of a head
@@ -46,10 +46,10 @@ class Attentive(attentive_options.Attentive, Linear):
         pooling = AttentionPooling(train.values.shape[-1], len(train.classes), generator)
         heads = [copy.deepcopy(pooling) for _ in grid]
         sampled = train.values[rows[:_SAMPLED]].flatten(0, 2).float()
-        standard = Standard.of(sampled, self.standardize)
+        scaler = Scaler.of_features(sampled, self.standardize)
 
         def logits(values: Tensor, which: Sequence[int]) -> Tensor:
-            patches = standard.scaled(values.flatten(1, 2).float())
+            patches = scaler.scaled(values.flatten(1, 2).float())
             return torch.stack([heads[number](patches).T for number in which])
 
         with torch.enable_grad():

@@ -17,7 +17,7 @@ from ssvit.evaluation.neighbours_options import Flat
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import knn_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
-from ssvit.evaluation.probes.standard import standardized
+from ssvit.evaluation.probes.scaler import standardized
 from ssvit.options import OptionError
 
 

@@ -20,7 +20,7 @@ from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import linear_options
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.standard import Standard
+from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import permutation
 
@@ -167,11 +167,11 @@ def hold_out_by_class(labels: Tensor, *, fraction: float, seed: int) -> tuple[Te
     return order[~is_held_out].sort().values, order[is_held_out].sort().values
 
 
-def logits_of(standard: Standard, layers: Tensor, values: Tensor, which: Sequence[int]) -> Tensor:
+def logits_of(scaler: Scaler, layers: Tensor, values: Tensor, which: Sequence[int]) -> Tensor:
     """Return the logits of linear layers.
 
     Args:
-        standard: Standardisation of the features.
+        scaler: Standardisation of the features.
         layers: Layers, (r, k, d + 1).
         values: Features, (b, d).
         which: Indices of the layers to apply.
@@ -180,7 +180,7 @@ def logits_of(standard: Standard, layers: Tensor, values: Tensor, which: Sequenc
         Logits, (len(which), k, b).
     """
     chosen = layers[list(which)]
-    return (chosen.flatten(0, 1) @ standard(values).T).unflatten(0, chosen.shape[:2])
+    return (chosen.flatten(0, 1) @ scaler(values).T).unflatten(0, chosen.shape[:2])
 
 
 def losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import logistic_options
 from ssvit.evaluation.probes.linear import CHUNK, Classifiers, Linear, logits_of, losses
-from ssvit.evaluation.probes.standard import Standard
+from ssvit.evaluation.probes.scaler import Scaler
 
 _GRADIENT = 1e-6  # L-BFGS has converged where no element of the gradient is larger,
 _CHANGE = 1e-10  # or where the loss falls by less in one iteration
@@ -29,8 +29,8 @@ class Logistic(logistic_options.Logistic, Linear):
     def train(self, train: Features, rows: Tensor) -> Classifiers:
         """Fit a layer for each penalty, the largest first, to the images at `rows`."""
         l2s = sorted(self.l2s, reverse=True)
-        standard = Standard.of(train.values[rows], self.standardize)
-        features, labels = standard(train.values[rows]), train.known_labels[rows]
+        scaler = Scaler.of_features(train.values[rows], self.standardize)
+        features, labels = scaler(train.values[rows]), train.known_labels[rows]
         solve = partial(
             fit, features, labels, moment=moment(features), classes=len(train.classes), iterations=self.iterations
         )
@@ -39,7 +39,7 @@ class Logistic(logistic_options.Logistic, Linear):
             fits.append(solve(l2=l2, start=fits[-1].layer if fits else None))
         layers = torch.stack([fitted.layer for fitted in fits])
         converged = {"converged": all(fitted.converged for fitted in fits)}
-        return Classifiers([{"l2": l2} for l2 in l2s], partial(logits_of, standard, layers), converged)
+        return Classifiers([{"l2": l2} for l2 in l2s], partial(logits_of, scaler, layers), converged)
 
     def refit(
         self, train: Features, rows: Tensor, classifiers: Classifiers, chosen: int

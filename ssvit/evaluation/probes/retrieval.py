@@ -17,7 +17,7 @@ from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
 from ssvit.evaluation.probes import retrieval_options
 from ssvit.evaluation.probes.base import Probe, Result, check_others
-from ssvit.evaluation.probes.standard import standardized
+from ssvit.evaluation.probes.scaler import standardized
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 

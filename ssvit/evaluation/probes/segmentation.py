@@ -22,7 +22,7 @@ from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit, moment
-from ssvit.evaluation.probes.standard import Standard
+from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
@@ -95,22 +95,22 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         """
         is_labelled = shares.sum(-1) > 0
         values, shares = values[is_labelled], shares[is_labelled]
-        standard = Standard.of(values, self.standardize)
-        rows = standard(values)
+        scaler = Scaler.of_features(values, self.standardize)
+        rows = scaler(values)
         classes, iterations = shares.shape[-1], self.iterations
         solved = fit(rows, shares, moment=moment(rows), classes=classes, l2=l2, start=start, iterations=iterations)
-        return Layer(standard, solved.layer)
+        return Layer(scaler, solved.layer)
 
 
 class Layer(NamedTuple):
     """Apply a linear layer with weights (k, d + 1) to standardised features."""
 
-    standard: Standard
+    scaler: Scaler
     weights: Tensor
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return the class scores of patches: (m, y, x, d) -> (m, y, x, k)."""
-        return self.standard(values) @ self.weights.T
+        return self.scaler(values) @ self.weights.T
 
 
 def class_shares(masks: Tensor, grid: Sequence[int], classes: int) -> Tensor:

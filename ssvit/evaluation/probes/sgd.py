@@ -14,7 +14,7 @@ from torch import Tensor
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import sgd_options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, logits_of, losses
-from ssvit.evaluation.probes.standard import Standard
+from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.randomness import permutation
 
 
@@ -25,10 +25,10 @@ class Sgd(sgd_options.Sgd, Linear):
 
     def train(self, train: Features, rows: Tensor) -> Classifiers:
         """Train a layer for each learning rate on the images at `rows`."""
-        standard = Standard.of(train.values[rows], self.standardize)
+        scaler = Scaler.of_features(train.values[rows], self.standardize)
         order = batches(len(rows), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
         layers = descend(
-            standard(train.values),
+            scaler(train.values),
             train.known_labels,
             map(rows.__getitem__, order),
             classes=len(train.classes),
@@ -38,7 +38,7 @@ class Sgd(sgd_options.Sgd, Linear):
             weight_decay=self.weight_decay,
         )
         settings = [{"learning_rate": rate} for rate in self.learning_rates]
-        return Classifiers(settings, partial(logits_of, standard, layers), {})
+        return Classifiers(settings, partial(logits_of, scaler, layers), {})
 
 
 def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:

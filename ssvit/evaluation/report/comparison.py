@@ -116,13 +116,13 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
     _, *others = scores[0].chosen
     rows = [["probe", "%", f"{_LEVEL} interval", "chance", *(f"from {name}" for name in others), "features"]]
     for result in scores:
-        own, *rest = (result.values[features][-1] for features in result.chosen.values())
-        interval, differences = _MISSING, [points(own - other) for other in rest]
+        first, *baselines = (result.values[features][-1] for features in result.chosen.values())
+        interval, differences = _MISSING, [points(first - other) for other in baselines]
         if tested := [row for row in standings if row.probe == result.title]:  # otherwise the uncertainty is unknown
             low, high = tested[0].interval
             interval = f"{percent(low)} to {percent(high)}"
             differences = [str(row.difference) for row in tested[1:]]
-        rows.append([result.title, percent(own), interval, percent(result.chance), *differences, result.best])
+        rows.append([result.title, percent(first), interval, percent(result.chance), *differences, result.best])
     return rows
 
 

@@ -138,7 +138,7 @@ def neighbours(split: Split, name: str) -> Gallery:
 
 def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
     """Return test images next to the training images that they nearly duplicate, evenly spaced over all pairs."""
-    shown = [pairs[place] for place in evenly_spaced(len(pairs), PAIRS)]
+    shown = [pairs[index] for index in evenly_spaced(len(pairs), PAIRS)]
     rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
     ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
     return pair_sheet(list(zip(ours, theirs, [pair.cosine for pair in shown], strict=True)))

@@ -81,7 +81,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
     return data
 
 
-def read(
+def features_of_probes(
     options: Evaluate, data: Data, encoders: Sequence[Evaluated], probes: Mapping[str, Probe], fabric: Fabric
 ) -> dict[str, Split]:
     """Compute the features for each probe in all processes, or read them from the cache.
@@ -94,8 +94,8 @@ def read(
         fabric: The processes.
 
     Returns:
-        Feature sets by probe. Those of whole images come first and are shared by their probes; those of patches are of
-        the last reading only.
+        Feature sets by probe. All probes of whole images share one feature set, which comes first. Each probe of
+        patches has its own, of the last reading only: patch features of all layers would not fit into memory.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     paired = options.duplicates and options.report  # near-duplicates are reported once, for the first probe's split
@@ -230,7 +230,7 @@ def _split(
         for encoder in others:
             sets = sets.joined(extracted(encoder, source, which))
         if masked:
-            sets = replace(sets, masks=masks(source, evaluated.view.build().mask, sets.places))
+            sets = replace(sets, masks=masks(source, evaluated.view.build().mask, sets.indices))
         feature_sets.append(sets)
         if paired:
             small = extracted(Evaluated("thumbnails", "", Thumbnails(), evaluated.view), source, which)
@@ -243,5 +243,5 @@ def _split(
         part=part,
         others={encoder.name: tuple(map(encoder.named, encoder.function.identities)) for encoder in others},
         duplicates=duplicates(*thumbnails) if paired else None,
-        display=Display.of(options.data),
+        display=Display.of_data(options.data),
     )

@@ -39,7 +39,8 @@ class TensorBoard(Logger):
 
     def open(self, first_step: int, history: Rows) -> None:
         """Open the event file of the run; event files of baselines are opened when they are first used."""
-        self._former_hook, threading.excepthook = threading.excepthook, _ignore_writer_threads
+        # An error of the writer thread would be printed here and again when the next call of the writer raises it.
+        self._original_excepthook, threading.excepthook = threading.excepthook, _ignore_writer_threads
         self._purge_step = first_step + 1 if first_step else 0
         self._boards = {"": self._writer("")}
 
@@ -62,7 +63,7 @@ class TensorBoard(Logger):
 
     def close(self) -> None:
         """Close the event files."""
-        threading.excepthook = self._former_hook
+        threading.excepthook = self._original_excepthook
         for board in self._boards.values():
             board.close()
 

@@ -138,7 +138,7 @@ def join(rank: int, world: int, folder: Path, count: int, k: int, failure: str) 
     with torch.no_grad():
         try:
             result = {"metrics": found(model).metrics, "asked": list(model.asked)}
-            result["places"] = found.predictions(model).place.tolist()
+            result["places"] = found.predictions(model).source_indices.tolist()
         except UserError as error:
             result = {"error": str(error)}
     (folder / f"{rank}.json").write_text(json.dumps(result))
@@ -191,12 +191,12 @@ def test_unreadable_files_are_left_out_and_told(tmp_path):
     Path(paths[150]).write_bytes(b"no image")
     found = evaluation(Files(paths, whole.labels, whole.classes))
     evaluated, predictions = found(model, [{"step": 0}]), found.predictions(model)
-    kept = [place for place in range(200) if place != 150]
+    kept = [source_indices for source_indices in range(200) if source_indices != 150]
     expected, matrix = by_scikit_learn(model.table[kept], whole.labels[kept])
     assert evaluated.metrics == pytest.approx(expected | {"unreadable": 1}, rel=1e-6)
     assert predictions.confusion(6).tolist() == matrix
-    assert len(predictions.place) == 199
-    wrong = predictions.place[[mistake.row for mistake in predictions.mistakes(24, names(6))]]
+    assert len(predictions.source_indices) == 199
+    wrong = predictions.source_indices[[mistake.row for mistake in predictions.mistakes(24, names(6))]]
     assert numbers_of(evaluated.figures["mistakes"]) == wrong.tolist()
     for path in paths[:5]:
         Path(path).write_bytes(b"no image")
@@ -218,20 +218,20 @@ def test_the_mistakes_shown_are_the_most_confident_ones_and_images_are_predicted
     gallery = evaluation(source)(model, [{"step": 0}]).figures["mistakes"]
     assert model.asked == list(range(300))
     wrong = []
-    for place in range(300):
-        logits, truth = model.table[place].double(), source.labels[place]
+    for source_indices in range(300):
+        logits, truth = model.table[source_indices].double(), source.labels[source_indices]
         if multi_label:
             confidence = torch.where((logits >= 0) != truth, logits.abs().sigmoid(), 0)
             number = int(confidence.argmax())
             caption = (class_text(truth, names(6)) or "none", ("no " if truth[number] else "") + names(6)[number])
-            errors = [(-confidence[number].item(), place, *caption)] * int(confidence[number] > 0)
+            errors = [(-confidence[number].item(), source_indices, *caption)] * int(confidence[number] > 0)
         else:
             number = int(logits.argmax())
             probability = logits.softmax(-1)[number].item()
-            errors = [(-probability, place, names(6)[int(truth)], names(6)[number])] * (number != int(truth))
+            errors = [(-probability, source_indices, names(6)[int(truth)], names(6)[number])] * (number != int(truth))
         wrong += errors
     wrong.sort(key=lambda error: error[:2])
-    assert numbers_of(gallery) == [place for _, place, *_ in wrong[:24]]
+    assert numbers_of(gallery) == [source_indices for _, source_indices, *_ in wrong[:24]]
     assert gallery.title.startswith(f"{len(wrong)} mistakes in 300 test images")
     captions = [picture.captions for row in gallery.rows for picture in row]
     assert captions == [(truth, f"→ {-100 * confidence:.0f} % {guess}") for confidence, _, truth, guess in wrong[:24]]

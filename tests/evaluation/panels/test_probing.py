@@ -125,7 +125,7 @@ def test_a_run_continues_with_probes_or_without():
     new = composed("encoder.depth=2").config.written
     old = {name: value for name, value in new.items() if name not in ("probe", "probing")}
     deeper = new | {"encoder": new["encoder"] | {"depth": 3}}
-    before, now, other = (Configuration.of(config, {}) for config in (old, new, deeper))
+    before, now, other = (Configuration.of_values(config, {}) for config in (old, new, deeper))
     assert now.difference(before) is None
     assert before.difference(now) is None
     assert other.difference(before) == ("encoder.depth", 3, 2)

@@ -21,7 +21,7 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options, mae_options, masked_patch_options
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
-from ssvit.objectives.masked_patch import KINDS, MaskedPatch, Masking
+from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MaskedPatch, Masking
 from ssvit.objectives.targets import MeanColor, Pixels
 
 TARGETS = [MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2), Pixels(patch_size=4)]
@@ -93,7 +93,7 @@ def prediction_by_loops(model: MaskedPatch, images: torch.Tensor, seed: int) -> 
     """All metrics of `Prediction` by loops over images and patches."""
     target, noise = model.target, model.sample(torch.arange(len(images)), seed=seed)
     name, is_error = target.score_name, isinstance(target, Pixels)
-    losses, scores = {kind: [] for kind in KINDS}, {kind: [] for kind in KINDS}
+    losses, scores = {kind: [] for kind in CORRUPTION_TYPES}, {kind: [] for kind in CORRUPTION_TYPES}
     truth, copied = [], []
     for image in range(len(images)):
         labels = target.labels(images[image : image + 1])[0]
@@ -101,17 +101,19 @@ def prediction_by_loops(model: MaskedPatch, images: torch.Tensor, seed: int) -> 
         predictions = model.predict(images[image : image + 1], of_image)[0]
         corrupted = of_image.ids[0].tolist()
         free = [place for place in range(24) if place not in corrupted]
-        for guess, place, kind in zip(predictions, corrupted, of_image.kind[0].tolist(), strict=True):
+        for guess, place, kind in zip(predictions, corrupted, of_image.types[0].tolist(), strict=True):
             nearest = labels[min(free, key=lambda other: distance(place, other))]
             truth.append(labels[place])
             if is_error:
-                losses[KINDS[kind]].append(mean_square(guess - truth[-1]))
-                scores[KINDS[kind]].append(losses[KINDS[kind]][-1])
+                losses[CORRUPTION_TYPES[kind]].append(mean_square(guess - truth[-1]))
+                scores[CORRUPTION_TYPES[kind]].append(losses[CORRUPTION_TYPES[kind]][-1])
                 copied.append(mean_square(nearest - truth[-1]))
             else:
                 logits = guess.view(-1, 512)
-                losses[KINDS[kind]].append(-logits.log_softmax(-1)[range(len(logits)), truth[-1]].mean().item())
-                scores[KINDS[kind]].append((logits.argmax(-1) == truth[-1]).double().mean().item())
+                losses[CORRUPTION_TYPES[kind]].append(
+                    -logits.log_softmax(-1)[range(len(logits)), truth[-1]].mean().item()
+                )
+                scores[CORRUPTION_TYPES[kind]].append((logits.argmax(-1) == truth[-1]).double().mean().item())
                 copied.append((nearest == truth[-1]).double().mean().item())
     metrics = {f"loss_{kind}": sum(values) / len(values) for kind, values in losses.items()}
     metrics |= {f"{name}_{kind}": sum(values) / len(values) for kind, values in scores.items()}
@@ -184,7 +186,7 @@ def test_a_better_model_has_better_metrics_next_to_the_same_baselines():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for step in range(60):
             optimizer.zero_grad()
-            model(Batch.of(smooth_images()), model.sample(torch.arange(40) + 40 * step, seed=9))["loss"].backward()
+            model(Batch.of_view(smooth_images()), model.sample(torch.arange(40) + 40 * step, seed=9))["loss"].backward()
             optimizer.step()
     after = evaluator(model).metrics
     assert after["loss"] < before["loss"]
@@ -203,7 +205,7 @@ def test_a_tiny_autoencoder_learns_to_use_the_context():
     model = MAE(options, encoder=ViT(vit_options.ViT(**shape, std=0.25)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(200):
-        loss = model(Batch.of(images), model.sample(torch.arange(64) + 64 * step, seed=1))["loss"]
+        loss = model(Batch.of_view(images), model.sample(torch.arange(64) + 64 * step, seed=1))["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -282,11 +284,11 @@ def test_the_mosaic_of_masked_patch_prediction_shows_the_corruption_and_the_labe
     original, corrupted, predicted, true = mosaic.columns.values()
     torch.testing.assert_close(original, PLAIN(images[chosen]))
     for image in range(shown):
-        kinds = dict(zip(noise.ids[image].tolist(), noise.kind[image].tolist(), strict=True))
+        kinds = dict(zip(noise.ids[image].tolist(), noise.types[image].tolist(), strict=True))
         replacements = dict(zip(noise.ids[image].tolist(), noise.replacement[image].tolist(), strict=True))
         for place in range(24):
             torch.testing.assert_close(true[image][at(place)], painted[image, place], check_dtype=False)
-            kind = KINDS[kinds[place]] if place in kinds else ""
+            kind = CORRUPTION_TYPES[kinds[place]] if place in kinds else ""
             if kind == "masked":
                 assert corrupted[image][at(place)].unique().numel() == 1
                 continue

@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.linear import hold_out_by_class, logits_of, losses, score
 from ssvit.evaluation.probes.logistic import Logistic, fit, moment
+from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.probes.sgd import Sgd, batches, descend
-from ssvit.evaluation.probes.standard import Standard
 from ssvit.options import UserError
 
 CLASSES = 4
@@ -88,14 +88,14 @@ def objective(layer, features, labels, l2):
 
 
 def solve(features, labels, l2, **options):
-    rows = Standard.of(features, False)(features)
+    rows = Scaler.of_features(features, False)(features)
     return fit(rows, labels, moment=moment(rows), classes=CLASSES, l2=l2, **options)
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.0, 0.0), (0.5, 0.1)])
 def test_each_layer_of_the_grid_is_as_if_trained_alone(momentum, weight_decay):
     order = list(batches(len(TRAIN), batch_size=50, epochs=4, seed=3))
-    rows = Standard.of(TRAIN, False)(TRAIN)
+    rows = Scaler.of_features(TRAIN, False)(TRAIN)
     options = {"momentum": momentum, "weight_decay": weight_decay}
     layers = descend(rows, LABELS, order, classes=CLASSES, learning_rates=RATES, steps=len(order), **options)
     assert layers.shape == (len(RATES), CLASSES, TRAIN.shape[1] + 1)
@@ -166,7 +166,7 @@ def test_standardized_features_may_have_any_scale_and_shift_and_idle_columns():
     for probe in (sgd, logistic):
         assert probe(moved[0], test=moved[1]).numbers == probe().numbers
     assert sgd(moved[0], test=moved[1], standardize=False).numbers != sgd(standardize=False).numbers
-    assert Standard.of(moved[0], True)(moved[0])[:, 7].abs().max() == 0
+    assert Scaler.of_features(moved[0], True)(moved[0])[:, 7].abs().max() == 0
 
 
 def test_rounding_alone_is_no_variation():
@@ -174,7 +174,7 @@ def test_rounding_alone_is_no_variation():
     features[:, 1] = 1000.0
     features[::2, 1] = torch.nextafter(torch.tensor(1000.0), torch.tensor(2000.0))
     features[:, 2] = features[:, 2] * 1e-6
-    rows = Standard.of(features, True)(features)
+    rows = Scaler.of_features(features, True)(features)
     torch.testing.assert_close(rows.std(0, correction=0), torch.tensor([1.0, 0.0, 1.0, 0.0]))
     assert (rows[:, 3] == 1).all()
 
@@ -208,7 +208,7 @@ def test_every_epoch_shows_every_image_once_in_even_batches(count, batch_size):
 
 def in_chunks(layers, features, size=1000):
     """The logits of the layers for consecutive chunks of the images."""
-    standard = Standard.of(features, False)
+    standard = Scaler.of_features(features, False)
     return (logits_of(standard, layers, part, range(len(layers))) for part in features.split(size))
 
 
@@ -282,7 +282,7 @@ def test_the_optimum_is_that_of_an_independent_solver(features, l2):
 
 def test_wherever_it_starts_and_whatever_the_moment_it_is_the_same_optimum():
     features = standardized(TRAIN, TRAIN)
-    rows = Standard.of(features, False)(features)
+    rows = Scaler.of_features(features, False)(features)
     least = objective(solved_alone(features, LABELS, 1e-3), features, LABELS, 1e-3)
     start = 3 * torch.randn(CLASSES, rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sure = 1e3 * solved_alone(features, LABELS, 1e-3)
@@ -306,7 +306,7 @@ def test_single_precision_reaches_the_same_optimum():
 def test_correlated_features_take_few_iterations_and_the_moment_is_why():
     features, labels = clusters(1000, 60, apart=0.15)
     features = standardized(features, features)
-    rows = Standard.of(features, False)(features)
+    rows = Scaler.of_features(features, False)(features)
     least = objective(solved_alone(features, labels, 1e-5), features, labels, 1e-5)
     options = {"classes": CLASSES, "l2": 1e-5, "iterations": 40}
     found = fit(rows, labels, moment=moment(rows), **options)

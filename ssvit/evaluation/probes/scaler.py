@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Standard(NamedTuple):
+class Scaler(NamedTuple):
     """Map features by statistics (d,): (features - mean) * scale."""
 
     mean: Tensor
     scale: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, standardize: bool) -> "Standard":
+    def of_features(cls, features: Tensor, standardize: bool) -> "Scaler":
         """Compute the statistics of features (n, d).
 
         If `standardize` is false, features are left unchanged. The scale of features that vary by rounding errors only
@@ -40,5 +40,5 @@ class Standard(NamedTuple):
 
 def standardized(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Standardise queries (m, d) and keys (n, d) by the statistics of the keys."""
-    standard = Standard.of(keys, standardize=True)
-    return standard.scaled(queries), standard.scaled(keys)
+    scaler = Scaler.of_features(keys, standardize=True)
+    return scaler.scaled(queries), scaler.scaled(keys)
