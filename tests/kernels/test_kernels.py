@@ -31,8 +31,19 @@ EPSILON = 1e-6  # of layer norms
 HALF_STEP = 2**-8  # bfloat16 keeps 8 bits: a rounded number is off by at most this share of itself, and here twice
 
 
-def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+def random(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def same(found, right) -> bool:
+    return all(one is other is None or torch.equal(one, other) for one, other in zip(found, right, strict=True))
+
+
+def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int) -> torch.Tensor:
+    """The formula of attention: (b, q, d) and twice (b, t, d) -> (b, q, d)."""
+    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query, key, value))
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
+    return (weights @ value).transpose(1, 2).flatten(2)
 
 
 def assert_rounded(found, right):
@@ -90,11 +101,7 @@ def test_a_branch_and_its_gradients(b, t, heads, adds):
     known = [tensor.double().requires_grad_() for tensor in (x, gain, offset, weight, bias, weight2, bias2)]
     whole, weights = known[0], known[3:]
     y = torch.nn.functional.layer_norm(whole, (width,), known[1], known[2], EPSILON) @ weights[0].T + weights[1]
-    if heads:
-        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in y.chunk(3, -1))
-        y = ((query @ key.mT / 4).softmax(-1) @ value).transpose(1, 2).flatten(2)
-    else:
-        y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
+    y = attended(*y.chunk(3, -1), heads) if heads else y * (1 + torch.erf(y / math.sqrt(2))) / 2
     right = y @ weights[2].T + weights[3] + (whole if adds else 0)
     rights = torch.autograd.grad(right, known, back.double())
     for found, wanted in zip(operators.branches_backward(back, x, given, saved, adds), rights, strict=True):
@@ -122,9 +129,8 @@ def test_branches_in_a_row_are_one_after_the_other():
     (out,) = operators.branches(x, weights, heads, EPSILON, True, False)
     assert torch.equal(out, inputs[-1])
     kept = operators.branches(x, weights, heads, EPSILON, True, True)
-    assert all(torch.equal(one, other) for one, other in zip(kept, saved, strict=True))
-    found = operators.branches_backward(back, x, weights, kept, True)
-    assert all(torch.equal(one, other) for one, other in zip(found, [gradient, *rights], strict=True))
+    assert same(kept, saved)
+    assert same(operators.branches_backward(back, x, weights, kept, True), [gradient, *rights])
     assert torch.equal(x, before)
     with pytest.raises(AssertionError):
         operators.branches(x, weights, heads, EPSILON, False, True)
@@ -152,8 +158,7 @@ def test_attention_and_its_gradients(q, t, width, scale):
     parts = random(b, q, heads * width, scale=scale), *(random(b, t, heads * width, seed=s) for s in (1, 2))
     back = random(b, q, heads * width, seed=3)
     known = [part.double().requires_grad_() for part in parts]
-    query, key, value = (part.unflatten(-1, (heads, width)).transpose(1, 2) for part in known)
-    right = ((query @ key.mT / math.sqrt(width)).softmax(-1) @ value).transpose(1, 2).flatten(2)
+    right = attended(*known, heads)
     right.backward(back.double())
     apart, packed = (parts[0], torch.cat(parts[1:], -1)), (None, torch.cat(parts, -1) if q == t else None)
     for given in [apart, packed] if q == t else [apart]:
@@ -312,7 +317,7 @@ def test_the_number_of_threads_changes_no_bit():
         torch.set_num_threads(1)
         alone = everything()
         torch.set_num_threads(3)
-        assert all(torch.equal(one, other) for one, other in zip(alone, everything(), strict=True))
+        assert same(alone, everything())
     finally:
         torch.set_num_threads(before)
 
@@ -336,8 +341,7 @@ def test_without_a_compiler_torch_computes(compiler, monkeypatch):
         assert operators.library() is None
         x = random(2, 5, 24)
         assert not operators.supports_layer_norm(x)
-        known = x.double().unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        right = ((known[0] @ known[1].mT / 2).softmax(-1) @ known[2]).transpose(1, 2).flatten(2)
+        right = attended(*x.double().chunk(3, -1), 2)
         torch.testing.assert_close(attend_packed(None, x, 2).double(), right, rtol=0.03, atol=0.03)
         layer = block(width=24, heads=2, mlp_width=16)
         with torch.autocast("cpu", torch.bfloat16):
@@ -432,10 +436,6 @@ def learn(vit: ViT, at: torch.Tensor | None = None) -> list[torch.Tensor | None]
         out = vit.encode(vit.embed(IMAGES), output_ids=at)
     out.backward(random(*out.shape, seed=6).to(out.dtype))
     return [out.detach(), *(weight.grad for weight in vit.parameters())]
-
-
-def same(found, right) -> bool:
-    return all(one is other is None or torch.equal(one, other) for one, other in zip(found, right, strict=True))
 
 
 @needs_products
@@ -576,3 +576,82 @@ def test_layer_norms_of_other_kinds_are_torchs(shape):
         right = norm(x)
         accelerate.accelerate(norm)
         assert torch.equal(norm(x), right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("inputs", "outputs"), [(6, 10), (10, 6), (8, 8), (5, 1)])
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (0,), (1, 1, 1)])
+def test_a_linear_layer_is_its_formula(dtype, inputs, outputs, shape):
+    x, weight, bias, back = (
+        random(*size, seed=seed, dtype=dtype)
+        for seed, size in enumerate([(*shape, inputs), (outputs, inputs), (outputs,), (*shape, outputs)])
+    )
+    given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = fused.linear(*given)
+    assert out.dtype == dtype
+    out.backward(back)
+    known = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    expected = known[0] @ known[1].T + known[2]
+    expected.backward(back.double())
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    for found, right in zip(given, known, strict=True):
+        assert found.grad.dtype == dtype
+        torch.testing.assert_close(found.grad.double(), right.grad, atol=2 * tolerance, rtol=2 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_layer_takes_any_strides_and_any_wish_for_gradients(dtype):
+    x, weight, bias = (random(*size, seed=seed, dtype=dtype) for seed, size in enumerate([(4, 5, 6), (3, 6), (3,)]))
+    right = torch.nn.functional.linear(x.transpose(0, 1).double(), weight.double(), bias.double())
+    turned = weight.T.contiguous().T
+    torch.testing.assert_close(fused.linear(x.transpose(0, 1), turned, bias).double(), right, atol=0.1, rtol=0.05)
+    for place in range(3):
+        given = [x, weight, bias]
+        given[place] = given[place].clone().requires_grad_()
+        fused.linear(*given).sum().backward()
+        (wanted,) = torch.autograd.grad(torch.nn.functional.linear(*(t.double() for t in given)).sum(), given[place])
+        torch.testing.assert_close(given[place].grad, wanted, atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (16, 32)])
+def test_autocast_casts_a_linear_layer_and_gives_gradients_in_the_weights_own_type(shape):
+    layer = Linear(*shape)
+    x = random(3, 1, shape[0], dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert layer.weight.grad.dtype == layer.bias.grad.dtype == x.grad.dtype == torch.float32
+    torch.testing.assert_close(
+        out.float(), torch.nn.functional.linear(x, layer.weight, layer.bias), atol=0.03, rtol=0.03
+    )
+
+
+@pytest.mark.parametrize("width", [8, 16])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_attention_is_attention(dtype, given, width):
+    d = 3 * width
+    query = random(2, 5, d, dtype=dtype).requires_grad_() if given else None
+    packed = random(2, 7, 2 * d if given else 3 * d, seed=1, dtype=dtype).requires_grad_()
+    inputs = [packed] if query is None else [query, packed]
+    out = attend_packed(query, packed, heads=3)
+    back = random(*out.shape, seed=2, dtype=dtype)
+    gradients = torch.autograd.grad(out, inputs, back)
+
+    known = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = attended(*known[:-1], *known[-1].split(d, dim=-1), 3)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.04
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    for gradient, right in zip(gradients, torch.autograd.grad(expected, known, back.double()), strict=True):
+        torch.testing.assert_close(gradient.double(), right, atol=2 * tolerance, rtol=2 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_of_packed_attention_keeps_the_expectation(dtype):
+    torch.manual_seed(0)
+    packed = random(1, 5, 24, dtype=dtype).expand(4000, -1, -1)
+    dropped = attend_packed(None, packed, 2, dropout=0.4).float()
+    error = (dropped.mean(0) - attend_packed(None, packed[:1], 2)[0].float()).abs()
+    assert (error < 5 * dropped.std(0) / 4000**0.5 + (dtype == torch.bfloat16) * 0.01).all()
