@@ -22,7 +22,7 @@ from ssvit.evaluation import features_options
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.panels import label_free_options
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
-from ssvit.evaluation.panels.held_out import HeldOut, describe_spread, spread_of
+from ssvit.evaluation.panels.held_out import HeldOut, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, spread
 from ssvit.objectives.base import Objective
 
@@ -64,9 +64,7 @@ class LabelFree(HeldOut):
             for (name, title), color in zip(TITLES.items(), ("model", "unchanged"), strict=True)
         ]
         figure = Plot((Panel("effective rank of the features, last layer", ranks), spread(history)), (10, 3.8))
-        values = ", ".join(f"{title} {metrics[name]:.2f}" for name, title in TITLES.items())
-        lines = [] if warnings else [f"no collapse: {values}; {describe_spread(metrics)}"]
-        return Evaluation(metrics=metrics, lines=lines, warnings=warnings, figures={"label_free": figure})
+        return Evaluation(metrics=metrics, warnings=warnings, figures={"label_free": figure})
 
 
 def measure(features: Tensor) -> dict[str, float]:

@@ -196,9 +196,7 @@ def describe(
         start_name: Description of the initial weights.
         multi_label: Whether the metrics are mAPs, whose standard errors are unknown.
     """
-    lines = [_line(probe, metrics, {start_name: start.get(probe.name)}, multi_label) for probe in probes]
-    error = "no significance test for mAPs" if multi_label else "significant: a difference of two standard errors"
-    return [*lines, f"{metrics['train_images']} training and {metrics['test_images']} held-out images; {error}"]
+    return [_line(probe, metrics, {start_name: start.get(probe.name)}, multi_label) for probe in probes]
 
 
 def rises(history: History, probes: Sequence[Probe]) -> list[str]:

@@ -104,10 +104,10 @@ def _learning(history: History, score_name: str) -> Plot:
 
 
 def describe(metrics: Mapping[str, float]) -> list[str]:
-    """Return lines that compare loss and score with each baseline."""
+    """Return lines that compare the score with each baseline, and the conclusion from loss and score."""
     name = next(key.removesuffix("_constant") for key in metrics if key.endswith("_constant") and "loss" not in key)
     words, is_share = name.replace("_", " "), name == "accuracy"
-    ignorant, constant = _CONSTANTS.get(name, _CONSTANTS["squared_error"])
+    _, constant = _CONSTANTS.get(name, _CONSTANTS["squared_error"])
 
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
@@ -120,14 +120,7 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         for key, description in (("copying", "copying the nearest uncorrupted patch"), ("constant", f"the {constant}"))
         if (baseline := metrics.get(f"{name}_{key}")) is not None
     }
-    by_type = [
-        f"{corruption_type} {show(metrics[f'{name}_{corruption_type}'])}"
-        for corruption_type in CORRUPTION_TYPES
-        if f"{name}_{corruption_type}" in metrics
-    ]
     return [
-        compare("loss", f"{loss[0]:.3f}", {f"the {ignorant} of the labels": (f"{loss[1]:.3f}", loss[0] < loss[1])}),
         compare(f"{words} on {patches}", show(value), baselines),
-        f"{words} by type of corruption: {', '.join(by_type)}",
         conclude([loss[0] < loss[1], *(better for _, better in baselines.values())]),
     ]

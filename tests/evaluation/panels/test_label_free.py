@@ -73,10 +73,10 @@ def test_a_single_image_has_no_metrics():
     assert (evaluation.metrics, len(evaluation.lines)) == ({}, 1)
 
 
-def test_collapsed_features_give_a_warning_instead_of_a_line():
+def test_only_collapsed_features_give_a_warning():
     objective, evaluator = tiny.model(), label_free()
     healthy = evaluator(objective, [{"step": 0}])
-    assert (healthy.warnings, len(healthy.lines)) == ([], 1)
+    assert healthy.warnings == []
     with torch.no_grad():
         objective.backbone().norm.weight.fill_(0.0)
         objective.backbone().norm.bias.fill_(1.0)
@@ -84,4 +84,3 @@ def test_collapsed_features_give_a_warning_instead_of_a_line():
     (line,) = collapsed.warnings
     assert "below 0.02" in line
     assert f"below 25 % of its highest value, {healthy.metrics['rankme_centered']:.1f} at step 0" in line
-    assert collapsed.lines == []
