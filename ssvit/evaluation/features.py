@@ -27,7 +27,6 @@ from ssvit.data.sources.base import Source
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.models.encoder import Encoder
-from ssvit.models.encoder_options import PATCHES
 from ssvit.options import UserError
 
 _LARGEST = 32  # maximum side in pixels of an image that is used as features
@@ -110,14 +109,19 @@ class Frozen:
         encoder: The encoder.
         readings: Readings, which the encoder must support.
         identity: String that identifies the weights, for a `Cache`.
+        dtype: Data type of the features.
     """
 
-    def __init__(self, encoder: Encoder, readings: Sequence[Reading], *, identity: str) -> None:
+    def __init__(
+        self, encoder: Encoder, readings: Sequence[Reading], *, identity: str, dtype: torch.dtype = torch.float32
+    ) -> None:
         for reading in readings:
             reading.check(encoder.options)
-        self.encoder, self.readings, self.weights = encoder, tuple(readings), identity
+        self.encoder, self.readings, self.weights, self.dtype = encoder, tuple(readings), identity, dtype
         self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
-        self.identities: Mapping[str, str] = {reading.name: f"{identity} {reading.name}" for reading in readings}
+        self.identities: Mapping[str, str] = {
+            reading.name: f"{identity} {reading.name} {dtype}" for reading in readings
+        }
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
@@ -127,7 +131,7 @@ class Frozen:
             images: Images, (b, c, h, w), uint8 or in [0, 1].
 
         Returns:
-            Features, each (b, d) or (b, 2 d) float32, or (b, y, x, d) float16 for patches.
+            Features, each (b, d), (b, 2 d) or (b, y, x, d). Values out of the range of the data type are infinite.
         """
         mode = self.encoder.training
         self.encoder.eval()
@@ -144,8 +148,7 @@ class Frozen:
 
     def _pooled(self, outputs: Tensor, reading: Reading, images: Tensor) -> Tensor:
         normed = self.encoder.norm(outputs) if reading.norm == "after" else outputs
-        pooled = self.encoder.pooled(normed, reading.pooling, images)
-        return pooled.half() if reading.pooling == PATCHES else pooled.float()
+        return self.encoder.pooled(normed, reading.pooling, images).to(self.dtype)
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -167,18 +170,18 @@ class Pixels:
 
 
 class PatchPixels:
-    """Use the pixels of each patch of p x q pixels as its features, (b, y, x, c p q) float16 in [0, 1]."""
+    """Use the pixels of each patch of p x q pixels as its features, (b, y, x, c p q) in [0, 1]."""
 
-    def __init__(self, patch_size: tuple[int, int]) -> None:
-        self.patch_size = patch_size
-        self.identity = "pixels of patches of {} x {}".format(*patch_size)
+    def __init__(self, patch_size: tuple[int, int], dtype: torch.dtype = torch.float32) -> None:
+        self.patch_size, self.dtype = patch_size, dtype
+        self.identity = "pixels of patches of {} x {} {}".format(*patch_size, dtype)
         self.identities: Mapping[str, str] = {"pixels": self.identity}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the pixels of images (b, c, h, w), uint8 or in [0, 1]."""
         images = scaled(images)
         p, q = self.patch_size
-        return {"pixels": rearrange(images, "b c (y p) (x q) -> b y x (c p q)", p=p, q=q).half()}
+        return {"pixels": rearrange(images, "b c (y p) (x q) -> b y x (c p q)", p=p, q=q).to(self.dtype)}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ classes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -49,7 +48,6 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         )
         if len(train.values) < 2 or counts.count_nonzero() < 2:
             raise UserError("segmentation needs two training images or more, and two classes in their masks")
-        train, test = (replace(images, values=images.values.float()) for images in (train, test))
         classes = 1 + int((counts + tested).nonzero().max())
         shares = class_shares(train.known_masks, train.values.shape[1:3], classes)
         truth = test.known_masks

@@ -103,8 +103,11 @@ def features_of_probes(
     for name, probe in probes.items():
         if probe.features == PATCHES:
             fewer = _fewer(data, getattr(probe, "train_images", None), getattr(probe, "test_images", None))
-            of_patches = [encoder._replace(function=_of_patches(encoder.function, encoders[0])) for encoder in encoders]
             masked, first = probe.truth == "masks", paired and not splits
+            dtype = torch.float32 if masked else torch.float16  # probes of labels store more images
+            of_patches = [
+                encoder._replace(function=_of_patches(encoder.function, encoders[0], dtype)) for encoder in encoders
+            ]
             splits[name] = _split(fewer, of_patches, options, fabric, masked=masked, paired=first)
     return splits
 
@@ -158,18 +161,19 @@ def encoders_of(
     return encoders
 
 
-def _of_patches(function: Extractor, evaluated: Evaluated) -> Extractor:
+def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -> Extractor:
     """Return an extractor of patch features: those of an encoder's last reading, or the pixels of patches.
 
     Args:
         function: Extractor of whole images.
         evaluated: The evaluated encoder, which determines the size of the patches of pixels.
+        dtype: Data type of the features.
     """
     if isinstance(function, Frozen):
         last = max(function.readings, key=lambda reading: reading.layer)
-        return Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights)
+        return Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights, dtype=dtype)
     assert isinstance(evaluated.function, Frozen)
-    return PatchPixels(evaluated.function.encoder.patch_size)
+    return PatchPixels(evaluated.function.encoder.patch_size, dtype)
 
 
 def _resized(view: CenterCrop, size: tuple[int, int]) -> CenterCrop:
