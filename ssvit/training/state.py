@@ -357,7 +357,7 @@ class State:
             The number of complete updates; 0 if there is no checkpoint.
 
         Raises:
-            UserError: The checkpoint was written by a run with another identity.
+            UserError: The checkpoint was written by a run with another identity or another optimizer.
         """
         newest = storage.newest(folder, report) if self.fabric.is_global_zero else None
         manifest: Mapping[str, Any] | None = self.fabric.broadcast(newest and dict(newest[0].manifest))
@@ -384,7 +384,13 @@ class State:
             parameter, key = name.rsplit("/", 1)
             moments.setdefault(parameter, {})[key] = value
         state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if newest else {})
-        set_optimizer_state_dict(self.objective, optimizer, state, options=options)
+        try:
+            set_optimizer_state_dict(self.objective, optimizer, state, options=options)
+        except KeyError:
+            raise UserError(
+                f"recipe.optimizer={self.recipe.optimizer}: must be the optimizer with which the run in {folder} "
+                "started; overwrite=true starts a new run"
+            ) from None
         if self.fabric.is_global_zero:
             storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]
