@@ -1,6 +1,12 @@
 """Define the options of the evaluation of a classifier."""
 
+import os
+from typing import Self
+
+from pydantic import model_validator
+
 from ssvit.config.declaration import Count, NotNegative, Options, Whole
+from ssvit.options import OptionError
 
 
 class Classification(Options):
@@ -14,3 +20,9 @@ class Classification(Options):
     """Seconds to wait for a batch from the loader processes; 0: no limit."""
     real: str | None = None
     """File of ImageNet's ReaL labels (Beyer et al. 2020), for the metric accuracy_real; None: without it."""
+
+    @model_validator(mode="after")
+    def _check_real(self) -> Self:
+        if self.real is not None and not os.path.isfile(self.real):
+            raise OptionError("real", self.real, "must be a file or null")
+        return self
