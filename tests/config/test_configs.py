@@ -56,7 +56,7 @@ def test_every_choice_builds(group):
         size = ["data.image_size=224"] if group == "encoder" and name != "small" else []
         config = composed(f"{group}={name}", *size)
         if name == "contrastive_tuning":
-            with pytest.raises(OptionError, match=r"^checkpoint=null: the objective goes on from trained weights"):
+            with pytest.raises(OptionError, match=r"^checkpoint=null: "):
                 config.check()
             build(config)
             continue
@@ -160,6 +160,13 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
     assert (config.encoder.width, config.encoder.patch_size, config.encoder.stochastic_depth) == (384, 16, 0.1)
 
 
+@pytest.fixture
+def many_images(monkeypatch):
+    """A folder counts as many images as a batch needs."""
+    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+
+
+@pytest.mark.usefixtures("many_images")
 @pytest.mark.parametrize(
     ("name", "encoder", "epochs", "images_", "lr", "decay", "weight_decay", "dropout", "clip"),
     [
@@ -175,8 +182,7 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
         ("imagenet", (768, 16), 300, 1_281_167, 3e-3, "cosine", 0.3, 0.1, 1),
     ],
 )  # fmt: skip
-def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay, weight_decay, dropout, clip):
-    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+def test_table_3(images, name, encoder, epochs, images_, lr, decay, weight_decay, dropout, clip):
     config = composed(f"experiment=table3_{name}", f"data.root={images}")
     recipe = config.check()
     assert (config.encoder.width, config.encoder.patch_size) == encoder
@@ -193,6 +199,7 @@ def test_table_3(images, monkeypatch, name, encoder, epochs, images_, lr, decay,
     assert config.encoder.pooling == "class_token"
 
 
+@pytest.mark.usefixtures("many_images")
 @pytest.mark.parametrize(
     ("name", "steps", "rates", "development"),
     [
@@ -225,6 +232,7 @@ def test_table_4(images, pretrained_run, name, steps, rates, development):
         is_the_authors_way(config)
 
 
+@pytest.mark.usefixtures("many_images")
 def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(images, pretrained_run):
     ways = ["encoder.dropout=0.1", "data.view.fit=cover", "data.view.resize=448"]
     for name in ("cifar10", "imagenet", "pets"):
