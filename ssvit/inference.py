@@ -102,7 +102,7 @@ class _Model:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()
         except (RuntimeError, TypeError, AssertionError) as error:  # unknown or unavailable device
-            expected = f"must be a device of this machine, as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
+            expected = f"must be a device of this machine, such as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
             raise OptionError("device", device, expected) from None
         self.transform, self.batch_size, self.pixels = transform, batch_size, pixels
 

@@ -49,7 +49,7 @@ class Checkpoint:
             OptionError: There is no checkpoint.
             CheckpointError: The manifest is damaged.
         """
-        if (folder := folder_of(Path(path))) is None:
+        if (folder := checkpoint_folder(Path(path))) is None:
             raise OptionError("checkpoint", path, "must be the folder of a checkpoint (step_…) or of its run")
         return cls(folder, read(folder))
 
@@ -88,7 +88,7 @@ class Checkpoint:
         return Path(outputs, self.name) if self.foreign else self.path.parent
 
 
-def folder_of(path: Path) -> Path | None:
+def checkpoint_folder(path: Path) -> Path | None:
     """Return the folder of a checkpoint, or of the newest one in the folder of its run; None if there is none.
 
     For the folder of a comparison, this is a checkpoint of its first pre-trained run. Raises OSError if the folder

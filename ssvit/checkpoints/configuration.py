@@ -107,7 +107,7 @@ class Configuration:
         if name := code_entry(values):
             raise ConfigurationError(f"{path}: {name}: must be a value, not code; nothing was executed")
         if not (choices := values.pop("choices", None)):
-            raise ConfigurationError(f"{path}: is no configuration of a run: it has no `choices`")
+            raise ConfigurationError(f"{path}: is not a configuration of a run: it has no `choices`")
         if not (
             isinstance(choices, dict)
             and all(map(_GROUP.fullmatch, choices))
@@ -149,7 +149,7 @@ def _load(path: Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
-            raise ConfigurationError(f"{path}: has more than {_MAX_BYTES} bytes, and was not written by a run")
+            raise ConfigurationError(f"{path}: has more than {_MAX_BYTES} bytes, so it was not written by a run")
         config = yaml.load(text, _Loader)
     except FileNotFoundError:
         raise

@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Any]:
                 raise CheckpointError(f"{path}: {name}.{part}: must be a value, not code; nothing was executed")
         return manifest
     except OSError as error:
-        raise CheckpointError(f"{path}: is no checkpoint: manifest.json cannot be read ({error.strerror})") from None
+        raise CheckpointError(f"{path}: is not a checkpoint: manifest.json cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{path / 'manifest.json'}: is damaged") from None
 

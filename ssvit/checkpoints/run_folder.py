@@ -107,7 +107,7 @@ class RunFolder:
             # These are the only files of a run that ended before its configuration was stored.
             unconfigured = _UNSTARTED - {"config.yaml"}
             if self.path.exists() and not is_run and {entry.name for entry in self.path.iterdir()} - unconfigured:
-                raise RunError(f"name={self.path.name}: {self.path} exists and is no run folder; choose another name")
+                raise RunError(f"name={self.path.name}: {self.path} exists and is not a run folder")
             created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = atomic_io.lock(self.path / "lock", self._locked)
@@ -140,7 +140,7 @@ class RunFolder:
         try:
             stored = Configuration.read(self._stored)
         except ConfigurationError as error:
-            hint = "without this file, the same command continues from the checkpoints and checks no options"
+            hint = "without this file, the same command continues from the checkpoints and does not check the options"
             raise RunError(f"{error}; {hint}") from None
         if difference := config.difference(stored):
             name, value, before = difference

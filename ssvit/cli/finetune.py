@@ -59,14 +59,14 @@ def dry_run(config: Config) -> Config:
     if options.compare:
         for side, changes in comparison.sides(options.scratch).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
-            print(f"compare: {options.seeds} such runs {side}{changed}")
+            print(f"compare: {options.seeds} runs like this one, {side}{changed}")
     elif options.sweep:
-        print(f"sweep: {len(options.table4.learning_rates) + 1} such runs")
+        print(f"sweep: {len(options.table4.learning_rates) + 1} runs like this one")
     return config
 
 
 def run(config: Config) -> Path:
-    """Check the configuration and lock the run folder; then import torch, build and train. Returns the folder."""
+    """Check the configuration, lock the run folder, train, and return the folder."""
     config = complete(config)
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:

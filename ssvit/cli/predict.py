@@ -53,11 +53,11 @@ class Predict(Finetuned):
         if self.labelled is not None:
             pseudo_labels.check(self.labelled)
             if not self.as_table:
-                raise OptionError("labelled", self.labelled, "goes into a table: output=NAME.csv")
+                raise OptionError("labelled", self.labelled, "requires a table as the output: output=NAME.csv")
         if self.output is not None:
             file_to_write("output", self.output, begins=[pseudo_labels.HEADING] if self.as_table else _ANSWERS)
         if not self.images:
-            raise OptionError("images", "", "name pictures, or folders of them, after the options")
+            raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
         return self
 
 

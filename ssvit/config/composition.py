@@ -156,7 +156,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
         leaves_out = value is None and groups and (_are_parts(node) or "_target_" not in usual)
         if not leaves_out:
             first = next((option for option in usual if not option.startswith("_")), "option")
-            raise OptionError(name, value, f"is a group of options: give one of them, as {name}.{first}=…")
+            raise OptionError(name, value, f"is a group of options: set one of them, such as {name}.{first}=…")
     if isinstance(usual, list) and not isinstance(value, list | str) and not groups:
         raise OptionError(name, value, "must be a list")
     node[key] = value
@@ -388,13 +388,13 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
         group, _, choice = error.missing_cfg_file.rpartition("/")
         for begins, package in _PLUGINS.items():
             if f"{group}={choice}".startswith(begins):
-                return f"{group}={choice}: needs {package}: pip install {package}"
+                return f"{group}={choice}: requires {package}: pip install {package}"
         if names_of_choices := error.options or line.names(group):
             return f"{group}={choice}: must be one of {', '.join(names_of_choices)}"
     if merged := re.match(r"Error merging override \+*(.*)", str(error)):
         option = merged[1].partition("=")[0]
         is_group = first == "Cannot merge DictConfig with ListConfig"
-        explanation = f"is a group of options: give one of them, as {option}.OPTION=VALUE" if is_group else first
+        explanation = f"is a group of options: set one of them, such as {option}.OPTION=VALUE" if is_group else first
         return f"{merged[1]}: {explanation}"
     if override := re.match(r"Could not override '([\w/]+)'", first):
         return _no_choice(override[1], name, line, options_class)
@@ -403,7 +403,7 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
         missing = missing if "." in missing else cause.full_key or missing
         field = options_class.model_fields.get(missing)
         values = "" if field is None else expected(field.annotation, field.metadata)
-        return f"{missing}: has no default and must be given{f', {values}' if values not in ('', 'a text') else ''}"
+        return f"{missing}: has no default and must be set{f', {values}' if values not in ('', 'a text') else ''}"
     return first
 
 
@@ -417,4 +417,4 @@ def _no_choice(group: str, name: str, line: CommandLine, options_class: type[Opt
         if group in options_class.model_fields
         else f"there are {', '.join(choices)}"
     )
-    return f"{typed_as}: is no choice of this command; {hint}"
+    return f"{typed_as}: is not a choice of this command; {hint}"

@@ -337,10 +337,10 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
     name = str(errors[0]["loc"][0])
     annotation, metadata = options.model_fields[name].annotation, options.model_fields[name].metadata
     if errors[0]["type"] == "missing" and len(errors[0]["loc"]) == 1:
-        return OptionError(name, MISSING, f"has no default and must be given, {expected(annotation, metadata)}")
+        return OptionError(name, MISSING, f"has no default and must be set, {expected(annotation, metadata)}")
     if (nested := nested_options(annotation)) and not _is_optional(annotation):
         first = next(iter(nested.model_fields), "option")
-        return OptionError(name, values[name], f"is a group of options: give one of them, as {name}.{first}=…")
+        return OptionError(name, values[name], f"is a group of options: set one of them, such as {name}.{first}=…")
     return OptionError(name, values[name], f"must be {expected(annotation, metadata)}")
 
 
@@ -442,7 +442,7 @@ def _different(values: Sequence[object]) -> Sequence[object]:
 
 def _rising(values: Sequence[float]) -> Sequence[float]:
     if values[0] > values[1]:
-        raise OptionError("", values, "must be [least, most], and the first is larger")
+        raise OptionError("", values, "must be [minimum, maximum] with minimum <= maximum")
     return values
 
 

@@ -183,6 +183,7 @@ def _title(line: CommandLine, group: str, name: Any) -> str:
     """Return the first comment in the file of a choice, or the first line of the docstring of its class."""
     for file in reversed(list(line.with_bases(f"{group}/{name}"))):
         comments = re.findall("^# (?!@)(.*)", file.read_text(), re.M)
+        # Some files begin with the command that uses them, which is not part of the title.
         return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
     choice = lookup(group, str(name))
     return ((choice and choice.options.__doc__) or "").partition("\n")[0]

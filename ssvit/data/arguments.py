@@ -66,7 +66,7 @@ def _normalization(option: str, typed: Collection[str]) -> list[str]:
     try:
         statistics = yaml.safe_load(Path(unquoted(written)).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is no YAML file'}", 2) from None
+        raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is not YAML'}", 2) from None
     if not isinstance(statistics, dict) or not statistics or not statistics.keys() <= _STATISTICS:
         raise Failure(f"{option}: must be a file that ssvit normalization has written", 2)
     options = {f"data.{name}": json.dumps(value) for name, value in statistics.items()}

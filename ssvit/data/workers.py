@@ -46,7 +46,7 @@ def share(batch: Batch) -> None:
     except RuntimeError as error:
         _check_open_files(error)
         reason = str(error).rpartition(": ")[2]
-        remedy = "take fewer data workers, or a larger /dev/shm (docker run --shm-size=…)"
+        remedy = "use fewer data workers, or a larger /dev/shm (docker run --shm-size=…)"
         raise UserError(f"a data worker cannot share its images ({reason}): {remedy}") from None
 
 
@@ -101,7 +101,7 @@ def read(
         if not workers or str(error).startswith("Caught "):  # torch's prefix for exceptions raised in a worker
             raise
         _check_open_files(error)
-        raise UserError("a data worker died, most often for lack of memory; take fewer data workers") from None
+        raise UserError("a data worker was killed, usually for lack of memory; use fewer data workers") from None
 
 
 @contextlib.contextmanager

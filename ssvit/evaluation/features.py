@@ -75,10 +75,10 @@ def check(train: Features, test: Features, probe: str) -> None:
         UserError: If there are fewer than two classes, no labels or no images, or if features are not finite.
     """
     if len(train.classes) < 2:
-        raise UserError(f"{probe} needs at least two classes, and there are {len(train.classes)}")
+        raise UserError(f"{probe} requires at least two classes; there are {len(train.classes)}")
     for split, features in (("training", train), ("test", test)):
         if features.labels is None:
-            raise UserError(f"{probe} needs labels, which the {split} images do not have")
+            raise UserError(f"{probe} requires labels, which the {split} images do not have")
         if not len(features.values):
             raise UserError(f"there are no {split} images")
         finite = features.values.flatten(1).isfinite().all(1)

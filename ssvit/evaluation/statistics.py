@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-NOTHING_YET = "significantly above chance"
-"""Message for results that are not above chance, after "not" or "neither is"."""
+NOT_ABOVE_CHANCE = "not significantly above chance"
+"""Verdict on an accuracy for which `above_chance` is false."""
 LEVEL, POWER = 0.95, 0.8  # confidence level of intervals, and power of the detectable difference
 _POINTS, _RISES = 5, 0.05  # minimum number of points of a curve, and significance level of its test
 _RESAMPLES, _HELD = 2000, 50  # bootstrap resamples, and the batch in which they are computed

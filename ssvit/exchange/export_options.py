@@ -37,7 +37,7 @@ class Export(Options):
             raise OptionError("any_size", True, f"requires format={ONNX}")
         missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
         if missing and self.format == ONNX:
-            raise UserError(f"format={ONNX}: needs {' and '.join(missing)} (pip install ssvit[export])")
+            raise UserError(f"format={ONNX}: requires {' and '.join(missing)} (pip install ssvit[export])")
 
     def check_folder(self, folder: Path, *, checkpoint: Path | None = None) -> None:
         """Check that the output folder does not exist, or is a replaceable export without the checkpoint.
@@ -52,11 +52,11 @@ class Export(Options):
         if not folder.exists():
             return
         if not folder.is_dir():
-            raise OptionError("output", folder, "must be a folder, and this is a file")
+            raise OptionError("output", folder, "must be a folder, not a file")
         if checkpoint is not None and checkpoint.resolve().is_relative_to(folder.resolve()):
-            raise OptionError("output", folder, "contains the checkpoint; choose another folder")
+            raise OptionError("output", folder, "must not be the folder of the checkpoint")
         if foreign := {entry.name for entry in folder.iterdir()} - _FILES:
-            raise OptionError("output", folder, f"contains {min(foreign)}, which is no export; choose another folder")
+            raise OptionError("output", folder, f"contains {min(foreign)}, which is not part of an export")
         if not self.overwrite:
             raise OptionError("output", folder, "exists; overwrite=true replaces it")
 

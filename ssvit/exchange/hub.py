@@ -24,7 +24,7 @@ def fetch(address: str) -> Path:
     if (parts := _ADDRESS.fullmatch(address)) is None:
         raise OptionError("checkpoint", address, "must be hf://OWNER/NAME, hf://OWNER/NAME@REVISION or …/FILE")
     if find_spec("huggingface_hub") is None:
-        raise UserError(f"checkpoint={address}: needs huggingface_hub (pip install ssvit[hub])")
+        raise UserError(f"checkpoint={address}: requires huggingface_hub (pip install ssvit[hub])")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

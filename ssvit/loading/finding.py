@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint, folder_of
+from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
 from ssvit.options import OptionError, UserError, within
@@ -89,7 +89,7 @@ def _locate(checkpoint: str | Path) -> Path:
 
         path = hub.fetch(str(checkpoint))
     try:
-        if (folder := folder_of(path)) is not None:
+        if (folder := checkpoint_folder(path)) is not None:
             return folder
         if path.is_file():
             if path.suffix not in FORMATS:
@@ -129,7 +129,7 @@ def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
     """Return the last checkpoint of the newest finished run of a stage, and print its path."""
     runs = list(_finished(outputs, stage))
     if not runs:
-        hint = f"run the command {stage} first, or give checkpoint=PATH"
+        hint = f"run the command {stage} first, or set checkpoint=PATH"
         raise UserError(f"checkpoint={NEWEST}: {outputs} contains no finished run of {stage}; {hint}")
     *_, path = max(runs)
     say(f"checkpoint={NEWEST}: {path} (of {len(runs)} finished runs of {stage})")

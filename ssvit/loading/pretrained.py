@@ -243,7 +243,7 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
         return composition.group(line, "data", choices)
     except Failure:
         names = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
-        hint = "is not installed; give its package (--plugin) or its folder (--config-dir)"
+        hint = "is not installed; name its package (--plugin) or its folder (--config-dir)"
         raise ConfigurationError(f"{file}: {names}: {hint}") from None
 
 

@@ -145,7 +145,7 @@ class Encoder(nn.Module):
         Raises:
             OptionError: The images have another type or range.
         """
-        expected = "this encoder takes uint8, or float in [0, 1], and normalises images itself"
+        expected = "must be uint8, or float in [0, 1]; the encoder normalises images itself"
         if images.dtype == torch.uint8:
             return
         if not images.is_floating_point():

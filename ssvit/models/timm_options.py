@@ -49,7 +49,7 @@ class Timm(Normalized):
             raise OptionError("model", self.model, f"must be a model of timm; similar names: {similar}")
         for argument in ("num_classes", "in_chans", "img_size", "pretrained"):
             if argument in self.arguments:
-                raise OptionError(f"arguments.{argument}", self.arguments[argument], "is set by other options")
+                raise OptionError(f"arguments.{argument}", self.arguments[argument], "must be set by another option")
 
 
 def check_objective(line: CommandLine) -> None:
@@ -81,7 +81,7 @@ def timm_models() -> frozenset[str]:
     """
     package = find_spec("timm")
     if package is None or package.origin is None:
-        raise UserError("encoder=timm needs timm: pip install 'ssvit[timm]'")
+        raise UserError("encoder=timm: requires timm: pip install 'ssvit[timm]'")
     texts = (file.read_text() for file in Path(package.origin).parent.glob("models/*.py"))
     return frozenset(name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M))
 
@@ -132,5 +132,5 @@ def vit(arguments: Mapping[str, Any]) -> ViT:
     """
     options = options_from(arguments)
     if not isinstance(options, ViT):
-        raise UserError(f"the encoder is {options.label}, and this command needs a ViT of ssvit")
+        raise UserError(f"the encoder is {options.label}; this command requires a ViT of ssvit")
     return options

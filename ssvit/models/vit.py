@@ -210,7 +210,7 @@ class ViT(Encoder):
         position_ids, relative = None, self.blocks[0].attention.relative
         if patch_ids is not None:
             if relative is not None and grid is not None and not relative.covers(grid):
-                expected = "needs all patches, or images of the encoder's size: keys depend on offsets in its sequence"
+                expected = "requires all patches, or images of the encoder's size: keys depend on relative offsets"
                 raise OptionError("positions", "relative", expected)
             prefix_ids = torch.arange(self.num_prefix_tokens, device=patch_ids.device).expand(len(patch_ids), -1)
             position_ids = torch.cat([prefix_ids, patch_ids + self.num_prefix_tokens], dim=1)

@@ -109,9 +109,9 @@ class ViT(Normalized):
         if self.mlp == "swiglu" and self.gelu != "exact":
             raise OptionError("gelu", self.gelu, "must be exact for mlp=swiglu, which has no GELU")
         if self.distillation_token and not self.class_token:
-            raise OptionError("distillation_token", True, "needs class_token=true")
+            raise OptionError("distillation_token", True, "requires class_token=true")
         if self.pooling == "class_token" and not self.class_token:
-            raise OptionError("pooling", self.pooling, "needs class_token=true; without one, pool by patch_mean")
+            raise OptionError("pooling", self.pooling, "requires class_token=true; pooling=patch_mean does not")
         if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
             raise OptionError("width", self.width, f"must be a multiple of 4 for positions={self.positions}")
         if self.positions == "rotary" and self.width // self.heads % 4:

@@ -150,7 +150,7 @@ class Classify(Objective):
         weights = None
         if options.class_weights is not None:
             if labels is None:
-                raise OptionError("class_weights", options.class_weights, "needs the labels of the training images")
+                raise OptionError("class_weights", options.class_weights, "requires the labels of the training images")
             weights = torch.tensor(balanced(labels, len(self.classes)), dtype=torch.float64)
         self.register_buffer("class_weights", weights, persistent=False)
         self.head = self._head()
@@ -219,7 +219,7 @@ class Classify(Objective):
         if isinstance(batch, Tensor) and not self.training:
             return self.logits(batch)
         if isinstance(batch, Tensor) or batch.labels is None:
-            raise UserError("objective: classification needs labels, and these images have none")
+            raise UserError("objective: classification requires labels, which these images do not have")
         images, labels = batch.only_view(), batch.labels
         if self.training and self.mixing is not None:
             images, labels = self._mix(images, labels)

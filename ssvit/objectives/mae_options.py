@@ -26,10 +26,10 @@ class Masked(Objective):
             OptionError: An image has one patch, or the encoder has a stem.
         """
         if encoder.grid == (1, 1):
-            raise OptionError("masked", self.masked, "needs images of at least two patches")
+            raise OptionError("masked", self.masked, "requires images of at least two patches")
         if encoder.stem is not None:
             raise OptionError(
-                "masked", self.masked, "needs an encoder without a stem, which mixes masked and visible patches"
+                "masked", self.masked, "requires an encoder without a stem, which mixes masked and visible patches"
             )
 
     def count(self, patches: int) -> int:

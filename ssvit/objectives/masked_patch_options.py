@@ -51,7 +51,7 @@ class Masking(Options):
             OptionError: The units do not tile the grid, or an image has too few patches.
         """
         if self.replace > 0 and grid == (1, 1):
-            raise OptionError("replace", self.replace, "needs images of at least two patches")
+            raise OptionError("replace", self.replace, "requires images of at least two patches")
         if any(side % self.unit for side in grid):
             expected = f"must divide the grid of {grid[0]}x{grid[1]} patches"
             raise OptionError("unit", self.unit, expected)
@@ -99,9 +99,9 @@ class MaskedPatch(Objective):
             return
         if encoder.stem is not None:
             raise OptionError(
-                "decoder", "{…}", "needs an encoder without a stem, which mixes corrupted and other patches"
+                "decoder", "{…}", "requires an encoder without a stem, which mixes corrupted and other patches"
             )
         patches = math.prod(encoder.grid)
         if self.masking.count(patches) == patches:
-            expected = "must leave patches for the encoder"
+            expected = "must be smaller, so that the encoder has patches to encode"
             raise OptionError("masking.corrupted", self.masking.corrupted, expected)

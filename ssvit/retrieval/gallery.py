@@ -152,7 +152,7 @@ def query(
     check_k(k, len(store), excludes=not store.row_of.keys().isdisjoint(pictures.names))
     scaler = Scaler.of_features(store.features, standardize)
     if not scaler.scale.any():
-        raise StoreError(f"{store.folder}: all features are equal, and cannot be standardised (standardize=false)")
+        raise StoreError(f"{store.folder}: all features are equal; set standardize=false")
     vectors = F.normalize(scaler.scaled(store.features))
     with within("index"):
         search_index = method.over(vectors)

@@ -123,7 +123,7 @@ def pictures(images: Sequence[object]) -> dict[str, str | None]:
         OptionError: No path was passed, or a path does not exist or holds no picture.
     """
     if not images:
-        raise OptionError("images", "", "name pictures, or folders of them, after the options, or a data set (data=…)")
+        raise OptionError("images", "", "must be pictures or folders after the options, or a data set (data=…)")
     classes: dict[str, str | None] = {}
     for image in map(str, images):
         paths = folder.pictures(image)

@@ -68,7 +68,7 @@ class Store:
         paths = sorted(store.folder.glob(PART_FILES))
         others = {path.name for path in store.folder.glob("*") if not path.name.startswith(".part_")} - {LOCK}
         if not paths and (others or not create):
-            raise StoreError(f"{folder}: is no store, since it has no file {PART_FILES}")
+            raise StoreError(f"{folder}: is not a store, since it has no file {PART_FILES}")
         for number, path in enumerate(paths):
             part = _read_part(path)
             if part["encoder"] != encoder:
@@ -176,4 +176,4 @@ def _read_part(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
-        raise StoreError(f"{path}: is damaged, or no part of a store") from None
+        raise StoreError(f"{path}: is damaged, or not a part of a store") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.evaluation.statistics import NOTHING_YET, above_chance, of_seeds, standard_error
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, of_seeds, standard_error
 from ssvit.processes import is_main_process
 
 if TYPE_CHECKING:
@@ -100,10 +100,12 @@ def _plot(
     for (side, curve), color, dash in zip(curves.items(), ("model", "replaced"), dashes, strict=True):
         mean, spread = ([100 * value for value in curve[name]] for name in ("mean", "deviation"))
         value, deviation = (100 * finals[side][name] for name in ("mean", "deviation"))
-        apart = watched != last.part
-        label = f"{names[side]}{f', {last.part}' * apart}: {value:.1f} %" + (f" ± {deviation:.1f}" if deviation else "")
-        lines.append(Line(curve["step"], mean, "" if apart else label, color, dash, around=spread))
-        if apart:
+        is_reported_elsewhere = watched != last.part
+        label = f"{names[side]}{f', {last.part}' * is_reported_elsewhere}: {value:.1f} %" + (
+            f" ± {deviation:.1f}" if deviation else ""
+        )
+        lines.append(Line(curve["step"], mean, "" if is_reported_elsewhere else label, color, dash, around=spread))
+        if is_reported_elsewhere:
             lines.append(Line(curve["step"][-1:], [value], label, color, "", "*", size=12, around=[deviation]))
     constant = chance(last.chance, "most frequent class" if last.measure == "top-1" else "a random order")
     ylabel = f"{last.measure} on the {watched} images (%)"
@@ -138,7 +140,7 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", e
     means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
     chance, images = measured.chance, measured.images
     if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
-        return f"neither side is {NOTHING_YET}"
+        return f"both sides are {NOT_ABOVE_CHANCE}"
     if error is not None and abs(means[0] - means[1]) <= error:
         return f"it lies within the 95 % interval of {noise} (± {100 * error:.2f})"
     return ""
@@ -170,9 +172,9 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         for rate, score in scores.items():
             print(f"  recipe.lr={rate:<8g}{100 * score.accuracy:6.2f} %{'   chosen' if rate == best else ''}")
         chance = scores[best].chance
-        if chance is not None and not scores[best].tells:
-            print(f"  chance {100 * chance:.2f} %: no rate is {NOTHING_YET}")
-        print(f"now on all training images with recipe.lr={best:g}", flush=True)
+        if chance is not None and not scores[best].is_above_chance:
+            print(f"  chance {100 * chance:.2f} %: every rate is {NOT_ABOVE_CHANCE}")
+        print(f"training on all training images with recipe.lr={best:g}", flush=True)
     rows = run("chosen", {"recipe.lr": best})
     if is_main_process():
         test = _scored(rows, REPORTED)[-1]
@@ -180,7 +182,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
         atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
         result = f"{test.measure} on the {test.part} images with recipe.lr={best:g}: {100 * test.accuracy:.2f} %"
-        print(f"\n{result}{'' if test.tells else f', not {NOTHING_YET}'}; see {folder / 'sweep.json'}")
+        print(f"\n{result}{'' if test.is_above_chance else f', {NOT_ABOVE_CHANCE}'}; see {folder / 'sweep.json'}")
     return best
 
 
@@ -204,7 +206,7 @@ class FinalScore(NamedTuple):
     measure: str = "top-1"
 
     @property
-    def tells(self) -> bool:
+    def is_above_chance(self) -> bool:
         """Return whether the score is above chance; True if the error is unknown."""
         if self.chance is None or self.images is None:
             return True

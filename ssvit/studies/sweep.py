@@ -16,7 +16,7 @@ _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) fo
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # suffix of a probe's score on training images
-_NO_METRIC = "development=0.1 holds out images to choose by"
+_NO_METRIC = "development=0.1 holds out validation images"
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Sweep:
         self.jobs: list[Job] = []
 
     def add(self, config: Config, folder: Path) -> float | None:
-        """Add the job of a configuration, and return its objective value, see `value`."""
+        """Add the job of a configuration, and return its objective value (`objective_value`)."""
         parts = (option.lstrip("+").partition("=") for option in config.swept)
         self.jobs.append(Job({name: value for name, _, value in parts}, folder))
-        return value(folder, config)
+        return objective_value(folder, config)
 
     def table(self) -> str:
         """Return the table of all jobs; "" if there are none."""
@@ -60,7 +60,7 @@ def metric(metrics: Mapping[str, float]) -> str | None:
     return next((name for name in (*_VALIDATION, *probes, *losses) if name in metrics), None)
 
 
-def value(folder: Path, config: Config) -> float | None:
+def objective_value(folder: Path, config: Config) -> float | None:
     """Return the objective value of a job for sweepers such as Optuna.
 
     Raises:
@@ -69,7 +69,7 @@ def value(folder: Path, config: Config) -> float | None:
     metrics = Job({}, folder).metrics
     name = metric(metrics)
     if name is None and (sweeper := config.line.typed.get("hydra/sweeper", "basic")) != "basic":
-        raise UserError(f"hydra/sweeper={sweeper}: {folder} has no metric to search by: {_NO_METRIC}")
+        raise UserError(f"hydra/sweeper={sweeper}: {folder} has no metric for the sweeper to optimise: {_NO_METRIC}")
     return None if name is None else metrics[name]
 
 

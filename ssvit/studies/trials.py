@@ -158,7 +158,7 @@ class Trials:
         for name, row in methods.read(self.table).items():
             for key, value in self.protocol.items():
                 if (before := row["protocol"].get(key)) != value:
-                    expected = f"has {name}.json of another protocol: {key} {before}"
+                    expected = f"must not contain results of another protocol: {name}.json has {key}={before}"
                     raise OptionError("table", str(self.table), expected)
         for folder in (self.folder, self.table):
             folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ class Trials:
         settings = {"options": _of_figures(options if shared is None else shared), "threads": self.options.threads}
         stored = json.loads(file.read_text()) if file.is_file() else {}
         if stored.pop("measured_with", None) != settings:
-            print(f"measuring a step of {' '.join(options)}", flush=True)
+            print(f"measuring the cost of a step: {' '.join(options)}", flush=True)
             stored = json.loads(self.call("cost", options, capture=True).splitlines()[-1])
             file.parent.mkdir(exist_ok=True)
             atomic_io.replace(file, (json.dumps(stored | {"measured_with": settings}) + "\n").encode())

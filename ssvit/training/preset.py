@@ -21,7 +21,7 @@ from ssvit.training.options import Pretrain
 AUTO = "auto"
 OBJECTIVE = "mae"  # ranks first by most metrics of docs/methods.md
 _SAMPLED = 64  # number of images to read
-_NEEDED = "needs a folder of images or of shards, or a table: data=PATH; null for other images"
+_NEEDED = "requires a folder of images or of shards, or a table (data=PATH); must be null for other images"
 _PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
 _OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # determined by a checkpoint
 

@@ -90,7 +90,7 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
     if work < _REPAID:
         return "kernels", f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
     if not _compiles():
-        return "kernels", "torch.compile fails on this machine; it needs a C++ compiler (g++, or the value of CXX)"
+        return "kernels", "torch.compile fails on this machine; it requires a C++ compiler (g++, or the value of CXX)"
     return "compile", f"about {work / 1e12:,.0f} TFLOP per process"
 
 

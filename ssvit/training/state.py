@@ -78,7 +78,7 @@ class Average:
         return dict(zip(self._names, self._average, strict=True))
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Exchange the weights for the averaged ones within the block, and restore them bit for bit afterwards."""
         self._exchange()
         try:
@@ -276,7 +276,7 @@ class State:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Objective]:
         """Yield the objective for evaluations: unsharded, with averaged weights, in eval mode and without gradients."""
-        averaged = self.average.in_place() if self.average is not None else contextlib.nullcontext()
+        averaged = self.average.swapped_in() if self.average is not None else contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
             stack.enter_context(averaged)
             objective = self.objective
@@ -330,7 +330,7 @@ class State:
             except CheckpointError as error:
                 failure = str(error)
         if runtime.any_process(self.fabric, bool(failure)):
-            raise CheckpointError(failure or "the main process could not save")
+            raise CheckpointError(failure or "rank 0 could not write the checkpoint")
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by kind ("model", "optimizer", "ema") and name, possibly sharded."""
@@ -374,7 +374,7 @@ class State:
         set_model_state_dict(self.objective, {**states.get("model", {})}, options=options)
         self._statistics = RunningStatistics(self.objective)
         if self.average is not None:
-            with self.average.in_place():
+            with self.average.swapped_in():
                 set_model_state_dict(self.objective, {**states.get("ema", {})}, options=options)
         optimizer = self.optimizer.optimizer
         # Hyperparameters of the optimiser come from the recipe and not from the checkpoint.

@@ -182,7 +182,7 @@ def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics
     assert [row.split()[2:] for row in rows] == [
         [f"{metrics[column][place]:.4g}" for column in head.split()] for place in range(3)
     ]
-    assert sweep.value(tmp_path / str(best), Config({}, {}, [], CommandLine([]))) == value
+    assert sweep.objective_value(tmp_path / str(best), Config({}, {}, [], CommandLine([]))) == value
 
 
 def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatch):
@@ -192,9 +192,9 @@ def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatc
         "best: not chosen by test images: development=0.1 holds out images to choose by",
     ]  # fmt: skip
     single, searched = (Config({}, {}, [], CommandLine(typed)) for typed in ([], ["hydra/sweeper=optuna"]))
-    assert sweep.value(tmp_path / "0", single) is None
+    assert sweep.objective_value(tmp_path / "0", single) is None
     with pytest.raises(UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric"):
-        sweep.value(tmp_path / "0", searched)
+        sweep.objective_value(tmp_path / "0", searched)
 
 
 def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):

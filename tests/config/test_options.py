@@ -195,7 +195,7 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     assert kind(count=3).count == 3
     for values, line in (
         ({"count": 0}, "count=0: must be a whole number, 1 or more"),
-        ({}, "count: has no default and must be given, a whole number, 1 or more"),
+        ({}, "count: has no default and must be set, a whole number, 1 or more"),
         ({"count": 1, "colour": "red"}, "colour=red: there is no such option; there are count"),
     ):
         with pytest.raises(OptionError, match=f"^{line}$"):

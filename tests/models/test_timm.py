@@ -180,7 +180,7 @@ def run_tool(name: str, *options: str) -> object:
     [
         ("finetune", {"encoder.model": "resnet18dd"},
          "encoder.model=resnet18dd: "),
-        ("finetune", {}, "encoder.model: has no default and must be given"),
+        ("finetune", {}, "encoder.model: has no default and must be set"),
         ("finetune", {"encoder.model": "resnet10t", "checkpoint": None}, "encoder=timm: must not be set"),
         ("finetune", {"encoder.model": "resnet10t", "objective.trained": 1}, "objective.trained=1: must be all"),
         ("finetune", {"encoder.model": "resnet10t", "encoder.arguments": {"num_classes": 3}},
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_told_in_one_line(command, options, said, tmp_path):
 def test_without_timm_the_extra_is_named(monkeypatch):
     timm_models.cache_clear()
     monkeypatch.setattr("ssvit.models.timm_options.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^encoder=timm needs timm: pip install 'ssvit\[timm\]'$"):
+    with pytest.raises(UserError, match=r"^encoder=timm: requires timm: pip install 'ssvit\[timm\]'$"):
         build()
 
 

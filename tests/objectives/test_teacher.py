@@ -53,7 +53,7 @@ def test_has_the_bits_of_the_average_of_a_recipe():
         change(student, step)
         teacher.update(student, number(0.9971), YES)
         average.follow(YES)
-    with average.in_place():
+    with average.swapped_in():
         for own, other in zip(teacher.module.parameters(), student.parameters(), strict=True):
             assert own.equal(other)
 

@@ -70,7 +70,7 @@ def test_what_is_not_there_is_named(root, options, message):
     ("images/train800/x.png", "line 1: must be `path label`"),
     ("images/train800/x.png -1", "line 1: must be `path label`"),
     ("images/train800/x.png 1", "there is no file .*x.png"),
-    ("", "names no image"),
+    ("", "contains no path of an image"),
 ])  # fmt: skip
 def test_a_damaged_list_is_refused(root, line, message):
     (root / "svhn" / "train800.txt").write_text(line)

@@ -86,9 +86,9 @@ class RandomCrop(Crop):
     def _check_changes(self) -> Self:
         side, radius = min(map(min, self.sizes)), reach(self.sigma)
         if self.blur and radius >= side:
-            raise OptionError("sigma", self.sigma, f"its filter needs images of more than {radius} pixels, not {side}")
+            raise OptionError("sigma", self.sigma, f"must be smaller: the filter's radius is {radius} pixels")
         if self.quarter_turns and any(h != w for h, w in self.sizes):
-            raise OptionError("quarter_turns", True, "needs square crops; rotation=180 turns others")
+            raise OptionError("quarter_turns", True, "requires square crops; rotation=180 rotates crops of any shape")
         return self
 
     @property
@@ -108,7 +108,7 @@ class RandomCrop(Crop):
                 expected = f"must be 0 for images of {channels} channels: it changes red, green and blue"
                 raise OptionError(change, value, expected)
             if of_floats:
-                raise OptionError(change, value, "must be 0 with data.range: it changes bytes")
+                raise OptionError(change, value, "must be 0 with data.range: it is defined for 8-bit images only")
 
 
 @choice("augment", "inception_crop")

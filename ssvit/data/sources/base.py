@@ -93,7 +93,7 @@ class Source(Protocol):
 
 
 class Selection(Source):
-    """Some images of a source.
+    """Select images of a source.
 
     Args:
         source: The source.
@@ -196,7 +196,7 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
         UserError: The source has fewer than two images.
     """
     if len(source) < 2:
-        raise UserError("the data set has one image, and holding out images requires two or more")
+        raise UserError("the data set has one image; holding out images requires at least two")
     order = uniform(seed, "held out", torch.arange(len(source)), 1)[:, 0].argsort()
     count = min(max(1, round(fraction * len(source))), len(source) - 1)
     return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
@@ -257,7 +257,7 @@ def subset(source: Source, *, part: Sequence[float] = (0, 1), images: int | None
     chosen = chosen[hashes[chosen].argsort()]
     if len(chosen) < (images or 1):
         name, value = ("part", [low, high]) if images is None else ("images", images)
-        raise OptionError(name, value, f"there are {len(chosen)} images to choose from")
+        raise OptionError(name, value, f"must be at most {len(chosen)}, the number of images")
     if images is not None and source.labels is not None:
         # Take the first image of each class, then the second of each, and so on. A multi-label image is taken at the
         # first turn of any of its classes; images without a class count as one more class.

@@ -140,7 +140,7 @@ class Subset(Options):
     @model_validator(mode="after")
     def _check_part(self) -> Self:
         if self.part[0] >= self.part[1]:
-            raise OptionError("part", self.part, "must be [from, to], and the first is not less than the second")
+            raise OptionError("part", self.part, "must be [from, to] with from < to")
         return self
 
     def check(self, run: Run) -> None:
@@ -148,7 +148,7 @@ class Subset(Options):
         if self.images is not None and isinstance(run.source, DataSet):
             images = run.source.count(at_most=self.images)
             if images is not None and self.images > images:
-                raise OptionError("images", self.images, f"there are {images} images to choose from")
+                raise OptionError("images", self.images, f"must be at most {images}, the number of images")
 
 
 def check_shares(*, batch_size: int, accumulate: int, processes: int) -> None:

@@ -116,7 +116,7 @@ def torchvision_set(options: datasets_options.TorchvisionSet) -> Data:
     try:
         train, test = (_torchvision(name, root, which, download) for which in (parts, ("test",)))
     except ModuleNotFoundError as error:
-        raise UserError(f"data.name={name}: reading it needs the package {error.name}") from None
+        raise UserError(f"data.name={name}: requires the package {error.name}") from None
     except (RuntimeError, OSError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "" if download else "; data.download=true downloads it"

@@ -227,9 +227,9 @@ class TorchvisionSet(DataSet):
     @model_validator(mode="after")
     def _check_set(self) -> Self:
         if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
-            raise OptionError("split", self.split, "must be left out, or unlabeled for stl10")
+            raise OptionError("split", self.split, "must be null, or unlabeled for data.name=stl10")
         if not self.download and not os.path.isdir(self.root):
-            expected = f"no such folder; give the one that holds {self.name}, or data.download=true"
+            expected = f"must be an existing folder that contains {self.name}; data.download=true downloads it"
             raise OptionError("root", self.root, expected)
         return self
 

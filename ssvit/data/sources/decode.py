@@ -213,7 +213,7 @@ def _strip(image: Image.Image) -> np.ndarray:
         grey = np.asarray(image).astype(np.int64).clip(0, 65535)
         return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
     if image.mode == "F":
-        raise ValueError("has floating-point values, which need data.range")
+        raise ValueError("has floating-point values, which require data.range")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)

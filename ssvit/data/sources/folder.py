@@ -148,10 +148,10 @@ def _below(remaining: list[os.DirEntry[str]], suffixes: tuple[str, ...]) -> Iter
         entry = remaining.pop()
         if _is_image(entry, suffixes):
             yield entry
-        elif entry.is_dir() and not (entry.is_symlink() and _leads_back(entry.path)):
+        elif entry.is_dir() and not (entry.is_symlink() and _is_circular(entry.path)):
             remaining += _entries(entry.path)[::-1]
 
 
-def _leads_back(link: str) -> bool:
+def _is_circular(link: str) -> bool:
     target = os.path.realpath(link)
     return os.path.commonpath([target, os.path.realpath(os.path.dirname(link))]) == target

@@ -76,7 +76,7 @@ class _Packer:
         """Check the source and the output folder before existing shards are deleted."""
         shards = self.source.shards if isinstance(self.source, Shards) else ()
         if os.path.realpath(self.folder) in {os.path.realpath(os.path.dirname(shard)) for shard in shards}:
-            reason = "must be another folder than the one that the images are read from"
+            reason = "must not be the folder from which the images are read"
             raise OptionError("output", self.options.output, reason)
         if all(self._image(image_index) is None for image_index in range(len(self.source))):
             raise UserError(f"{self.folder}: none of the {len(self.source):,} images can be read")
@@ -91,7 +91,7 @@ class _Packer:
         # The index of a shard is written before the shard is renamed to its final name.
         indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
         if any(index is None or index.plan != self.plan for index in indices):
-            reason = f"{self.folder} has shards of other images or options; overwrite=true replaces them"
+            reason = f"must not contain other shards; overwrite=true replaces those of {self.folder}"
             raise OptionError("output", self.options.output, reason)
         written = [index for index in indices if index is not None]
         done = written[-1].next if written else 0

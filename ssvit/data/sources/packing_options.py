@@ -32,6 +32,6 @@ class Pack(Options):
     def _check_output(self) -> Self:
         output = self.output
         if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
-            raise OptionError("output", self.output, "there is no such folder to write it into")
+            raise OptionError("output", self.output, "must be in a folder that exists")
         folder_to_write("output", output)
         return self

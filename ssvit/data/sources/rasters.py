@@ -94,7 +94,7 @@ def npy(data: np.ndarray, channels: int | None) -> np.ndarray:
     array = np.load(io.BytesIO(data.data), allow_pickle=False)
     _check(array.shape, array.dtype)
     if array.ndim not in (2, 3):
-        raise ValueError(f"has the shape {array.shape}, and an image has (h, w), (c, h, w) or (h, w, c)")
+        raise ValueError(f"has the shape {array.shape}; an image must be (h, w), (c, h, w) or (h, w, c)")
     if array.ndim == 2:
         return array[None]
     first, _, last = array.shape
@@ -112,7 +112,7 @@ def tiff(data: np.ndarray) -> np.ndarray:
         _check(first.shape, first.dtype)
         channels = [axis for axis, name in enumerate(first.axes) if name not in "YX"]
         if len(channels) > 1 or len(first.axes) != len(channels) + 2:
-            raise ValueError(f"has the axes {first.axes}, and an image has rows, columns and channels")
+            raise ValueError(f"has the axes {first.axes}; an image must have rows, columns and channels")
         array = first.asarray(maxworkers=1)
     return np.moveaxis(array, channels[0], 0) if channels else array[None]
 
@@ -124,7 +124,7 @@ def png(data: np.ndarray) -> np.ndarray:
     try:
         from imagecodecs import png_decode
     except ModuleNotFoundError:
-        raise UserError("needs imagecodecs: pip install 'ssvit[tiff]'") from None
+        raise UserError("requires imagecodecs: pip install 'ssvit[tiff]'") from None
     return np.moveaxis(png_decode(data.tobytes()), 2, 0)
 
 
@@ -132,7 +132,7 @@ def _opened_tiff(file: Any) -> Any:
     try:
         import tifffile
     except ModuleNotFoundError:
-        raise UserError("needs tifffile: pip install 'ssvit[tiff]'") from None
+        raise UserError("requires tifffile: pip install 'ssvit[tiff]'") from None
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # silence warnings about readable files
     return tifffile.TiffFile(file)
 
@@ -166,7 +166,7 @@ def converted(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     if pixels.range is None:
         if array.dtype != np.uint8:
             remedy = "ssvit normalization measures it"
-            raise ValueError(f"has {array.dtype} values, which need data.range=[minimum, maximum] ({remedy})")
+            raise ValueError(f"has {array.dtype} values, which require data.range=[minimum, maximum] ({remedy})")
         return np.require(array, requirements=["C", "W"])
     # Values of 32 bits and more would lose precision as float32 before the minimum is subtracted.
     wide = np.result_type(array.dtype, np.float32)
@@ -180,7 +180,7 @@ def converted(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
 
 def _check(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
     if dtype.kind not in "uif":
-        raise ValueError(f"has {dtype} values, and an image has integers or floating-point numbers")
+        raise ValueError(f"has {dtype} values; an image must have integers or floating-point numbers")
     if math.prod(shape) > VALUE_LIMIT:
         raise ValueError(f"{math.prod(shape)} values, more than the limit of {VALUE_LIMIT}")
     if math.prod(shape) == 0:

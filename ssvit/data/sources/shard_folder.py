@@ -48,12 +48,12 @@ def list_shards(root: str) -> list[str]:
         OptionError: The folder cannot be read or contains no shard.
     """
     if is_remote(root):
-        system, top = open_store(root)
+        system, remote_root = open_store(root)
         try:
-            files = system.find(top, maxdepth=2)
+            files = system.find(remote_root, maxdepth=2)
         except Exception as error:  # each store raises different exceptions
             raise OptionError("root", root, f"cannot be read: {' '.join(str(error).split())}") from None
-        paths = [path.removeprefix(top).lstrip("/") for path in files if path.endswith(SUFFIX)]
+        paths = [path.removeprefix(remote_root).lstrip("/") for path in files if path.endswith(SUFFIX)]
     elif not os.path.isdir(root):
         raise OptionError("root", root, "no such folder")
     else:

@@ -194,7 +194,7 @@ def read_index(shard: str | Path) -> Index | None:
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{path}: is not an index of a shard ({error}): delete it to read the headers") from None
     if os.path.exists(shard) and (size := os.path.getsize(shard)) != index.size:
-        raise UserError(f"{shard}: has {size} bytes, and its index states {index.size}: copy it again")
+        raise UserError(f"{shard}: has {size} bytes, but its index states {index.size}: copy both again")
     return index
 
 
@@ -205,7 +205,7 @@ def _text(label: str | list[str] | None) -> Label:
 def _copied(root: str, names: Sequence[str], cache: str | None) -> str:
     """Copy shards and their indices from an object store and return the folder of the copies.
 
-    A file is copied again only if the store has a newer version of it. One process of a machine copies.
+    A file is copied again only if the store has a newer version of it. Only one process of each machine copies.
 
     Raises:
         UserError: The files cannot be copied.
@@ -213,11 +213,11 @@ def _copied(root: str, names: Sequence[str], cache: str | None) -> str:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(cache or os.path.join(caches, "ssvit", "shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
     try:
-        system, top = open_store(root)
+        system, remote_root = open_store(root)
         with _locked(folder):
             for name in tqdm(names, f"copy {root}", unit=" shards", delay=2, leave=False):
                 for file in (name, str(index_path(name))):
-                    remote = f"{top.rstrip('/')}/{file}"
+                    remote = f"{remote_root.rstrip('/')}/{file}"
                     if file == name or system.exists(remote):
                         _copy(system, remote, folder / file)
     except UserError:

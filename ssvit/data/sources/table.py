@@ -108,7 +108,7 @@ def splits(table: str, columns: Columns, names: Mapping[str, str | None]) -> Spl
     for row in rows(table, columns):
         lines.setdefault(row.split, row.line)
     if not lines:
-        raise OptionError("table", table, "names no image")
+        raise OptionError("table", table, "contains no path of an image")
     allowed = {*NAMES, *names.values()}
     for name, line in lines.items():
         if columns.split and names["train"] is not None and name not in allowed:

@@ -41,7 +41,7 @@ def read(path: str) -> tuple[list[str], list[int]]:
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text") from None
     if not paths:
-        raise UserError(f"{path}: names no image")
+        raise UserError(f"{path}: contains no path of an image")
     for name in paths:
         if not os.path.isfile(name):
             raise UserError(f"{path}: there is no file {printable(name)}")

@@ -99,7 +99,7 @@ def describe(metrics: Mapping[str, float], start: Mapping[str, float | None]) ->
         return [*lines, f"COLLAPSED, or at the start of training: {signs[0]}"]
     if loss < chance and top1 > max(first or 0.0, metrics["top1_by_chance"]):
         return [*lines, "the model discriminates images better than chance and than at step 0"]
-    return [*lines, "the model does NOT discriminate images better than chance and than at step 0"]
+    return [*lines, "the model does not discriminate images better than chance and than at step 0"]
 
 
 def learning(history: History) -> Plot:

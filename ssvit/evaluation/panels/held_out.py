@@ -42,7 +42,7 @@ class HeldOut(Evaluator):
         )
         batches = [(batch.images, batch.slots) for batch in read]
         if (count := sum(len(slots) for _, slots in batches)) < self.fewest:
-            raise UserError(f"{count} held-out images can be read, and the evaluation needs at least {self.fewest}")
+            raise UserError(f"{count} held-out images can be read; the evaluation requires at least {self.fewest}")
         return batches
 
     @property

@@ -46,7 +46,7 @@ class LabelFree(HeldOut):
         measures over the steps.
         """
         if sum(len(images) for images, _ in self.batches) < 2:
-            return Evaluation(metrics={}, lines=["not measured, which needs two held-out images or more"])
+            return Evaluation(metrics={}, lines=["not measured: requires at least two held-out images"])
         encoder = objective.backbone()
         readings = features_options.Features(layer="all").readings(encoder.arguments)
         frozen, device = Frozen(encoder, readings, identity=""), next(encoder.parameters()).device

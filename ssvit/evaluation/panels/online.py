@@ -22,7 +22,7 @@ from ssvit.evaluation.panels import online_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.statistics import NOTHING_YET, above_chance, last_rise, standard_error
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, last_rise, standard_error
 from ssvit.figures.plot import DASHED, History, Level, Panel, Plot, chance, curve, level
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
@@ -79,7 +79,7 @@ class Probing(Evaluator):
         for name, probe in probes.items():
             try:
                 if probe.features == PATCHES:
-                    raise UserError(f"measured by `ssvit evaluate probes=[{name}]` after the training")
+                    raise UserError(f"run `ssvit evaluate probes=[{name}]` after training instead")
                 check_labels(probe, train_labels, test_labels, train.classes)
                 self.probes.append(probe)
             except UserError as error:
@@ -122,7 +122,7 @@ class Probing(Evaluator):
         panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
         figure = Plot(panels, (5 * len(panels), 3.8))
         lines = describe(metrics, self.probes, start, start_name=self.start, multi_label=self._multi_label)
-        lines += rises(history, self.probes)
+        lines += trends(history, self.probes)
         return Evaluation(metrics=metrics, lines=lines, figures={"probes": figure} if panels else {})
 
     def _panel(self, history: History, probe: Probe, start: float | None) -> Panel:
@@ -199,7 +199,7 @@ def describe(
     return [_line(probe, metrics, {start_name: start.get(probe.name)}, multi_label) for probe in probes]
 
 
-def rises(history: History, probes: Sequence[Probe]) -> list[str]:
+def trends(history: History, probes: Sequence[Probe]) -> list[str]:
     """Return for each probe whether it still improves, or the step at which it plateaued (Mann-Kendall test)."""
     lines = []
     for probe in probes:
@@ -219,7 +219,7 @@ def _line(probe: Probe, metrics: Mapping[str, float], baselines: Mapping[str, fl
         return f"{probe.title}: not measured, the features are not finite"
     is_above = value > chance if multi_label else above_chance(value, chance, images)
     is_informative = is_above or not probe.is_accuracy
-    comparisons = [] if is_informative else [f"not {NOTHING_YET}"]
+    comparisons = [] if is_informative else [NOT_ABOVE_CHANCE]
     for words, baseline in {**baselines, "raw pixels": metrics[f"{name}_pixels"]}.items():
         if baseline is not None:
             verdict = _verdict(value, baseline, math.inf if multi_label else images) if is_informative else ""
@@ -241,7 +241,7 @@ def _verdict(value: float, baseline: float, images: float) -> str:
     error = math.hypot(standard_error(value, images), standard_error(baseline, images))
     significantly = "" if math.isinf(images) else "significantly "
     is_better = value > baseline and value - baseline >= 2 * error
-    return f"{'' if is_better else 'NOT '}{significantly}better than "
+    return f"{'' if is_better else 'not '}{significantly}better than "
 
 
 def _unchanged(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:

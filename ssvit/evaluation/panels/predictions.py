@@ -19,7 +19,7 @@ from torch import Tensor
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import class_text
 from ssvit.evaluation.precision import average_precisions, share_of_class
-from ssvit.evaluation.statistics import NOTHING_YET, above_chance, chance
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, chance
 from ssvit.options import one_line
 
 _NAMED = 3  # classes named in the lines
@@ -154,7 +154,7 @@ class Predictions(NamedTuple):
         constant, count = metrics["accuracy_constant"], metrics["images"]
         lines = [f"{', '.join(tops)} of {count:,} images (chance {percent(constant)}, always the most frequent class)"]
         if not above_chance(metrics["accuracy"], constant, count):
-            lines.append(f"not {NOTHING_YET}")
+            lines.append(NOT_ABOVE_CHANCE)
         means = f"mean recall {percent(metrics['accuracy_per_class'])}, macro-F1 {percent(metrics['macro_f1'])}"
         lines.append(f"{means}; loss {metrics['loss']:.3f}")
         counts, named = self.by_class(classes), []

@@ -43,7 +43,7 @@ def compare(name: str, value: str, baselines: Mapping[str, tuple[str, bool]]) ->
         baselines: For each baseline by its description, its value and whether the model is better.
     """
     comparisons = (
-        f"{'' if better else 'NOT '}better than {words} ({baseline})" for words, (baseline, better) in baselines.items()
+        f"{'' if better else 'not '}better than {words} ({baseline})" for words, (baseline, better) in baselines.items()
     )
     return f"{name} {value}: {', '.join(comparisons)}"
 

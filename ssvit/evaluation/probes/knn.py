@@ -75,7 +75,9 @@ class Knn(knn_options.Knn, Probe):
         index = None if self.index is None else self.index.build()
         nearest = search(queries, keys, self.k[-1], excluded=excluded, index=index)
         if (nearest.indices < 0).any():
-            raise OptionError("k", self.k[-1], "the index finds fewer neighbours of an image; index=flat finds all")
+            raise OptionError(
+                "k", self.k[-1], "must be smaller: the index finds fewer neighbours; index=flat finds all"
+            )
         labels, truth = train.known_labels.cpu(), test.known_labels.cpu()
         weights = vote_weights(nearest.similarities, self.temperature)
         if is_multi_label(labels):

@@ -89,7 +89,7 @@ class Linear(linear_options.Linear, Probe):
             untrained = sorted(set(test_labels.unique().tolist()) - set(train_labels.unique().tolist()))
             if untrained:
                 name = f"{untrained[0]} ({classes[untrained[0]]})"
-                raise UserError(f"class {name} has test images and no training image, so it cannot be learned")
+                raise UserError(f"class {name} has test images but no training images")
         hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
 
     def train(self, train: Features, rows: Tensor) -> Classifiers:

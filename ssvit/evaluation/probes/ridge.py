@@ -49,10 +49,10 @@ class Ridge(ridge_options.Ridge, Probe):
             needed = 1 if shots == "all" else shots
             if images[fewest] < needed:
                 count = f"class {fewest} ({classes[fewest]}) has {images[fewest].item()} training images"
-                raise OptionError("shots", shots, f"{count}, and at least {needed} are needed")
+                raise OptionError("shots", shots, f"must be at most the images of each class: {count}")
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
-        """Return one column for each number of shots."""
+        """Fit a classifier for each number of shots and return one column for each."""
         check(train, test, "ridge regression")
         labels, classes = train.known_labels, train.classes
         self.check_classes(labels, test.known_labels, classes)

@@ -47,7 +47,7 @@ class Segmentation(segmentation_options.Segmentation, Probe):
             torch.bincount(images.known_masks.flatten(), minlength=256)[:IGNORED] for images in (train, test)
         )
         if len(train.values) < 2 or counts.count_nonzero() < 2:
-            raise UserError("segmentation needs two training images or more, and two classes in their masks")
+            raise UserError("segmentation requires at least two training images, and two classes in their masks")
         classes = 1 + int((counts + tested).nonzero().max())
         shares = class_shares(train.known_masks, train.values.shape[1:3], classes)
         truth = test.known_masks

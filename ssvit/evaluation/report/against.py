@@ -51,7 +51,7 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
             checkpoint = loading.checkpoint()
             loading.loaded()
         if checkpoint.path in [evaluated.path, *(other.path for _, other in opened)]:
-            raise OptionError("against", str(loading.path), "is the evaluated checkpoint or listed twice")
+            raise OptionError("against", str(loading.path), "must be another checkpoint, listed once")
         opened.append((loading, checkpoint))
     count = Counter([evaluated.name, RANDOM, PIXELS, *(checkpoint.name for _, checkpoint in opened)])
     compared = []

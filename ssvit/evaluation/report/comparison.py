@@ -12,7 +12,7 @@ import numpy as np
 from ssvit.evaluation import statistics
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.report.scores import Scores
-from ssvit.evaluation.statistics import NOTHING_YET, Interval
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval
 
 _LEVEL = f"{100 * statistics.LEVEL:.0f} %"
 METHOD = (
@@ -48,7 +48,8 @@ class Difference:
     def __str__(self) -> str:
         """Return the difference in percentage points with its interval, or the minimum detectable difference."""
         detectable = "*" if self.interval.sign else f", detectable {100 * self.detectable:.1f}"
-        return f"{points(self.mean)} ({points(self.interval.low)} to {points(self.interval.high)}){detectable}"
+        mean, low, high = map(percentage_points, (self.mean, *self.interval))
+        return f"{mean} ({low} to {high}){detectable}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
     rows = [["probe", "%", f"{_LEVEL} interval", "chance", *(f"from {name}" for name in others), "features"]]
     for result in scores:
         first, *baselines = (result.values[features][-1] for features in result.chosen.values())
-        interval, differences = _MISSING, [points(first - other) for other in baselines]
+        interval, differences = _MISSING, [percentage_points(first - other) for other in baselines]
         if tested := [row for row in standings if row.probe == result.title]:  # otherwise the uncertainty is unknown
             low, high = tested[0].interval
             interval = f"{percent(low)} to {percent(high)}"
@@ -146,7 +147,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
         if verdicts:
             sentences.append(f"Compared with {name}, the features are {'; '.join(verdicts)}.")
     if weak := [result.title for result in scores if not result.is_above_chance]:
-        sentences.append(f"Not {NOTHING_YET}: {' and '.join(weak)}.")
+        sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {' and '.join(weak)}.")
     if RANDOM not in others:
         return [*sentences, "No baseline was evaluated (baselines=false)."]
     signs = [
@@ -162,7 +163,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
     return [*sentences, _ADVICE] if standings and (is_worse or not has_gain) else sentences
 
 
-def points(share: float) -> str:
+def percentage_points(share: float) -> str:
     """Format a difference in percentage points: 0.0123 -> +1.2."""
     return f"{100 * share:+.1f}".replace("-", _MINUS)
 

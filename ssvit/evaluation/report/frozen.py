@@ -66,7 +66,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
     part, test = data.reported
     is_labelled = data.train.labels is not None and test.labels is not None
     if not is_labelled and any(probe.truth == "labels" for probe in probes.values()):
-        raise UserError("the images have no labels: give each class a folder of its own, or another data set (data=…)")
+        raise UserError("the images have no labels: put the images of each class into a separate folder, or set data=…")
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images have other classes than the training images")
     data = _fewer(data, options.train_images, options.test_images)

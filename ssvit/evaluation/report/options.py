@@ -64,14 +64,14 @@ class Evaluate(Pretrained):
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
         if self.checkpoint == "scratch":
-            raise OptionError("checkpoint", "scratch", "measured beside a checkpoint by baselines=true; give that")
+            raise OptionError("checkpoint", "scratch", "must be a checkpoint; baselines=true adds random weights")
         if self.output is not None:
             if not Path(self.output).absolute().parent.is_dir():
-                raise OptionError("output", self.output, "there is no such folder to write it into")
+                raise OptionError("output", self.output, "must be in a folder that exists")
             if not self.report:
                 file_to_write("output", self.output)
         if not self.chosen:
-            raise OptionError("probes", "", "name at least one")
+            raise OptionError("probes", "[]", "must name at least one probe")
         return self
 
 

@@ -22,5 +22,5 @@ class Wandb(Options):
     @model_validator(mode="after")
     def _check_library(self) -> Self:
         if find_spec("wandb") is None:
-            raise UserError("logger=wandb needs wandb: pip install ssvit[wandb]")
+            raise UserError("logger=wandb: requires wandb: pip install ssvit[wandb]")
         return self

@@ -145,6 +145,6 @@ def test_a_history_has_the_metrics_of_its_last_row_and_none_for_values_that_are_
 @pytest.mark.parametrize("better", [[True, True], [True, False], [False, False]])
 def test_a_conclusion_is_positive_if_all_baselines_are_beaten(better):
     line = compare("loss", "1", {str(number): ("2", one) for number, one in enumerate(better)})
-    assert line.count("NOT better") == better.count(False)
+    assert line.count("not better") == better.count(False)
     assert ("not learned" in conclude(better)) == (not all(better))
     assert all(better) or f"{sum(better)} of 2" in conclude(better)

@@ -351,16 +351,16 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31}
 @pytest.mark.parametrize(
     ("changes", "start", "multi_label", "verdicts"),
     [
-        ({}, {}, False, ["significantly better", "NOT significantly better"]),
-        ({}, {"knn4": 0.32}, False, ["NOT significantly better", "NOT significantly better"]),
+        ({}, {}, False, ["significantly better", "not significantly better"]),
+        ({}, {"knn4": 0.32}, False, ["not significantly better", "not significantly better"]),
         ({"test_images": 450}, {"knn4": 0.32, "test_images": 450}, False,
-         ["significantly better", "NOT significantly better"]),
-        ({"knn4_pixels": 0.6}, {"knn4": 0.52}, False, ["NOT significantly better", "NOT significantly better"]),
-        ({}, {"test_images": 40}, False, ["NOT significantly better"]),  # a start on other images is no baseline
-        ({}, {"knn4": None}, False, ["NOT significantly better"]),
-        ({}, {"step": 4}, False, ["NOT significantly better"]),
+         ["significantly better", "not significantly better"]),
+        ({"knn4_pixels": 0.6}, {"knn4": 0.52}, False, ["not significantly better", "not significantly better"]),
+        ({}, {"test_images": 40}, False, ["not significantly better"]),  # a start on other images is no baseline
+        ({}, {"knn4": None}, False, ["not significantly better"]),
+        ({}, {"step": 4}, False, ["not significantly better"]),
         ({"knn4": 0.47, "knn4_pixels": 0.2}, {}, False, []),  # two standard errors of chance are 14.1 points
-        ({}, {"knn4": 0.53}, True, ["NOT better", "better"]),
+        ({}, {"knn4": 0.53}, True, ["not better", "better"]),
     ],
 )  # fmt: skip
 def test_a_line_compares_a_probe_with_its_baselines(changes, start, multi_label, verdicts):
