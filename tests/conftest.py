@@ -1,4 +1,4 @@
-"""What several tests need: the environment of the commands, tiny images, and the command line."""
+"""Fixtures of several tests: the environment of the commands, tiny images, and the command line."""
 
 import os
 
@@ -22,14 +22,14 @@ leftovers.mark()
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left():
-    """Each test process fails if a process that it has started outlives its tests."""
+    """Fail each test process if a process that it has started outlives its tests."""
     yield
     assert leftovers.end() == {}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    """Of all test processes together, the first one counts what is left."""
+    """Count the remaining processes of all test processes in the first one."""
     if os.environ[leftovers.MARK].count("/") == 1:
         left = leftovers.end()
         print(f"\nprocesses left by the tests: {len(left)}", *left.values(), sep="\n")
@@ -75,7 +75,7 @@ def outputs(pretrained, tmp_path):
 
 @pytest.fixture
 def no_torch(tmp_path):
-    """A path on which importing torch ends the process: what passes with it was told before torch was loaded."""
+    """Return a path on which importing torch ends the process, so that tests that pass do not import torch."""
     (tmp_path / "trap" / "torch").mkdir(parents=True)
     (tmp_path / "trap" / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
     return os.pathsep.join((str(tmp_path / "trap"), str(ROOT)))

@@ -1,4 +1,4 @@
-"""Small models of ssvit, of which no weight is zero, and their exports."""
+"""Small models of ssvit without zero weights, and their exports."""
 
 import torch
 

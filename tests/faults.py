@@ -22,7 +22,7 @@ MAIN, OTHERS = THREADS = range(2)
 
 
 class Plan(ctypes.Structure):
-    """What faults.c is to do, and what it has seen."""
+    """The instructions for faults.c, and the calls that it has recorded."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("kind", "error", "thread", "struck")),
@@ -82,7 +82,7 @@ def build(folder: Path) -> Path | None:
 
 
 def serve(jobs: dict[str, Callable[[Path], None]]) -> None:
-    """Run what is asked for on standard input, a line of JSON each, and answer with the outcome."""
+    """Run the jobs from standard input, one JSON object per line, and write their outcomes."""
     faults = ctypes.CDLL(None).faults
     faults.restype = ctypes.POINTER(Plan)
     plan = faults().contents

@@ -42,7 +42,7 @@ def put_tar(path: Path, members: Mapping[str, bytes]) -> Path:
 
 
 def put_grey(path: Path, grey: int, size: tuple[int, int] = (6, 6)) -> Path:
-    """Write an image of one grey, (width, height), by which tests recognise it."""
+    """Write an image of one grey level, (width, height), which identifies it in tests."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (grey,) * 3).save(path)
     return path

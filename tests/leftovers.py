@@ -1,4 +1,4 @@
-"""The processes that the tests leave behind: each test process tells those that it has started by its environment."""
+"""Find processes that outlive the tests: each test process marks its child processes by an environment variable."""
 
 import contextlib
 import os

@@ -30,7 +30,7 @@ TOLD = {"heads": HEADS, "trained_size": list(SIZE)}
 
 @dataclass
 class Peer:
-    """A file, what must be told of it, and the tokens (b, t, d) of normalised images (b, c, h, w)."""
+    """A file, the options that it requires, and the tokens (b, t, d) of normalised images (b, c, h, w)."""
 
     path: Path
     tokens: Callable[[Tensor], Tensor]
@@ -100,7 +100,7 @@ def deit(folder: Path) -> Peer:
 
 
 def mae(folder: Path) -> Peer:
-    """MAE's encoder beside its decoder, as Facebook's .pth files hold them."""
+    """MAE's encoder and decoder in the format of Facebook's .pth files."""
     model = of_timm(num_classes=0)
     decoder = {"mask_token": torch.ones(1, 1, 8), "decoder_embed.weight": torch.ones(8, WIDTH)}
     tensors = {"model": {**model.state_dict(), **decoder}, "epoch": 800}
@@ -221,7 +221,7 @@ def hugging(kind: str, **changes: Any) -> nn.Module:
 
 
 def huggingface(folder: Path) -> Peer:
-    """A folder as save_pretrained leaves it, whose config.json tells what must be told of others."""
+    """A folder written by save_pretrained, whose config.json contains the options that other formats require."""
     model = hugging("ViTForImageClassification", num_labels=5)
     model.save_pretrained(folder)
     return Peer(folder / "model.safetensors", lambda images: model.vit(images).last_hidden_state, {})
@@ -260,7 +260,7 @@ def huggingface_dinov3_swiglu(folder: Path) -> Peer:
 
 
 def huggingface_mae(folder: Path) -> Peer:
-    """Its order of patches is that of a noise; in rising order, with nothing left out, it is the image's."""
+    """transformers sorts patches by a noise; increasing noise without masking keeps their order."""
     decoder = {f"decoder_{name}": 16 for name in ("hidden_size", "intermediate_size")}
     decoder |= {"decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
     model = hugging("ViTMAEForPreTraining", image_size=32, mask_ratio=0.0, **decoder)
@@ -324,7 +324,7 @@ def arrays(*, layers: tuple[int, ...] | None = None, prefix: str = "") -> dict[s
 
 
 def _google(folder: Path, model: nn.Module, **options: Any) -> Peer:
-    """timm reads the authors' files too, by code of its own."""
+    """timm also reads the authors' files, by separate code."""
     path = folder / "google.npz"
     numpy.savez(path, **arrays(**options))
     model.load_pretrained(str(path))

@@ -1,4 +1,4 @@
-"""What descriptions of figures show."""
+"""Read the content of descriptions of figures."""
 
 from ssvit.figures.plot import Plot
 

@@ -42,7 +42,7 @@ def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[s
 def _server() -> subprocess.Popen[bytes]:
     """One for the process that runs the tests; it ends when its input does."""
     command = [sys.executable, "-c", "import prefork; prefork.serve()"]
-    # Without buffers, so that `select` sees all that has not been read.
+    # Unbuffered, so that `select` reports all unread bytes.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
 

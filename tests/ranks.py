@@ -36,7 +36,7 @@ def together(processes: Iterable[BaseProcess]) -> list[int | None]:
 
 
 def start(work: Callable[..., None], world: int, *arguments: object) -> list[int | None]:
-    """Call a function of a module in so many processes; returns their exit codes."""
+    """Call a function of a module in several processes and return their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -105,7 +105,7 @@ def test_a_bijection_has_everything_once(size):
 
 
 def test_a_bijection_is_a_feistel_network_walked_until_it_is_inside():
-    """By Python's integers: 1000 numbers in the 2 ** 10 of a network of halves of five bits."""
+    """Compute the bijection by Python's integers: 1000 numbers in a network of 2 ** 10 with halves of five bits."""
     seed, kind, size = 5, "order of epoch 3", 1000
 
     def halves(number: int) -> int:

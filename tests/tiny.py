@@ -96,7 +96,7 @@ def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
 
 
 def masked_patch_decoder(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
-    """A masked patch objective whose encoder sees the visible patches alone."""
+    """Return a masked patch objective whose encoder encodes visible patches only."""
     return _of_masked(dropout, seed, MeanColor(patch_size=4), decoder={"depth": 1, "width": 8, "heads": 2})
 
 
@@ -151,7 +151,7 @@ def dino(dropout: float = 0.0, seed: int = 0) -> Dino:
 
 
 def ibot(dropout: float = 0.0, seed: int = 0) -> IBot:
-    """The same with masked patches."""
+    """Return the objective with masked patches."""
     torch.manual_seed(seed)
     temperature = Schedule(start=0.05, end=0.08, shape="linear", over=0.5)
     return IBot(dino_options.IBot(patch_temperature=temperature, **DINO), encoder=encoder(dropout))
@@ -188,7 +188,7 @@ def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
 
 
 def transform(objective: Objective) -> Augmentation:
-    """One crop of an image, or of several sizes for an objective of several views."""
+    """Return one crop of an image, or crops of several sizes for an objective of several views."""
     if isinstance(objective, Dino):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
     if isinstance(objective, Contrastive):
@@ -208,7 +208,7 @@ class At:
 
 
 def at(objective: Objective, *calls: int, act: Callable) -> Objective:
-    """The same objective, in which `act` changes the results of these calls of forward, counted from 0."""
+    """Return the objective, where `act` changes the results of these calls of forward, counted from 0."""
     objective.__class__ = type("AtCalls", (At, type(objective)), {"calls": calls, "act": staticmethod(act)})
     return objective
 
@@ -218,7 +218,7 @@ class Interrupted(Exception):
 
 
 def interrupted(objective: Objective, calls: int) -> Objective:
-    """The same objective, whose forward fails at that call, counted from 1."""
+    """Return the objective, whose forward fails at this call, counted from 1."""
 
     def fail(result):
         raise Interrupted
@@ -251,7 +251,7 @@ def train(
     folder: Path, *, data=None, workers=0, dropout=0.0, objective=None, evaluators=None, facts=None, strategy="auto",
     double=False, timeout=runtime.TIMEOUT, **recipe,
 ) -> tuple[bool, Objective]:  # fmt: skip
-    """Run the loop in `folder` as the tool does; returns what the loop says, and the trained objective."""
+    """Run the loop in `folder` like the command, and return its result and the trained objective."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
@@ -294,7 +294,7 @@ def state(objective: Objective, *, strategy: str = "auto", **options) -> tuple[S
 
 
 class Table(torch.nn.Module):
-    """A model that has the logits of tagged images by heart, and remembers which it was asked for."""
+    """A model that returns fixed logits for tagged images and records the images of each call."""
 
     def __init__(self, logits: torch.Tensor, classes, loss: str = "softmax") -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def _check_open_files(error: Exception) -> None:
     """Raise UserError if an error was caused by too many open files."""
     # If a descriptor could not be received, Python raises "received 0 items of ancdata".
     if getattr(error, "errno", None) == errno.EMFILE or re.search("Too many open files|ancdata", str(error)):
-        line = "too many open files; take fewer data workers, or raise the limit (ulimit -n)"
+        line = "too many open files; use fewer data workers, or raise the limit (ulimit -n)"
         raise UserError(line) from None
 
 

@@ -60,7 +60,7 @@ def test_three_are_kept_and_leftovers_removed(three):
 
 
 class Killed(BaseException):
-    """Stand for SIGKILL: no handler of the code under test catches it."""
+    """Simulate SIGKILL: no handler of the code under test catches this exception."""
 
 
 @pytest.mark.parametrize("deleted", range(4))

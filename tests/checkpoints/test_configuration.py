@@ -47,7 +47,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def chosen(config: dict, **choices) -> dict:
-    """The same with some choices changed."""
+    """Return the configuration with some choices changed."""
     return {**config, "choices": config["choices"] | choices}
 
 

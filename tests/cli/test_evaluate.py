@@ -1,4 +1,4 @@
-"""ssvit evaluate: all probes in one report, the same by one process or two; mistakes are told at once."""
+"""ssvit evaluate: all probes in one report, equal for one process and two; invalid options are reported at once."""
 
 import html
 import json
@@ -100,7 +100,7 @@ def test_predictions_are_what_the_accuracy_is_of(split):
 
 
 class Fixed(Probe):
-    """Finds what it is told of each feature set in turn."""
+    """A probe that returns prepared results, one for each feature set in order."""
 
     name = "fixed"
 
@@ -127,7 +127,7 @@ def test_layers_are_chosen_without_test_labels_or_else_the_last(split):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What a run of a tiny model leaves, without its training."""
+    """Write the folder of a tiny model's run without training it."""
     folder = tmp_path_factory.mktemp("outputs") / "run"
     untrained(folder, *TINY, "name=run")
     return folder
@@ -220,7 +220,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
 
 
 def test_features_kept_of_other_pixels_are_left_aside(tmp_path):
-    """Those of the same files with other channels."""
+    """Return the images of the same files with other channels."""
     for place in range(24):
         path = tmp_path / "set" / "ab"[place % 2] / f"{place}.ppm"
         path.parent.mkdir(parents=True, exist_ok=True)

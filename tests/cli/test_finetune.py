@@ -22,7 +22,7 @@ from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 
 RUN = "masked_patch_synthetic"
-# Of the images and the model of TINY, what a fine-tuning may say again.
+# Options of TINY's images and model that a fine-tuning may repeat.
 SHORT = (
     "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
     "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
@@ -72,7 +72,7 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool)
 
 
 def test_the_first_step_starts_from_the_pretrained_weights(outputs, tool):
-    """At a learning rate of almost 0 the weights after a step are those of the checkpoint, and the head is new."""
+    """At a learning rate of almost 0, a step keeps the weights of the checkpoint, and the head is new."""
     options = (*SHORT, "recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30")
     tool("finetune", *options)
     tool("finetune", *options, "checkpoint=scratch")

@@ -1,4 +1,4 @@
-"""ssvit few-shot, linear-probe and knn: their numbers are those of the checkpoint's features and of baselines."""
+"""ssvit few-shot, linear-probe and knn: they measure the checkpoint's features and the baselines."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""ssvit pretrain as a user runs it: mistakes told in one line before torch loads, runs that end as they should."""
+"""ssvit pretrain as a user runs it: one-line errors before torch is imported, and how runs end."""
 
 import fcntl
 import json
@@ -155,7 +155,7 @@ def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
     os.kill(int(worker), signal.SIGSTOP)
     reader = threading.Thread(target=process.stdout.read)  # the pipe must not fill up
     reader.start()
-    time.sleep(1)  # what was read ahead is used up
+    time.sleep(1)  # the batches that were read ahead are used up
     process.send_signal(signal.SIGTERM)
     process.wait(timeout=LIMIT)
     reader.join()
@@ -215,16 +215,16 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path):
     while True:
         try:
             shown += os.read(ours, 4096)
-        except OSError:  # the other side is closed
+        except OSError:  # the terminal is closed
             break
     assert process.wait() == 0
     text = shown.decode()
-    assert "step 1/6  loss" not in text  # a line of its own, as where there is no terminal
+    assert "step 1/6  loss" not in text  # on a separate line, as without a terminal
     for word in ("step 6/6", "images/s", "loss ", "the entropy of the labels"):
         assert word in text
 
 
-# Runs a tool; told last of all, after every other handler: the threads that remain.
+# Runs a tool and prints the remaining threads after all other exit handlers.
 THREADS_AT_THE_END = """
 import atexit, pathlib, runpy, sys
 tell = lambda: print("threads:", *(path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")))
@@ -236,7 +236,7 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed by Linux alone")
 def test_no_thread_outlives_a_run_of_several_processes(tool, tmp_path):
-    """One that lets go of a tensor while the interpreter ends aborts the process, seldom enough to be missed."""
+    """A thread that frees a tensor while the interpreter exits may abort the process, but only rarely."""
     (tmp_path / "threads.py").write_text(THREADS_AT_THE_END)
     done = tool("pretrain", *TINY, "fabric.strategy=ddp", "fabric.devices=1",
                 prefix=(sys.executable, str(tmp_path / "threads.py")))  # fmt: skip

@@ -1,4 +1,4 @@
-"""ssvit visualize: what it writes and says is what a plain computation on the same images gives."""
+"""ssvit visualize: its files and lines equal a plain computation on the same images."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def look(run, tmp_path, capsys):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Six pictures of their own, wider than high."""
+    """Write six different pictures, wider than high."""
     (tmp_path / "pictures").mkdir()
     for number in range(6):
         image = Image.effect_noise((40, 30), 60 + number).convert("RGB")

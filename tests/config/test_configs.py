@@ -118,7 +118,7 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, monk
 
 
 def is_the_authors_way(config) -> None:
-    """What the authors' input pipeline does with training images, whatever is trained: vit_jax: input_pipeline.py."""
+    """Apply the authors' input pipeline for training images, the same for all models: vit_jax: input_pipeline.py."""
     assert (config.data.mean, config.data.std) == (0.5, 0.5)
     assert config.data.augment._target_ == "ssvit.data.augment.crop.InceptionCrop"
     assert (list(config.data.augment.scale), config.data.augment.flip) == ([0.05, 1.0], 0.5)

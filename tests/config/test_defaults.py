@@ -96,7 +96,7 @@ def test_an_experiment_states_its_recipe_and_the_options_of_its_method(file):
 
 
 class Holder(Options):
-    """A group of which a part's options are options too."""
+    """Options of a group that include the options of one of its parts."""
 
     size: Count = 3
     momentum: Dino = Dino()

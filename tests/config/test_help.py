@@ -1,4 +1,4 @@
-"""--help explains every option in the options' own words, before torch is loaded; completion answers in a shell."""
+"""--help explains every option by its docstring without importing torch; completion works in a shell."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ PROBES = CommandLine([]).names("probe")
 
 
 def options(command: str, *given: str) -> dict[str, help.Option]:
-    """All options of a command by name; where its `before` finds no checkpoint, a stand-in is described."""
+    """Return all options of a command by name; a placeholder replaces a checkpoint that does not exist."""
     tool = find(command)
     files, groups = help.describe(tool, tool.described(given))
     return {one.name: one for group in (files, *groups) for one in group.options}

@@ -1,4 +1,4 @@
-"""Every tool tells a wrong option in one line before torch is loaded, and gives each job of a sweep a folder."""
+"""Every command reports a wrong option in one line before torch is imported; each job of a sweep has a folder."""
 
 import json
 import os

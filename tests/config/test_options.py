@@ -1,4 +1,4 @@
-"""Options are checked before torch is loaded, and each stands in one class and in the YAML files alone."""
+"""Options are checked before torch is imported, and each is declared in one class and used in YAML files only."""
 
 import json
 import os
@@ -94,7 +94,7 @@ for line in sys.stdin:
 
 
 def refusals(configs) -> list[tuple[str, str] | None]:
-    """Which option is refused of each configuration, and in which line, by one process without torch; None for none."""
+    """Return the error of each configuration (option and line), None if it is valid, from one process without torch."""
     lines = "\n".join(map(json.dumps, configs))
     command = [sys.executable, "-c", CHECK]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT)
@@ -110,7 +110,7 @@ def changed(config, option, value) -> dict:
 
 @pytest.fixture(scope="module")
 def told(images):
-    """What is said of a wrong value of every option, as {choice: {option: refusal}}; of none, by the option ""."""
+    """Return the errors for a wrong value of every option, {choice: {option: error}}; "" is the valid configuration."""
     configs = {}
     for choice, overrides in CHOICES.items():
         plain = composed(overrides, images)

@@ -7,7 +7,7 @@ from ssvit.data.batch import Batch
 
 
 def batch(count: int, first: int = 0, *, labelled: bool = True, targets: bool = True) -> Batch:
-    """Of which every tensor tells the slots."""
+    """Return a batch in which every tensor contains the slots."""
     slots = torch.arange(first, first + count)
     views = {
         "global": slots.view(-1, 1, 1, 1, 1).expand(-1, 2, 3, 4, 4).byte(),

@@ -40,7 +40,7 @@ RUN = (
 
 
 def values(channels: int, dtype: str, number: int = 0, size: tuple[int, int] = (SIDE, SIDE + 3)) -> np.ndarray:
-    """(c, h, w): noise over a part of what the type can hold, of each channel another part."""
+    """Return noise (c, h, w) over a part of the range of the dtype, a different part for each channel."""
     most = {"uint8": 255, "uint16": 4000, "int16": 3000, "float32": 7, "float64": 7}[dtype]
     noise = np.random.default_rng(number).random((channels, *size)) * np.linspace(0.5, 1, channels)[:, None, None]
     return ((noise - 0.3 * (dtype[0] in "if")) * most).astype(dtype)
@@ -197,7 +197,7 @@ def test_bytes_of_three_channels_are_photographs_in_any_file_and_others_need_opt
 
 @pytest.mark.parametrize("suffix", [".npy", ".tif", ".png"])
 def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> None:
-    """Of a folder and of shards, by the headers alone."""
+    """preset=auto estimates a folder and shards from the headers alone."""
     root = labelled_set(tmp_path / "set", 3, "uint16", suffix, 6)
     find("pack").call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
     for options in (datasets_options.Folder(root=str(root)), datasets_options.Shards(root=f"{tmp_path}/packed")):
@@ -246,7 +246,7 @@ def test_arrays_are_images_only_where_there_are_no_others(tmp_path: Path) -> Non
 
 
 def test_normalization_is_exact(tmp_path: Path) -> None:
-    """Of images of several sizes, with an offset that makes large sums lose their digits."""
+    """Statistics of images of several sizes, with an offset at which large sums lose digits, are exact."""
     arrays = {f"{i:02d}.npy": values(3, "float64", i, (5 + i, 7)) + 1e8 for i in range(20)}
     for name, array in arrays.items():
         write(tmp_path / name, array)
@@ -285,7 +285,7 @@ def test_nans_never_reach_a_run(tmp_path: Path) -> None:
 
 
 def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
-    """Some are grey, and become RGB in training; images of one channel stay grey."""
+    """Grey images become RGB in a data set of colour images; images of one channel stay grey."""
     for i in range(6):
         write(tmp_path / "mixed" / f"{i}.png", values(1 if i % 2 else 3, "uint8", i))
         write(tmp_path / "grey" / f"{i}.png", values(1, "uint8", i))
@@ -391,7 +391,7 @@ def test_a_run_has_the_measured_statistics_and_resumes_bit_for_bit(bands: Path, 
 
 
 def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) -> None:
-    """Of the run, of its exported weights, and in the file of embed; a picture of other channels is an error."""
+    """Run, exported weights and `embed` have the same features; a picture with other channels is an error."""
     files = sorted((bands / "set/a").glob("*.tif"))[:3]
     arrays = [np.moveaxis(tifffile.imread(file), 0, -1) for file in files]
     encoder = ssvit.load(newest(bands))
@@ -418,7 +418,7 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
 
 
 def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
-    """With the images and the pixel format of the pre-training run, which need not be typed again."""
+    """Commands take images and pixel format from the pre-training run."""
     small = [f"recipe.{name}" for name in ("steps=4", "batch_size=8", "warmup=1", "evaluate_every=4", "save_every=4")]
     run = find("finetune").call([f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "name=tuned", *small])
     assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
@@ -438,7 +438,7 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
 def test_sheets_of_similar_pictures_show_the_first_channels(
     bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], shown: list[int]
 ) -> None:
-    """Or those of the data set that is named with the query."""
+    """The contact sheet shows the channels of the run, or of the data set that the query names."""
     facts = manifest.read(newest(bands))["encoder"]
     seen = []
     monkeypatch.setattr(contact_sheet, "contact_sheet", lambda rows: seen.append(rows[0][0].image) or Gallery([]))
@@ -467,7 +467,7 @@ def test_sheets_of_similar_pictures_show_the_first_channels(
 def test_every_kind_of_method_takes_many_channels(
     bands: Path, tmp_path: Path, objective: str, options: list[str]
 ) -> None:
-    """With the shape that preset=auto gives the run, which selects nothing that is defined for photographs alone."""
+    """Objectives train on images of five channels, without augmentations that are defined for photographs only."""
     if objective in ("dino", "simclr"):
         options = [*options, *(f"data.augment.{name}" for name in ("jitter=0", "grayscale=0", "blur=[0.5,0.5,0.5]"))]
     data = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", "workers=0", f"outputs={tmp_path}"]

@@ -1,4 +1,4 @@
-"""Every kind of file decodes to what its pixels say, and no damaged file does worse than an Unreadable."""
+"""Every format decodes to its pixels, and a damaged file raises Unreadable."""
 
 import io
 import os

@@ -29,7 +29,7 @@ from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.options import OptionError, UserError
 
-TAG = CenterCrop(size=1)  # leaves one pixel, by which each image is known
+TAG = CenterCrop(size=1)  # leaves one pixel, which identifies the image
 
 
 def tagged(count: int) -> Memory:
@@ -37,7 +37,7 @@ def tagged(count: int) -> Memory:
 
 
 def folder(root: Path, count: int, damaged: Iterable[int] = ()) -> Files:
-    """Files of which number i is grey i all over; those damaged hold text."""
+    """Write files where image i has grey level i everywhere; damaged files contain text."""
     paths = [root / f"{i:03d}.png" for i in range(count)]
     for i, path in enumerate(paths):
         if i in damaged:
@@ -184,13 +184,13 @@ class _Exits:
 
 @pytest.mark.parametrize("transform", [_Exits(), TAG])
 def test_a_dead_worker_is_reported_in_one_line(tmp_path: Path, transform) -> None:
-    """While it reads, or with batches on the way: the main process would ask it for what it has read."""
+    """A worker is killed while it reads, or while the main process has not yet received its batches."""
     batches = Loader(source=folder(tmp_path, 10), transform=transform, seed=0, batch_size=5, workers=1).batches(0, 100)
     if transform is TAG:
         next(batches)
         time.sleep(0.5)
         active_children()[0].kill()
-    with pytest.raises(UserError, match=r"^a data worker died[^\n]*$"):
+    with pytest.raises(UserError, match=r"^a data worker was killed[^\n]*$"):
         list(batches)
 
 
@@ -256,12 +256,12 @@ def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("limit", [30, 50])  # too few for the workers themselves, and for what they hand over
+@pytest.mark.parametrize("limit", [30, 50])  # too few for the workers and for the tensors that they share
 def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path, limit: int) -> None:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    line = "ssvit.options.UserError: too many open files; take fewer data workers"
+    line = "ssvit.options.UserError: too many open files; use fewer data workers"
     assert done.stderr.splitlines()[-1].startswith(line)
     assert done.stderr.count("Traceback") == 1
 
@@ -361,7 +361,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def device(monkeypatch):
-    """A GPU with a log of what happens on which stream, and a clock in seconds."""
+    """A simulated GPU with a log of the operations of each stream, and a clock in seconds."""
     gpu = SimpleNamespace(current="main", log=[], clock=0.0)
 
     class Event:

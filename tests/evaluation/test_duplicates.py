@@ -1,4 +1,4 @@
-"""Near-duplicates between test and training images: what is found, and what is not."""
+"""Near-duplicates between test and training images: which are detected, and which are not."""
 
 import pytest
 import torch

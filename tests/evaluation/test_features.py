@@ -41,7 +41,7 @@ def images(count=10, seed=0, labels=True):
 
 
 def walked(encoder, source, layer):
-    """The tokens after a block, and how they leave the last norm, by hooks on a whole forward pass in eval mode."""
+    """Return the tokens after a block, with and without the last norm, by hooks on a forward pass in eval mode."""
     kept = []
     hook = encoder.blocks[layer - 1].register_forward_hook(lambda *call: kept.append(call[2]))
     encoder.eval()
@@ -140,7 +140,7 @@ def test_what_options_mean():
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often features have been computed."""
+    """Return how often features were computed."""
     calls = []
     compute = features.extract
     monkeypatch.setattr(features, "extract", lambda *a, **k: calls.append(1) or compute(*a, **k))

@@ -23,7 +23,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def cosines(queries: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
-    """All similarities in float64."""
+    """Return all similarities in float64."""
     one, other = (torch.nn.functional.normalize(vectors.double(), eps=1e-300) for vectors in (queries, train))
     return one @ other.T
 
@@ -93,7 +93,7 @@ def test_finds_it_for_any_number_of_queries_images_and_neighbours(m, n):
 
 
 def test_near_ties_that_fewer_digits_put_in_the_wrong_order():
-    """A thousand images whose similarities to a query differ by less than bfloat16 can tell."""
+    """Return a thousand images whose similarities to a query differ by less than the resolution of bfloat16."""
     d, n = 256, 4096
     queries = normal(64, d)
     train = queries[torch.arange(n) % 64] + 1e-2 * normal(n, d, seed=1)
@@ -184,7 +184,7 @@ def test_processes_together_find_what_one_does(tmp_path, world):
 
 
 def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
-    """Of features that share a large mean, of which a walk of k candidates misses some."""
+    """Features with a large common mean are difficult: a search with k candidates would find fewer than k neighbours."""
     vectors = torch.nn.functional.normalize(20 + normal(2000, 32), dim=1)
     index = HNSW(links=4, ef_construction=10, ef_search=1).over(vectors)
     assert (nearest(index, vectors[:200], 200).indices >= 0).all()

@@ -22,7 +22,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 
 def least(share: float, images: int) -> int:
-    """The fewest right answers of so many images that are above chance; images + 1 if none are."""
+    """Return the smallest number of correct predictions that is above chance; images + 1 if there is none."""
     passed = [above_chance(right / images, share, images) for right in range(images + 1)]
     assert passed == sorted(passed)
     return passed.index(True) if any(passed) else images + 1
@@ -34,7 +34,7 @@ def test_guessing_is_above_chance_in_at_most_four_of_a_hundred():
             continue
         right = least(share, images)
         assert binom.sf(right - 1, images, share) <= 0.04
-        # It is no stricter than it says: two right answers fewer are no rare event.
+        # The test is not too conservative: with two correct predictions fewer, errors are more frequent.
         assert binom.sf(right - 3, images, share) >= norm.sf(2)
 
 

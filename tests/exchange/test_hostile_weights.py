@@ -120,7 +120,7 @@ def header(shape, descr="<f4"):
 
 
 ATTACKS = {
-    # What is not there is not made.
+    # Elements that are not stored in the file are not allocated.
     "expanded.pth": (lambda path: pth(path, **{"norm.weight": torch.zeros(1).expand(1 << 31)}), "too few for"),
     "compressed.pth": (lambda path: rewritten(path, zipfile.ZIP_DEFLATED), "compressed or encrypted"),
     # A pickle with more numbers than the member of its storage.
@@ -161,10 +161,10 @@ ATTACKS = {
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """What is said of each file, by one process that reads them all, and what that took."""
+    """Return the error for each file, from one process that reads all of them, with its time and memory."""
     folder = tmp_path_factory.mktemp("hostile")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch, on tensors that it does not want any more
+        warnings.simplefilter("ignore")  # torch warns when it writes some of these files
         for name, (make, _) in ATTACKS.items():
             make(folder / name)
     names = sorted(ATTACKS, key=lambda name: name.endswith(".pth"))  # torch reads these, so they come last
@@ -237,7 +237,7 @@ def test_values_that_are_no_finite_numbers_are_rejected(tensor, suffix, tmp_path
 
 
 def test_nothing_larger_than_the_file_is_built(tmp_path):
-    """The patches' width makes an encoder of 19 thousand million weights, of which the file has a hundred thousand."""
+    """The width of the patch projection implies 19e9 weights, whereas the file contains 100,000."""
     width = 40_000
     wide = {name: torch.ones(1, 1) for name in weights() if not name.startswith("head")}
     wide |= {"patch_embed.proj.weight": torch.ones(width, 3, 1, 1), "pos_embed": torch.ones(1, 5, 1)}

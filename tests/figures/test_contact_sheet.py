@@ -1,4 +1,4 @@
-"""Contact sheets show whole images, frame neighbours by their class, and are limited in size."""
+"""Contact sheets show complete images, frame neighbours by their class, and are limited in size."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Figures: curves that coincide stay visible, and pictures show what they describe, whole."""
+"""Figures: coinciding curves stay visible, and pictures are complete."""
 
 import io
 
@@ -20,7 +20,7 @@ def pixels(figure) -> np.ndarray:
 
 
 def seen(figure, color) -> bool:
-    """Whether a colour is in a figure, as far as its edges leave it."""
+    """Return whether a figure contains a colour, up to antialiasing."""
     return (abs(pixels(figure) - 255 * np.array(to_rgb(color))).max(-1) < 25).sum() > 40
 
 

@@ -1,4 +1,4 @@
-"""An encoder class of a user's own: declared, trained, stored by a name, and built again where it is declared."""
+"""A user-defined encoder class: declared, trained, stored by its name, and built again by the same plug-in."""
 
 import sys
 from pathlib import Path
@@ -82,7 +82,7 @@ PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", 
 
 @pytest.fixture
 def conv(tmp_path, monkeypatch):
-    """The arguments by which a command finds the encoder."""
+    """Return the arguments that select the user-defined encoder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     choices.import_options.cache_clear()

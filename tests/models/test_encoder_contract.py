@@ -1,4 +1,4 @@
-"""What every kind of encoder must do: the equations token by token in float64, and the same in every shorter way."""
+"""The contract of every encoder: the equations token by token in float64, and equal results of every shortcut."""
 
 import math
 
@@ -68,7 +68,7 @@ def some(count: int, of_these: int, seed: int = 0) -> torch.Tensor:
 
 
 def turned(vector, row, column, grid):
-    """A head's numbers of one patch, one pair after the other: pair i is numbers i and k / 2 + i."""
+    """Return a head's channels of one patch by pairs: pair i consists of channels i and k / 2 + i."""
     k, found = len(vector), vector.clone()
     for i in range(k // 2):
         place, side = ((row, grid[0]), (column, grid[1]))[i // (k // 4)]
@@ -163,7 +163,7 @@ def plain(vit: ViT, image: torch.Tensor, keep: list[int] | None = None, scale=la
 @pytest.mark.parametrize("kind", [*KINDS, *SHAPES])
 @torch.no_grad()
 def test_it_computes_the_equations(kind):
-    """Each layer, the patches pooled in each way, the maps of a backbone, and some patches alone."""
+    """Each layer, each pooling, the feature maps of a backbone, and subsets of patches agree."""
     vit = build(kind, **SHAPES.get(kind, {})).double()
     images = images_of(vit).double()
     *layers, expected = (torch.stack(tokens) for tokens in zip(*(plain(vit, image) for image in images), strict=True))

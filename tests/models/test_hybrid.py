@@ -71,7 +71,7 @@ def convolved(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tenso
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Each of 32 groups of channels less its mean, over its deviation."""
+    """Normalise each of 32 groups of channels by its mean and standard deviation."""
     groups = []
     for group in x.chunk(32):
         centred = group - group.sum() / group.numel()

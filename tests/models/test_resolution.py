@@ -255,7 +255,7 @@ def test_gradients_flow_to_relative_keys_from_every_length():
 @pytest.mark.parametrize("method", ["model", "masked_patch_decoder", "simmim", "mae", "latent", "ibot", "simclr"])
 @pytest.mark.parametrize("size", [8, 24])
 def test_an_objective_that_samples_patches_refuses_images_of_another_size(method, size):
-    """Of the encoder's 16 px, whose patches its masks number: of others it would hide the wrong ones, or some never."""
+    """Training images must have the encoder's 16 px: masks are patch indices for this size."""
     objective, slots, images = getattr(tiny, method)(), torch.arange(2), tiny.pictures(2, side=size)
     scheduled = {name: torch.tensor(1.0) for name in objective.schedules}
     batch = Batch.of_view(images)

@@ -1,4 +1,4 @@
-"""Models of timm as encoders: their outputs, layers and files against timm's own, runs that resume, one-line errors."""
+"""Models of timm as encoders: outputs, layers and files equal timm's, runs resume, and errors have one line."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_between_two_micro_batches_ends_with_the_same_bit
 
 
 def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is_skipped(monkeypatch):
-    """Against torch's own after the same images; the other process's are made up."""
+    """Statistics equal torch's after the same images; the second process is simulated."""
     model, alone = (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)) for _ in range(2))
     alone.load_state_dict(model.state_dict())
     other = torch.arange(8.0)

@@ -103,7 +103,7 @@ def test_initialisation_is_the_authors():
 
 
 def test_bfloat16_does_not_shift_the_colours():
-    # Half a grey level is what a mean rounded to half precision would be off by, in every patch alike.
+    # A mean rounded to half precision would shift every patch by half a grey level.
     vit = ViT(vit_options.ViT(image_size=32, patch_size=16, width=256, depth=1, heads=1, mean=130.49 / 255, std=0.229))
     torch.nn.init.normal_(vit.patch.weight, std=768**-0.5, generator=torch.Generator().manual_seed(0))
     images = torch.full((1, 3, 32, 32), 130, dtype=torch.uint8)

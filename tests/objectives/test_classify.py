@@ -1,4 +1,4 @@
-"""Classification against its formulas in plain float64: labels smoothed, mixed and taught, one head and two."""
+"""Classification equals its formulas in float64: label smoothing, MixUp, distillation, one head and two."""
 
 import json
 import math
@@ -232,7 +232,7 @@ def test_soft_distillation_is_the_divergence_from_the_teachers_probabilities_of_
 
 def test_the_teacher_follows_the_images_to_their_device(monkeypatch):
     master = teacher()
-    # The encoder asks for a device that has autocast, which this stand-in for a GPU has not.
+    # The encoder requires a device with autocast, which this simulated GPU does not have.
     monkeypatch.setattr(master, "logits", lambda images: torch.zeros(6, 5, device=images.device))
     distillation = Distillation(classify_options.Distillation(), master)
     for device in ("cpu", "meta"):

@@ -1,4 +1,4 @@
-"""The codebook beside plain loops in float64; what is fitted before the first step, and what a run keeps of it."""
+"""The codebook equals plain loops in float64; it is fitted before the first step and stored with the run."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Contrastive tuning beside lightly's NNCLR and plain loops; its queue, its two phases, several processes, the tool."""
+"""Contrastive tuning equals lightly's NNCLR and plain loops: queue, both phases, several processes, the command."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def test_the_loss_is_that_of_a_plain_loop_and_made_of_lightlys():
     near = [bank(part.detach()) for part in projections.split(5)]
     for place in range(2):
         torch.testing.assert_close(near[place], objective.queue[objective.nearest(projections)[place * 5 :][:5]])
-    # lightly's loss has negatives of both kinds: without neighbours, both views' logits are those of NT-Xent's.
+    # lightly's loss has negatives from both views: without neighbours, its logits equal NT-Xent's.
     logits = objective.logits(projections, unit(objective.predictor(projections)))
     told = unit(objective.predictor(projections)).split(5)
     torch.testing.assert_close(logits, torch.cat([near[0] @ told[1].T, near[1] @ told[0].T]) / 0.15)

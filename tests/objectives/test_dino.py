@@ -1,4 +1,4 @@
-"""DINO beside lightly's and plain loops; what changes once for each update; the panel; from the command line."""
+"""DINO equals lightly's and plain loops: buffers that change once per update, the panel, the command line."""
 
 import math
 import warnings

@@ -29,7 +29,7 @@ def images_of(b: int = 2, c: int = 3, h: int = 16, w: int = 24) -> torch.Tensor:
 
 
 def histogram(channel: list[list[int]], rows: range, columns: range) -> list[float]:
-    """Of one cell in float64; pixels outside of the image have no gradient, and beyond its edge they are mirrored."""
+    """Compute the histogram of one cell in float64; pixels beyond the edge are mirrored and have no gradient."""
     h, w = len(channel), len(channel[0])
 
     def at(y: int, x: int) -> int:

@@ -1,4 +1,4 @@
-"""iBOT beside lightly's losses and plain loops; masks; what changes once for each update; the panel of patches."""
+"""iBOT equals lightly's losses and plain loops: masks, buffers that change once per update, the panel of patches."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Latent prediction beside plain loops: masks, targets, decoder and loss; the teacher; exact resumption; the panel."""
+"""Latent prediction equals plain loops: masks, targets, decoder, loss, teacher, exact resumption, the panel."""
 
 import itertools
 import math

@@ -186,7 +186,7 @@ def test_masked_and_visible_patches_are_all_patches_and_each_is_masked_as_often(
 
 
 def test_predictions_follow_their_patches():
-    """Whatever order the patches of either kind are listed in, since their positions tell where they stand."""
+    """The order of the indices of visible and masked patches has no effect, since each index has its position."""
     model, images = build().eval(), pictures()
     noise = model.sample(torch.arange(5), seed=0)
     turned = Masks(noise.visible_ids.flip(1), noise.masked_ids.roll(1, 1))

@@ -40,7 +40,7 @@ def random_images(b: int = 6) -> torch.Tensor:
 
 
 def spread(at: torch.Tensor, n: int = 16) -> torch.Tensor:
-    """Which patches are corrupted, (b, n)."""
+    """Return which patches are corrupted, (b, n)."""
     return torch.zeros(len(at), n, dtype=torch.bool).scatter(1, at, True)
 
 
@@ -117,7 +117,7 @@ def test_labels_do_not_depend_on_the_normalisation():
 
 
 def test_a_tiny_model_learns_to_use_the_context():
-    """Images of two colours that repeat in a pattern: each patch is known from the others, but not from the nearest."""
+    """Return patterned images of two colours: the remaining patches determine each patch, the nearest does not."""
     torch.manual_seed(0)
     colors = torch.randint(0, 8, (64, 3, 1, 2), generator=torch.Generator().manual_seed(2)) * 32 + 16
     cells = colors.repeat(1, 1, 4, 2)
@@ -148,7 +148,7 @@ def test_a_tiny_model_learns_to_use_the_context():
 
 
 def test_simmims_loss_and_gradients_are_those_of_the_authors_formula():
-    """All patches predicted, the absolute error times the mask of pixels, over masked pixels and channels."""
+    """SimMIM's loss: the absolute error of all patches times the mask, divided by masked pixels and channels."""
     masking = Masking(corrupted=0.6, mask=1, replace=0, keep=0, unit=2)
     model, images = build(Pixels(patch_size=4, loss="l1"), masking).double(), random_images(5)
     noise = model.sample(torch.arange(5), seed=0)

@@ -1,4 +1,4 @@
-"""Masked patch prediction whose encoder sees uncorrupted patches alone: a masked autoencoder's maths, any target."""
+"""Masked patch prediction with an encoder of uncorrupted patches only: the maths of MAE with any target."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
 
 
 def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float64():
-    """With pixels in [-1, 1] and the same masks; `MAE` is compared with loops and with transformers in test_mae."""
+    """The loss equals MAE's with pixels in [-1, 1] and the same masks; test_mae compares `MAE` with transformers."""
     model, images = build(Pixels(patch_size=4)).double(), pictures()
     peer = MAE(
         mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))

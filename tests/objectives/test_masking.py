@@ -19,7 +19,7 @@ def corrupted_map(at: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
 
 
 def neighbours(corrupted: torch.Tensor) -> float:
-    """The mean share of a corrupted patch's neighbours (up, down, left, right) that are corrupted too."""
+    """Return the mean fraction of a corrupted patch's four neighbours that are corrupted too."""
     pairs = torch.cat(
         [
             torch.stack([corrupted[:, 1:].flatten(), corrupted[:, :-1].flatten()]),

@@ -1,4 +1,4 @@
-"""What every objective must do: one graph, exact resumption, equal numbers in several processes, hashed randomness."""
+"""The contract of every objective: one graph, exact resumption, equality over processes, hashed randomness."""
 
 import copy
 import itertools
@@ -77,7 +77,7 @@ def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) ->
 
 
 def shaken(objective: Objective) -> Objective:
-    """The same with every weight random, so that no head is zero."""
+    """Return the objective with random weights, so that no head is zero."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in objective.parameters():
@@ -170,7 +170,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
              "simclr", "contrastive_tuning", "classify_layer", "classify_lora"],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
-    """Objectives without a state of their own: test_training.py."""
+    """test_training.py covers objectives without buffers."""
     options = {"steps": 5, "ema": 0.5, "double": True, "weight_decay": 0.1}
     name, arguments = CASES[case]
     tiny.train(tmp_path / "one", objective=getattr(tiny, name)(**arguments), **options)
@@ -277,7 +277,7 @@ def test_forward_and_a_step_that_is_not_applied_change_nothing(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.partition("_")[0] not in ("simclr", "contrastive")])
 def test_micro_batches_add_up_to_the_batch(case, tmp_path):
-    """With stochastic depth: gradients, and what changes once for each update, such as a centre or a teacher."""
+    """Gradients and buffers that change once per update, such as a centre or a teacher, agree with stochastic depth."""
     objective = shaken(build(case, depth=0.6)).double()
     parameters = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     given = batch(objective)
@@ -331,7 +331,7 @@ def test_samples_are_a_function_of_seed_and_slot(case):
 @pytest.mark.parametrize("case", [case for case in SAMPLING if case != "masked_patch"])
 @torch.no_grad()
 def test_hidden_patches_change_no_prediction_and_all_others_do(case):
-    """Where corrupted patches may also be unchanged or copied: test_masked_patch.py."""
+    """test_masked_patch.py covers corrupted patches that are unchanged or copied."""
     objective, images = shaken(build(case)).eval(), tiny.pictures(6)
     noise = objective.sample(torch.arange(6), seed=0)
     hidden = noise.masked_ids if case == "mae" else noise[0]

@@ -1,4 +1,4 @@
-"""Contrastive learning beside lightly's loss and plain loops, its views, several processes, and the panel."""
+"""Contrastive learning equals lightly's loss and plain loops: views, several processes, the panel."""
 
 import math
 import os

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def required(first: list[str]) -> Iterator[Requirement]:
-    """What the packages of ``first`` need, and what these need, by what is installed."""
+    """Return the transitive dependencies of the packages ``first`` from the installed metadata."""
     waiting, seen = [Requirement(text) for text in first], set()
     while waiting:
         requirement = waiting.pop()
@@ -49,7 +49,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 
 
 def test_every_package_that_the_tests_need_has_one_version_that_suits_all_others() -> None:
-    """Of ``ssvit[dev]`` and all that it brings."""
+    """The constraints cover ``ssvit[dev]`` and all of its dependencies."""
     pins = pinned("constraints.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = list(required(project["dependencies"] + project["optional-dependencies"]["dev"]))

@@ -1,4 +1,4 @@
-"""Every command on the pages is one that ssvit takes: its options exist, and what must be given is given."""
+"""Every command on the pages is valid: its options exist, and required options are set."""
 
 import re
 import shlex
@@ -26,12 +26,12 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 WRITTEN = re.compile(r"^(?:    |# )(?:\w+=\S+ )*(?:ssvit |(?:python|torchrun .*) tools/)(.+)$", re.MULTILINE)
 STORED = Path(__file__).parents[1] / "fixtures" / "outputs"
 FLAGS = {"--help", "--help-all", "--dry-run", "--show-config"}
-# What a word of the pages stands for, where the folder below has nothing of its name.
+# Values for placeholders of the pages that name no file of the folder below.
 MEANT = {"checkpoint=PATH": "checkpoint=RUN", "checkpoint=FILE": "checkpoint=scratch"}
 
 
 def written(pages: list[Path]) -> list[str]:
-    """What stands behind `ssvit` or `python tools/` in each command of the pages."""
+    """Return the arguments of `ssvit` or `python tools/` in each command of the pages."""
     return [line for page in pages for line in WRITTEN.findall(page.read_text().replace("\\\n", " "))]
 
 
@@ -69,7 +69,7 @@ def test_bash_passes_every_command_as_it_is_written():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder in which everything lies that the pages name."""
+    """A folder with all files that the pages name."""
     place = tmp_path_factory.mktemp("reader")
     run = STORED / "masked_patch_synthetic"
     shutil.copytree(STORED, place / "outputs")

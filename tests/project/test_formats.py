@@ -1,4 +1,4 @@
-"""Each stored format has a number, and a file with another number is refused in one line that names both."""
+"""Each stored format has a schema number, and a file with another number fails with one line that names both."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The house of the package: imports run downward, each level knows what it may, and what must start fast does."""
+"""The structure of the package: imports run downward, and modules that must start fast do not import torch."""
 
 import ast
 import graphlib
@@ -32,7 +32,7 @@ MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 
 
 def imports(source: str, known: frozenset[str] = frozenset()) -> set[str]:
-    """Full names of what a module imports anywhere in it, as modules where `known` has them."""
+    """Return the full names that a module imports, as modules if they are in `known`."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -63,7 +63,7 @@ def level_of(module: str) -> int:
 
 
 def outside(module: str) -> set[str]:
-    """Packages that a module imports besides ssvit and the standard library."""
+    """Return the packages that a module imports, without ssvit and the standard library."""
     return {name.split(".")[0] for name in IMPORTS[module]} - {"ssvit"} - sys.stdlib_module_names
 
 

@@ -1,4 +1,4 @@
-"""No test may leave a process behind: what is left is found, and what a killed test run has started ends with it."""
+"""No process may outlive its test: remaining processes are detected, and children of a killed test run exit."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The pages: each stands in the site, every link leads somewhere, and the site builds without network."""
+"""The pages: each is part of the site, every link has a target, and the site builds without network access."""
 
 import importlib
 import os
@@ -48,7 +48,7 @@ def test_every_page_stands_in_the_site():
         parts = entry.values() if isinstance(entry, dict) else entry
         return set().union(*map(files, parts))
 
-    # Its other values name Python objects, which a plain YAML reader does not know.
+    # Its other values name Python objects, which plain YAML does not support.
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     assert files(yaml.safe_load(nav)) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
@@ -64,7 +64,7 @@ def test_the_reference_names_what_there_is():
 
 
 def test_the_page_of_options_has_every_option():
-    """Of every command, and of every choice that is declared in Python."""
+    """The reference lists every command, and every choice that is declared in Python."""
     reference = runpy.run_path(str(DOCS / "reference.py"))
     tables = reference["tables"]()
     for name in COMMANDS:

@@ -143,7 +143,7 @@ class Killed(BaseException):
 
 
 class Countdown:
-    """Each call that synchronises or renames counts, and call number `turn` fails."""
+    """Calls that synchronise or rename are counted, and call number `turn` fails."""
 
     def __init__(self, patch, turn: int, failure: BaseException) -> None:
         self.remaining = turn

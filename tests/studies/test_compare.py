@@ -1,4 +1,4 @@
-"""A comparison gives each objective the same CPU time, and its table says what the commands found."""
+"""A comparison gives each objective the same CPU time, and its table contains the results of the commands."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ COST = {"masked_patch": 0.2, "mae": 0.1, "dino": 0.4, "two": 0.05}
 
 
 class Commands:
-    """Commands that are made up: what was asked for is kept, and files are left as the real ones leave them."""
+    """Simulated commands that record their arguments and write the files of the real commands."""
 
     def __init__(self):
         self.asked = []
@@ -78,7 +78,7 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert all(given["encoder.depth"] == "2" for given in trained)
     # A step is measured once for each objective.
     assert [given["objective"] for command, given in commands.asked if command == "cost"] == ["masked_patch", "mae"]
-    # Once, beside the first run: random weights and pixels, and fine-tuning from random weights.
+    # Once, with the first run: random weights, pixels, and fine-tuning from random weights.
     evaluated = [given["baselines"] for command, given in commands.asked if command == "evaluate"]
     assert evaluated == ["true", "false", "false", "false"]
     tuned = [given["checkpoint"] for command, given in commands.asked if command == "finetune"]
@@ -175,7 +175,7 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
     )
     assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
     row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
-    # The second stage goes on where the first has ended.
+    # The second stage starts from the result of the first.
     assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
     assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 23680, 40960]
 
@@ -192,7 +192,7 @@ def test_a_row_has_the_layers_of_each_probe_by_their_own_numbers(layers, chosen,
     of_images = [(f"layer{number}_patch_mean", {4: 0.8, 6: 0.6}[number]) for number in layers]
     knn = measured("knn", *of_images, best=f"layer{layer}_patch_mean")
     attentive = measured("attentive", ("layer6_patches", 0.9), best="layer6_patches")
-    # As `ssvit evaluate` writes it: the feature sets of whole images and those of patches in one list.
+    # The format of `ssvit evaluate`: feature sets of whole images and of patches in one list.
     report = {"own": [*(name for name, _ in of_images), "layer6_patches"], "measured": [knn, attentive]}
     assert methods.probes(report) == {
         "knn": {"column": "test", "chosen": chosen, "layer": layer, "last": last},
@@ -267,7 +267,7 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
     with pytest.raises(KeyboardInterrupt):
         compare.command.call(options)
     monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
-    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # made-up commands refuse what is there
+    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # the simulated commands fail on existing folders
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_evaluation")
     shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")
     compare.command.call(options)

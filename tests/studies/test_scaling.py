@@ -146,7 +146,7 @@ def test_a_line_over_images_has_one_model_and_leaves_out_what_has_all():
 
 
 def panels(rows):
-    """What is plotted: in each panel its labels of both axes, and the values of its points by their label."""
+    """Return the plot: for each panel, the labels of both axes, and the values of its points by label."""
     figure = plot(points(rows))
     assert figure.png()
     return [

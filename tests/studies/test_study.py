@@ -1,4 +1,4 @@
-"""A comparison's numbers are those of its runs; the choice of a learning rate never sees the test images."""
+"""A comparison reports the results of its runs; the choice of a learning rate never uses test images."""
 
 import json
 import re
@@ -14,7 +14,7 @@ BOTH = {"pretrained": {}, "scratch": {"checkpoint": "scratch"}}
 
 
 class Runs:
-    """Runs that are made up: what was asked for is kept."""
+    """Simulated runs that record their arguments."""
 
     def __init__(self, score):
         self.asked, self.score = [], score
@@ -41,7 +41,7 @@ def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     scores = {("pretrained", 5): 0.6, ("pretrained", 6): 0.7, ("scratch", 5): 0.41, ("scratch", 6): 0.43}
     runs = Runs(lambda name, changes: scores[name.split("_")[0], changes["recipe.seed"]])
     comparison.compare(runs, BOTH, seed=5, seeds=2, folder=tmp_path)
-    # Alike but for where they start.
+    # They differ only in the initial weights.
     for name, changes in runs.asked:
         own = {"recipe.seed": int(name[-1])}
         assert changes == (own | {"checkpoint": "scratch"} if name.startswith("scratch") else own)
@@ -134,7 +134,7 @@ def test_without_a_true_difference_a_gain_or_loss_is_told_in_at_most_one_of_20_c
 
 
 def test_runs_of_different_lengths_have_a_curve_over_the_steps_of_all(tmp_path):
-    """Each run ends at its own step, where the test images have a separate row."""
+    """Runs end at different steps; each has a separate row for the test images."""
     ends = {"pretrained_seed0": 4, "pretrained_seed1": 8, "scratch_seed0": 6, "scratch_seed1": 6}
 
     def run(name, changes):
@@ -155,7 +155,7 @@ def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
 
 @pytest.mark.parametrize(("scores", "best"), [({0.1: 0.5, 0.01: 0.7, 0.3: 0.6}, 0.01), ({0.1: 0.5, 0.3: 0.5}, 0.1)])
 def test_the_choice_is_the_best_on_the_development_split(tmp_path, scores, best):
-    # On the test images the others would be better: that must not count.
+    # On the test images, other rates would be better, which must not affect the choice.
     runs = Runs(lambda name, changes: scores[changes["recipe.lr"]] if "development" in changes else 0.0)
     assert comparison.choose(runs, learning_rates=list(scores), development=0.2, folder=tmp_path) == best
     *tried, last = runs.asked

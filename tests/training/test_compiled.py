@@ -22,7 +22,7 @@ METHODS = (*RANDOM, "dino", "contrastive_tuning", "classify")
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """How many graphs were compiled so far, each by plain torch; a break is an error."""
+    """Return the number of compiled graphs so far; a graph break is an error."""
     found, compile = [], torch.compile
 
     def count(graph, inputs):
@@ -37,14 +37,14 @@ def graphs(monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_one_graph_and_one_that_samples(tmp_path, graphs, method):
-    """With schedules that change at every step, micro-batches, an average and a checkpoint."""
+    """One graph suffices with schedules that change at every step, micro-batches, an average and a checkpoint."""
     tiny.train(tmp_path, objective=getattr(tiny, method)(0.1), backend="compile", accumulate=2, steps=4, warmup=1)
     assert len(graphs) == (2 if method in RANDOM else 1)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_random_numbers_are_the_same_in_a_compiled_graph():
-    """Their products have to wrap at 64 bits, which torch's compiler does not do with numbers that it knows."""
+    """Products must wrap at 64 bits, which torch's compiler does not do with constants."""
     torch._dynamo.reset()
     slots = torch.arange(5) + (1 << 40)
     assert torch.compile(uniform, fullgraph=True)(3, "test", slots, 7, 1).equal(uniform(3, "test", slots, 7, 1))

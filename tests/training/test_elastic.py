@@ -33,7 +33,7 @@ def test_half_of_the_processes_continue_with_the_same_batches(tool, tmp_path):
 
 @pytest.mark.slow
 def test_two_four_and_eight_processes_train_as_one_does_on_the_embedded_images(tool, tmp_path):
-    """In float64, with copies and with parts of the model: every loss and every metric of the held-out images."""
+    """Losses and held-out metrics agree in float64, with DDP and with FSDP."""
     options = (*TINY, "probe=[]", "recipe.precision=64-true", "recipe.batch_size=16", "recipe.ema=0.9")
     found = {}
     for strategy, count in (("auto", 1), *((strategy, count) for strategy in ("ddp", "fsdp") for count in (2, 4, 8))):
@@ -52,7 +52,7 @@ def test_two_four_and_eight_processes_train_as_one_does_on_the_embedded_images(t
 
 @pytest.mark.slow
 def test_a_run_continues_without_one_of_two_machines(tmp_path):
-    """Two agents of torchrun stand for two machines; one of them is killed with its process."""
+    """Two agents of torchrun simulate two machines; one of them is killed with its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -67,7 +67,7 @@ def test_a_run_continues_without_one_of_two_machines(tmp_path):
         agents = [subprocess.Popen(command, stdout=log, stderr=log) for _ in range(2)]
 
     def kill(agent: subprocess.Popen) -> None:
-        """With its process, which has a session of its own."""
+        """Kill an agent and its process, which has a separate session."""
         with contextlib.suppress(FileNotFoundError):
             children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
             for pid in (agent.pid, *map(int, children)):

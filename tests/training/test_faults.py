@@ -25,14 +25,14 @@ from ssvit.checkpoints.manifest import complete, read
 from ssvit.checkpoints.run_folder import rows
 from ssvit.retrieval.store import Store
 
-STEPS, BEGUN, DAMAGED = 6, 4, 5  # the newest whole checkpoint of the folder that a run goes on from, and a damaged one
+STEPS, BEGUN, DAMAGED = 6, 4, 5  # the newest complete checkpoint of the run folder, and a damaged one
 WRITES = {"write", "pwrite", "pwrite64", "writev"}
 READS = {"read", "pread", "pread64", "readv"}
 # What changes nothing on disk: to die after it is to die after the change before it.
 LOOKS = READS | {"stat", "stat64", "lstat", "lstat64", "fstat", "fstat64", "fstatat", "fstatat64", "statx", "access",
                  "opendir", "readdir", "readdir64", "mmap", "mmap64"}  # fmt: skip
 TAKES_ROOM = WRITES | {"fsync", "fdatasync", "mkdir", "mkdirat", "rename", "renameat", "ftruncate", "ftruncate64"}
-POWER = -KILL  # death, and what was not synchronised is lost
+POWER = -KILL  # the process is killed, and unsynchronised bytes are lost
 
 
 def train(folder: Path) -> None:
@@ -72,7 +72,7 @@ def system(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(system, tmp_path_factory):
-    """A folder that a run goes on from, and the checksums that it ends with."""
+    """Return a folder from which a run continues, and the checksums of its result."""
     folder = tmp_path_factory.mktemp("begun")
     for job in ("train", "begin"):
         (folder / job).mkdir()
@@ -150,7 +150,7 @@ def strikes(system, job: str, folder: Path, prepare, *, share: int = 1, until: s
 @pytest.mark.parametrize("share", [101, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("begins", [False, True])
 def test_any_call_may_fail_and_nothing_is_lost(system, begun, tmp_path, begins, share):
-    """Of a run that begins, up to its second checkpoint: later, it does the same as a run that continues."""
+    """Calls of a new run up to its second checkpoint fail; later calls equal those of a continued run."""
     run, whole = begun
     folder = tmp_path / "run"
     prepare = folder.mkdir if begins else lambda: shutil.copytree(run, folder)

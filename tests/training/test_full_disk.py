@@ -15,13 +15,13 @@ from ssvit.figures.plot import Line, Panel, Plot
 from ssvit.options import UserError
 
 STORED = Path(__file__).parents[1] / "fixtures"
-# In blocks of 512 bytes; an import may want to write a few bytes.
+# In blocks of 512 bytes; an import may write a few bytes.
 LIMITED = ("sh", "-c", 'ulimit -f "$0" && exec "$@"')
 
 
 @contextmanager
 def limited(size: int):
-    """Let no file grow beyond so many bytes."""
+    """Limit the size of every file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""The metrics log of a run: what it cannot write is told in one line that names the file, and its rows are durable."""
+"""The metrics log of a run: write errors are one line that names the file, and rows are durable."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(log, tmp_path, pattern, cap
     file.unlink()
     file.symlink_to("/dev/full")
     with pytest.raises(UserError) as error:
-        # TensorBoard writes in a thread, which may tell a row later.
+        # TensorBoard writes in a thread, which may report the error a row later.
         all(log.record(step, ROW) is None for step in range(2, 100))
     assert str(error.value).startswith(f"{tmp_path / pattern}: cannot be written (No space left on device)")
     assert "Traceback" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The loggers of a run: metrics of a resumed run, in the service's own store; options."""
+"""The loggers of a run: metrics of a resumed run in the store of each service, and options."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def test_each_offline_run_of_wandb_has_all_points_up_to_its_end_once(tmp_path, m
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     options = {"name": "group/run", "hyperparameters": {"recipe.lr": 0.1}}
-    for first, last in ((0, 5), (3, 9)):  # killed after step 5, when the newest checkpoint was that of step 3
+    for first, last in ((0, 5), (3, 9)):  # killed after step 5, with the newest checkpoint at step 3
         logger = Wandb(wandb_options.Wandb(project="mine"), folder=tmp_path, **options)
         run(tmp_path, logger, first, last, complete=last == 9)
     wandb.teardown()  # ends its process, which may still be writing

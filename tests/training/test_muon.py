@@ -1,4 +1,4 @@
-"""Muon: the orthogonalised update against singular value decompositions and torch's own, and in whole runs."""
+"""Muon: the orthogonalised update equals singular value decompositions and torch's Muon; complete runs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Checkpoints in parts: what the processes held when it was asked for, whatever happens meanwhile, and whole again."""
+"""Sharded checkpoints contain the state at the time of the call, and can be merged into complete ones."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def test_a_file_has_the_bytes_of_safetensors(tmp_path, notes):
 
 
 def snapshot(folder: Path) -> None:
-    """Save a sharded state, and change it at once; what it was lies beside, by the main process."""
+    """Save a sharded state and change it at once; the main process stores the expected state next to it."""
     state, _ = tiny.state(tiny.dino(), strategy="fsdp")
     for weight in state.objective.parameters():
         if weight.requires_grad:
@@ -126,7 +126,7 @@ def test_a_finished_run_that_was_killed_before_its_parts_were_merged_merges_them
 
 @pytest.mark.parametrize("call", range(4))
 def test_a_merge_that_fails_leaves_a_checkpoint_that_is_whole(parted, monkeypatch, call):
-    """The disk refuses one of the files, or the manifest."""
+    """Writing one of the files or the manifest fails."""
     before, calls = flat(parted), []
 
     def refusing(write):
@@ -161,7 +161,7 @@ def test_a_damaged_part_is_named_and_passed_over(saved, tmp_path):
 
 @pytest.mark.parametrize("offset", [[1 << 40, 0], "none", None])
 def test_parts_that_do_not_fit_are_refused(parted, offset):
-    """And no memory is taken for what they claim to be."""
+    """Damaged parts do not allocate the memory of the sizes in their headers."""
     manifest = json.loads((parted / "manifest.json").read_text())
     part = parted / "part_00000.safetensors"
     data = part.read_bytes()
@@ -175,7 +175,7 @@ def test_parts_that_do_not_fit_are_refused(parted, offset):
 
 
 def train(folder: Path, strategy: str, killed: bool) -> None:
-    """One process of a run; killed: as it writes its part of the second checkpoint, in a second process."""
+    """One process of a run; `killed` kills the second one while it writes its part of the second checkpoint."""
     write, calls = storage.write_tensors, []
 
     def write_or_die(path, *rest):

@@ -154,7 +154,7 @@ def test_a_path_is_a_folder_shards_or_a_table(photographs, tmp_path, monkeypatch
     assert [data_set(f"data={name}", LINE) for name in ("csv", "shards")] == [["data=csv"], ["data=shards"]]
     with tarfile.open(photographs / "more.tar", "w") as shard:
         shard.add(photographs / "0.png", "0.png")
-    assert data_set(f"data={photographs}", LINE)[0] == "data=folder"  # of images, beside which a tar file lies
+    assert data_set(f"data={photographs}", LINE)[0] == "data=folder"  # of images, next to a tar file
 
 
 def test_images_that_cannot_be_read_are_an_error(tmp_path):

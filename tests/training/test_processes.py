@@ -131,7 +131,7 @@ def test_two_processes_continue_with_the_same_bits(tmp_path, files, method, stra
 
 
 def test_processes_end_saved_after_torchrun_is_killed(tmp_path):
-    """And as long as they work, another run by that name is refused with the process id and the host."""
+    """While they run, a second run of the same name fails with the process id and the host."""
     options = [str(ROOT / "tools" / "pretrain.py"), *TINY, "outputs=outputs", "name=run", "probe=[]"]
     endless = [f"recipe.{name}=100000" for name in ("steps", "save_every", "evaluate_every")]
     command = [*TORCHRUN, "--nproc-per-node=2", *options, *endless]
@@ -204,7 +204,7 @@ def test_any_number_of_processes_continues_after_any_end(tmp_path, folder, world
 def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
     tmp_path, folder, files, strategy, victim, workers
 ):
-    """With the addresses of the ended processes still in torchrun's store."""
+    """Processes start although the addresses of the ended ones are still in torchrun's store."""
     options = {"strategy": strategy, **EXACT, "data": str(files), "workers": workers}
     done = launched(tmp_path / "run", 2, restarts=1, **options, ending={victim: [9, "SIGKILL"]})
     assert done.returncode == 0, done.stderr
@@ -241,7 +241,7 @@ def test_a_command_that_reads_features_in_two_processes_reports_that_one_has_end
 
 
 def is_of_a_lost_process(text: str) -> bool:
-    """Whether a process's stderr is the one line that another process has ended."""
+    """Return whether the stderr of a process is the one line that another process has ended."""
     lines = text.splitlines()
     return len(lines) == 1 and "another process" in lines[0] and "fabric.timeout" in lines[0]
 
@@ -268,13 +268,13 @@ def test_a_process_that_does_not_answer_is_waited_for_no_longer_than_the_time_ou
 
 @pytest.mark.slow
 def test_torchrun_ends_a_process_that_waits_for_something_else(tmp_path):
-    """As it may wait for NCCL, which does not raise before the time-out."""
+    """A rank may wait for NCCL, which does not raise before the time-out."""
     ending = {"0": [5, f"sleeps {LIMIT}"], "1": [5, "SIGKILL"]}
     assert launched(tmp_path / "run", 2, ending=ending).returncode not in (0, None)
 
 
 def test_the_port_of_an_earlier_attempt_is_ignored():
-    """It refuses connections, until the main process of this attempt publishes another one."""
+    """An ended attempt's port refuses connections; the rank waits until this attempt publishes another one."""
     store = distributed.HashStore()
     with socket.create_server(("127.0.0.1", 0)) as served, socket.socket() as ended:
         ended.bind(("127.0.0.1", 0))

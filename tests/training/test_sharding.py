@@ -1,4 +1,4 @@
-"""A model shared out among processes: one unit for each layer, parts that make up the whole, numbers of one process."""
+"""A sharded model has one unit per layer, its shards form the complete model, and results equal one process."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def with_one_thread(work, *arguments) -> None:
 
 
 def spread(work, folder: Path, world: int, *arguments) -> None:
-    """Call a function of a module in so many processes."""
+    """Call a function of a module in several processes."""
     assert start(with_one_thread, world, work, folder, *arguments) == [0] * world
 
 
@@ -42,7 +42,7 @@ def test_each_layer_is_a_unit_of_its_own(alone, method, layers):
     objective = getattr(tiny, method)()
     sharding.strategy(half=False)._parallelize_fn(objective, alone)
     units = [part for part in objective.modules() if isinstance(part, FSDPModule)]
-    assert len(units) == layers + 1  # and one for the rest
+    assert len(units) == layers + 1  # and one for all other weights
     assert all(isinstance(weight, torch.distributed.tensor.DTensor) for weight in objective.parameters())
 
 
@@ -91,7 +91,7 @@ def count(folder: Path, optimizer: str) -> None:
     whole = {name: sum(part.numel() * part.element_size() for part in tensors) for name, tensors in parts.items()}
     Path(folder, f"{state.fabric.global_rank}.json").write_text(json.dumps([held, whole]))
     before = dict(tiny.dino().named_parameters())
-    with state.evaluating() as evaluated:  # the gradients were 0, and the average is that of the initial weights
+    with state.evaluating() as evaluated:  # the gradients were 0, so the average equals the initial weights
         assert all(torch.equal(weight, before[name]) for name, weight in evaluated.named_parameters())
 
 

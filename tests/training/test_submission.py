@@ -24,7 +24,7 @@ def test_a_dry_run_previews_each_job_here_and_submits_nothing(tool, tmp_path):
 
 
 def test_the_main_process_is_torchruns_within_a_job_of_slurm(monkeypatch):
-    """Which numbers the machines in another order."""
+    """Slurm may number the machines in another order."""
     monkeypatch.setenv("SLURM_PROCID", "1")
     assert not is_main_process()
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -37,7 +37,7 @@ def test_the_main_process_is_torchruns_within_a_job_of_slurm(monkeypatch):
 
 @pytest.mark.slow
 def test_the_script_for_slurm_trains_and_is_queued_again(tmp_path):
-    """With srun and scontrol that stand for a machine of one node."""
+    """Run the script with stubs of srun and scontrol for one node."""
     for name, line in (("srun", 'exec "$@"'), ("scontrol", 'echo "$@" >> calls; echo localhost')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)

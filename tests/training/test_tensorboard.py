@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: a chart for each curve, with baselines as lines."""
+"""TensorBoard shows a chart for each curve of a run, with baselines as lines."""
 
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -38,7 +38,7 @@ def test_a_baseline_is_a_line_in_the_chart_of_its_curve():
         "at_most": {"information": 2.0},
         "chance": {"agreement": 0.1},
     }
-    row = {"train/loss_mean": 1.0, "images_per_second": 5.0}  # without the curve of which it would be a baseline
+    row = {"train/loss_mean": 1.0, "images_per_second": 5.0}  # without the curve that this baseline belongs to
     assert lines(row) == {"": row}
 
 

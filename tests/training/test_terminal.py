@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Terminal:
-    """A command in a terminal of its own, 80 columns wide."""
+    """Run a command in a pseudo-terminal with 80 columns."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.master, slave = pty.openpty()
@@ -30,7 +30,7 @@ class Terminal:
         self.shown = ""
 
     def read(self, until: str | None = None) -> str:
-        """What is shown up to a text, or to the end."""
+        """Return the output up to a text, or to the end."""
         with contextlib.suppress(OSError):  # the command has ended
             while until is None or until not in self.shown:
                 self.shown += os.read(self.master, 4096).decode()

@@ -29,7 +29,7 @@ def trained(model: nn.Module) -> set[str]:
 
 
 def moved(model: Classify) -> Classify:
-    """The same with every weight changed at random, so that neither the head nor LoRA's B is zero."""
+    """Return the model with random weights, so that neither the head nor LoRA's B is zero."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter) * 0.2
@@ -82,7 +82,7 @@ def test_lora_starts_as_the_model_it_changes():
 
 
 def test_lora_is_its_formula():
-    """In float64, by a model whose matrices are computed one number at a time."""
+    """Outputs equal a model whose matrices are computed element by element in float64."""
     adapted = moved(tiny.classify(**LORA)).double()
     state, layers = adapted.state_dict(), []
     for number in range(2):

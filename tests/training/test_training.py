@@ -59,7 +59,7 @@ ABOVE = {"encoder.blocks.0": 2, "encoder.blocks.1": 1, "encoder.norm": 0, "head"
 
 
 def layers_above(name: str) -> int:
-    """The number of layers above a weight of the tiny model, of which the patch projection is the lowest."""
+    """Return the number of layers above a weight of the tiny model; the patch projection is the lowest layer."""
     return next((layers for prefix, layers in ABOVE.items() if name.startswith(prefix)), 3)
 
 
@@ -182,7 +182,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path, files,
     recipe = {"data": files, "steps": 60, "save_every": 2, "dropout": 0.1}
     chance = random.Random(kills)
     seconds = []
-    for name in ("warm", "whole"):  # the first starts the server that the others are forked from
+    for name in ("warm", "whole"):  # the first call starts the server from which the other processes are forked
         began = time.monotonic()
         worker = child(tiny.train, tmp_path / name, **recipe)
         worker.start()
@@ -206,7 +206,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path, files,
 
 
 def test_accumulation_gives_the_gradients_of_the_whole_batch(tmp_path):
-    # In float64, because Adam blows the rounding of gradients that are zero (of the keys' biases) up to whole steps.
+    # In float64, because Adam amplifies the rounding errors of zero gradients (the keys' biases) to full steps.
     _, whole = tiny.train(tmp_path / "1", steps=4, precision="64-true")
     _, split = tiny.train(tmp_path / "4", steps=4, precision="64-true", accumulate=4)
     torch.testing.assert_close(list(whole.parameters()), list(split.parameters()), rtol=1e-6, atol=1e-8)
@@ -225,7 +225,7 @@ def test_the_averaged_copy_follows_the_weights(tmp_path):
 
 @pytest.mark.parametrize(("strategy", "optimizer"), [("ddp", "adamw"), ("fsdp", "muon")])
 def test_two_processes_train_as_one_does(tmp_path, strategy, optimizer):
-    """And a run that was sharded continues in one process: a checkpoint is independent of what wrote it."""
+    """A sharded run also continues in one process: checkpoints do not depend on the number of processes."""
     options = {"steps": 6, "evaluators": held_out(), "ema": 0.5, "accumulate": 2, "precision": "64-true",
                "optimizer": optimizer}  # fmt: skip
     tiny.train(tmp_path / "one", **options)

@@ -1,4 +1,4 @@
-"""A step as a device sees it: the host reads nothing back between log steps, and skipped steps change nothing."""
+"""The host reads nothing from the device between log steps, and skipped steps change nothing."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuni
 
 
 class Reads(TorchDispatchMode):
-    """Counts, for each step, the operations whose result the host has to know: a GPU would have to finish first."""
+    """Count, for each step, the operations whose result the host reads, which would synchronise a GPU."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_a_few_steps_later(tmp_path)
     works = partial(signalled, tmp_path / "run", ()), partial(signalled, tmp_path / "run", (4,))
     assert start(join, 2, works) == [128 + signal.SIGTERM] * 2
     (saved,) = (tmp_path / "run").glob("step_*")
-    # The signal comes in step 5, whose numbers are read once so many more are under way.
+    # The signal arrives in step 5, whose metrics are read after `AHEAD` further steps.
     assert 5 < int(saved.name.removeprefix("step_")) <= 5 + AHEAD
 
 
@@ -126,7 +126,7 @@ class Copies(TorchDispatchMode):
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_host_of_a_gpu_waits_in_no_part_of_an_update(method, monkeypatch):
-    """With tensors of a GPU that have no numbers, which fail where the host asks for one."""
+    """Steps run on fake tensors of a GPU, which raise if the host reads a value."""
     objective = getattr(tiny, method)(0.1).train()
     views = named(tiny.transform(objective)(tiny.pictures(4), torch.arange(4), 0))
     monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)

@@ -73,7 +73,7 @@ def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, share: float = 0.002)
 
 @pytest.mark.parametrize("augment", [*STEPS, *CROPS, VIEWS], ids=called)
 def test_an_image_is_a_function_of_seed_slot_and_view(augment: Any) -> None:
-    """And not of the images beside it, of how they come, of the default type or of how many are made together."""
+    """It does not depend on other images of the batch, on tensor or list, on the default dtype or on the chunk size."""
     pictures, slots = images(60), torch.arange(60) * 7 + 1000
     before, views = pictures.clone(), [] if augment is VIEWS else [1]
     whole = tensors(augment(pictures, slots, 3, *views))
@@ -133,7 +133,7 @@ def windows(image: torch.Tensor, h: int, w: int, flips: tuple[bool, ...] = (Fals
 
 @pytest.mark.parametrize("crop", [ShiftCrop(size=(12, 10), padding=3), ResizeCrop(size=(9, 10), resize=12)])
 def test_windows_are_torchvisions_each_as_likely(crop: ShiftCrop | ResizeCrop) -> None:
-    """Of the image that torchvision pads by reflection, or resizes to a square."""
+    """Crops come from the image that torchvision pads by reflection, or resizes to a square."""
     picture = images(5, 12, 10, 2)[3]
     wide = tvf.pad(picture, [3], padding_mode="reflect") if isinstance(crop, ShiftCrop) else None
     wide = tvf.resize(picture, [12, 12], antialias=True) if wide is None else wide
@@ -294,7 +294,7 @@ def test_operations_of_randaugment_are_torchvisions(name: str) -> None:
 
 
 def in_turn(step: Any, picture: torch.Tensor, place: int) -> torch.Tensor:
-    """What torchvision's or one image's operations make of a picture by the sampled parameters."""
+    """Apply torchvision's operations, or the operations of one image, with the sampled parameters."""
     sampled = step.sample(4, SLOTS[:80], 1)
     if isinstance(step, changes.QuarterTurns):
         return tvf.rotate(picture, 90 * sampled[place].item())

@@ -23,14 +23,14 @@ def places(height: int, width: int) -> torch.Tensor:
 
 
 def predicted(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Where the middle of each pixel of views lies in their images: (b, 2, 3) -> (b, 2, h, w)."""
+    """Return the position of the centre of each pixel of views in their images: (b, 2, 3) -> (b, 2, h, w)."""
     x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
     points = torch.stack((x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width)))
     return torch.einsum("bij,jhw->bihw", maps, points.double())
 
 
 def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) -> None:
-    """Views of `places` show what the maps say, inside of the image, within half a pixel at the ends of boxes."""
+    """Assert that views of `places` agree with the maps inside the image, within half a pixel at the ends of boxes."""
     assert maps.dtype == torch.float64
     found = predicted(maps, *shown.shape[2:])
     width_height = sides.flip(1)[:, :, None, None]

@@ -93,7 +93,7 @@ def test_folders_may_be_nested_deeper_than_calls(tmp_path: Path) -> None:
         check(str(tmp_path))
         assert list_images(str(tmp_path)) == [(f"{tmp_path}{'/d' * depth}/a.png", "d")]
     finally:
-        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's own rmtree cannot go so deep
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's rmtree does not support this depth
 
 
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def table(of: range, kind: object = CLASSES, *, images: list | None = None, labe
 
 
 def numbers(source: Source | None, of: range) -> bool:
-    """Whether a source has the numbered images, in their order, with their classes."""
+    """Return whether a source has the numbered images in order, with their classes."""
     assert source is not None
     assert source.labels is not None
     return all(
@@ -51,7 +51,7 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, cache: Path) -
         table(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "Pictures")))
     assert numbers(data.train, range(6))
-    os.rename(cache / "pictures", cache / "somebody___pictures")  # as what came from the Hub lies there
+    os.rename(cache / "pictures", cache / "somebody___pictures")  # the format of the cache of the Hub
     cached = hugging_face(HuggingFaceOptions(root="somebody/Pictures"))
     assert numbers(cached.train, range(6))
     assert numbers(cached.test, range(6, 9))
@@ -72,7 +72,7 @@ def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, clas
 
 
 def lists(of: range, kind: object) -> list:
-    """Of numbered images: ant where 2 divides the number, bee where 3 does, cat where 4 does."""
+    """Return the classes of each number: ant if 2 divides it, bee if 3 does, cat if 4 does."""
     numbers = [[k for k in range(3) if i % (k + 2) == 0] for i in of]
     if kind == hub.Value("string"):
         return [[CLASSES.names[k] for k in row] for row in numbers]
@@ -129,7 +129,7 @@ def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path
 
 
 def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
-    """It is the same wherever the set lies, in how many files, and whether images lie in it or beside it."""
+    """The fingerprint depends neither on the path, nor on the number of files, nor on whether images are embedded."""
 
     def fingerprint(images, **options: object) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))

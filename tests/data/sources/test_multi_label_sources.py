@@ -24,7 +24,7 @@ TAGS = ("cat|dog", "", "owl", "dog | cat|owl", "dog", "cat", "yak|dog", "owl|dog
 
 
 def table(folder: Path) -> Path:
-    """A CSV file of ten images of their own greys, with tags in one column."""
+    """Write a CSV file of ten images of different greys, with tags in one column."""
     with open(folder / "t.csv", "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["path", "tags", "split"])

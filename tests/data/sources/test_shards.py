@@ -1,4 +1,4 @@
-"""Images in shards are those of the tar files, in any layout of WebDataset's."""
+"""Shards contain the images of the tar files, in every layout of WebDataset."""
 
 import json
 import os

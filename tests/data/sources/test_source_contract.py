@@ -1,4 +1,4 @@
-"""What every source of images must do, whatever it reads: one set of numbered pictures, written in each of its ways."""
+"""The contract of every source of images, tested with one set of numbered pictures in every format."""
 
 import io
 import pickle
@@ -32,7 +32,7 @@ Bodies = Mapping[int, bytes]
 
 
 def name(number: int) -> str:
-    """Of the class and the place of a picture in its part: sources that sort by names keep the order of numbers."""
+    """Return a name from the class and the index of a picture: sorting by name keeps the order of the numbers."""
     return f"{CLASSES[number % 3]}/{number:02d}.png"
 
 

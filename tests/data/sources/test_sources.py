@@ -1,4 +1,4 @@
-"""Builders put the right images with the right labels, and say in one line what is wrong with a root."""
+"""Builders pair images with their labels, and report a wrong root in one line."""
 
 import pickle
 from collections import Counter
@@ -84,7 +84,7 @@ def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
     assert (both.watched, both.reported) == (validation, ("test", test))
     assert (one.watched, one.reported) == (validation, ("validation", validation))
     assert (other.watched, other.reported) == (test, ("test", test))
-    for development in (0.3, "validation"):  # to choose by, the validation images serve, and no test image is there
+    for development in (0.3, "validation"):  # choices use the validation images, and there are no test images
         assert both.without_test(development) == Data(train, validation, None, ())
     # With one of the two alone it serves for both, and a choice takes a part of the training images.
     chosen = one.without_test(0.3)

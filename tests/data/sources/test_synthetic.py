@@ -15,7 +15,7 @@ from ssvit.options import OptionError
 
 
 def accuracy(features: torch.Tensor, labels: torch.Tensor) -> float:
-    """Share of held-out images that least squares from the other half classifies rightly."""
+    """Return the accuracy of least squares on one half of the images, fitted to the other half."""
     features = features.double()
     features = torch.cat([(features - features.mean(0)) / features.std(0), torch.ones(len(features), 1)], dim=1)
     half = len(features) // 2
@@ -30,7 +30,7 @@ def quadratic(features: torch.Tensor) -> torch.Tensor:
 
 
 def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
-    """How much pixels change when the scene behind the shape turns from black to white: (b, h, w), 0 to 255."""
+    """Return the change of each pixel if the scene behind the shape is white instead of black: (b, h, w), 0 to 255."""
     pictures = []
     for value in (0.0, 1.0):
         monkeypatch.setattr(synthetic, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
@@ -40,7 +40,7 @@ def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: i
 
 
 def foreground(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:
-    """Where the shape hides the scene wholly: (b, h, w)."""
+    """Return where the shape hides the scene completely: (b, h, w)."""
     return seen_through(monkeypatch, indices, size) == 0
 
 

@@ -14,7 +14,7 @@ NAMES = [f"{'abc'[i % 3]}/{i:02d}.png" for i in range(12)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve images, each of its own grey."""
+    """Write twelve images of different greys."""
     for i, name in enumerate(NAMES):
         put_grey(tmp_path / name, i)
     return tmp_path

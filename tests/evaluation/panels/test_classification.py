@@ -35,7 +35,7 @@ from ssvit.options import UserError
 
 
 def tagged(count: int, side: int = 4) -> torch.Tensor:
-    """Images (count, 3, side, side) whose pixels tell their number."""
+    """Return images (count, 3, side, side) whose pixels encode their index."""
     number = torch.arange(count)
     return (
         torch.stack((number % 256, number // 256, number * 0), 1)
@@ -146,7 +146,7 @@ def join(rank: int, world: int, folder: Path, count: int, k: int, failure: str) 
 
 
 def spread(folder: Path, world: int, count: int, k: int, failure: str = "") -> list[dict]:
-    """What each of `world` processes has measured."""
+    """Return the measurements of each of `world` processes."""
     assert together(child(join, rank, world, folder, count, k, failure) for rank in range(world)) == [0] * world
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
@@ -178,7 +178,7 @@ def files(folder: Path, count: int, name: str = "{:04d}.png", first: int = 0) ->
 
 
 def test_too_many_unreadable_files_for_all_processes_together(tmp_path):
-    for path in files(tmp_path, 30)[-2:]:  # in the part of the last one, which has not seen enough to say so
+    for path in files(tmp_path, 30)[-2:]:  # in the last rank, which has too few images to exceed the limit on its own
         Path(path).write_bytes(b"no image")
     results = spread(tmp_path, 2, 30, 3, failure="files")
     assert [result["error"] for result in results] == ["2 of 30 image files cannot be read, more than 1%"] * 2
@@ -191,7 +191,7 @@ def test_unreadable_files_are_left_out_and_told(tmp_path):
     Path(paths[150]).write_bytes(b"no image")
     found = evaluation(Files(paths, whole.labels, whole.classes))
     evaluated, predictions = found(model, [{"step": 0}]), found.predictions(model)
-    kept = [source_indices for source_indices in range(200) if source_indices != 150]
+    kept = [index for index in range(200) if index != 150]
     expected, matrix = by_scikit_learn(model.table[kept], whole.labels[kept])
     assert evaluated.metrics == pytest.approx(expected | {"unreadable": 1}, rel=1e-6)
     assert predictions.confusion(6).tolist() == matrix

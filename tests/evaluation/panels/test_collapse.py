@@ -25,7 +25,7 @@ def panel(kind, **objects):
 
 
 def read(evaluator) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images and slots of an evaluation."""
+    """Return all images and slots of an evaluation."""
     images, slots = (torch.cat(parts) for parts in zip(*evaluator.batches, strict=True))
     return images, slots
 

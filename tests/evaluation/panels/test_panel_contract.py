@@ -49,7 +49,7 @@ MODULES = sorted({options.__module__.removesuffix("_options") for _, options in 
 
 
 def build(name: str, source: Memory | None = None, **options: object) -> Evaluator:
-    """The evaluation of 24 pictures, or of those of a source."""
+    """Evaluate 24 pictures, or the images of a source."""
     source = tiny.labelled() if source is None else source
     kind: type[Options] = PANELS[name][1]
     images = {"probes": {"knn": Knn(k=3)}, "train": source, "test": source} if name == "probing" else {"source": source}

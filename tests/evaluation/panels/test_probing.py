@@ -1,4 +1,4 @@
-"""Probes during training: the numbers of plain loops and of the checkpoint, of which training notices nothing."""
+"""Probes during training equal plain loops and the evaluation of the checkpoint, and do not affect training."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ def probing(probes=None, train=TRAIN, test=TEST, **options) -> Probing:
 
 
 def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:
-    """What an evaluator has left in the metrics, by step."""
+    """Return the metrics of an evaluator by step."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     own = {row["step"]: {key: row[key] for key in row if key.startswith(f"{evaluator}/")} for row in found}
     return {step: row for step, row in own.items() if row}
@@ -73,7 +73,7 @@ def sums(folder: Path) -> dict[str, str]:
 
 
 class Recorder(Probe):
-    """Keeps the features that it is asked about."""
+    """A probe that stores the features that it receives."""
 
     name = "recorder"
 
@@ -86,7 +86,7 @@ class Recorder(Probe):
 
 
 def asked(recorder: Recorder, layers: int, pooling: str = "class_token") -> dict[str, list]:
-    """Of the last evaluation: by layer, the features of the training and of the test images."""
+    """Return training and test features of the last evaluation by layer."""
     return {f"layer{n}_{pooling}": found for n, found in enumerate(recorder.asked[-layers:], start=1)}
 
 
@@ -181,7 +181,7 @@ def test_what_chooses_is_an_accuracy_with_its_standard_error():
 
 @pytest.mark.parametrize(("precision", "pooling"), [("32-true", "patch_mean"), ("bf16-mixed", "class_token")])
 def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
-    """As the tools that measure a checkpoint extract them."""
+    """Features during training equal the features that commands extract from the checkpoint."""
     recorder, objective = Recorder(), tiny.model(0.2)
     objective.encoder.pooling = pooling
     objective.encoder.options = objective.encoder.options.changed(pooling=pooling)
@@ -225,7 +225,7 @@ def test_training_does_not_notice_and_a_run_goes_on_with_its_history(tmp_path, c
 
 
 class Slow(Probe):
-    """A user's probe; its call of number `at` asks the process to stop and would then take long."""
+    """A user's probe whose call number `at` sends SIGTERM to the process and then takes long."""
 
     name = "slow"
 
@@ -243,7 +243,7 @@ class Slow(Probe):
 
 
 class SlowFeatures(Frozen):
-    """The built-in evaluation: its batch of number `at` asks the process to stop, and none may follow."""
+    """The built-in evaluation, whose batch number `at` sends SIGTERM; no batch may follow."""
 
     at, calls = -1, 0
 
@@ -256,7 +256,7 @@ class SlowFeatures(Frozen):
 
 
 class Exchanging(Evaluator):
-    """Work of several processes; step `at` of this process asks it to stop and would then take long."""
+    """Work of several processes, whose step `at` sends SIGTERM to this process and then takes long."""
 
     every = 4
 

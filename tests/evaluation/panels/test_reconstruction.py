@@ -90,7 +90,7 @@ def test_without_an_uncorrupted_patch_there_is_no_nearest():
 
 
 def prediction_by_loops(model: MaskedPatch, images: torch.Tensor, seed: int) -> dict[str, float]:
-    """All metrics of `Prediction` by loops over images and patches."""
+    """Compute all metrics of `Prediction` by loops over images and patches."""
     target, noise = model.target, model.sample(torch.arange(len(images)), seed=seed)
     name, is_error = target.score_name, isinstance(target, Pixels)
     losses, scores = {kind: [] for kind in CORRUPTION_TYPES}, {kind: [] for kind in CORRUPTION_TYPES}
@@ -196,7 +196,7 @@ def test_a_better_model_has_better_metrics_next_to_the_same_baselines():
 
 
 def test_a_tiny_autoencoder_learns_to_use_the_context():
-    """Images of two colours in stripes: each patch follows from the others, but not from the nearest alone."""
+    """Return striped images of two colours: the remaining patches determine each patch, the nearest alone does not."""
     colors = torch.randint(0, 256, (64, 3, 1, 2), generator=torch.Generator().manual_seed(2))
     images = colors.repeat(1, 1, 4, 2).repeat_interleave(4, 2).repeat_interleave(4, 3).to(torch.uint8)
     torch.manual_seed(0)
@@ -311,7 +311,7 @@ def test_the_mosaic_of_masked_autoencoding_shows_visible_patches_and_reconstruct
             original = whole[image][at(place)]
             if place in noise.masked_ids[image].tolist():
                 assert visible[at(place)].unique().numel() == 1
-                # The mean is that of the true patch, unless the painted one is clipped at black or white.
+                # The painted patch has the mean of the true patch, unless it is clipped at black or white.
                 if copied[at(place)].min() > 0 and copied[at(place)].max() < 1:
                     assert copied[at(place)].mean().item() == pytest.approx(original.mean().item(), abs=0.02)
                 assert not torch.allclose(painted[at(place)], original, atol=1e-3)

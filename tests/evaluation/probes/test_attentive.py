@@ -14,7 +14,7 @@ CLASSES = ("a", "b", "c")
 
 
 def hidden(images, seed, *, width=12):
-    """One patch, marked by its first feature, tells the class; the same feature has any value in all other patches."""
+    """Return features where one patch, marked by its first feature, determines the class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(images) % 3
     values = torch.randn(images, 4, 4, width, generator=generator)
@@ -76,7 +76,7 @@ def test_it_finds_what_the_mean_over_the_patches_hides():
 
 
 def several(images, seed, *, width=12):
-    """Each class is there or not, and marked by a patch of its own, whose first feature tells it from the others."""
+    """Return multi-label features where a separate patch, marked by its first feature, indicates each class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.rand(images, 3, generator=generator) < 0.5
     flat = torch.randn(images, 16, width, generator=generator)

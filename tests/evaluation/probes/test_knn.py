@@ -34,7 +34,7 @@ def knn(train, train_labels, test, test_labels, *, classes, **options):
 
 
 def plain(similarities, indices, labels, truth, temperature, k):
-    """Accuracy by a loop: the class of most votes, of equal ones that of the nearer neighbour."""
+    """Compute the accuracy by a loop: the class with most votes; ties are decided by the nearest neighbour."""
     correct = 0
     for row, places, true in zip(*map(torch.Tensor.tolist, (similarities, indices, truth)), strict=True):
         votes: dict[int, float] = defaultdict(float)

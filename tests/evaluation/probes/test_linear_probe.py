@@ -276,7 +276,7 @@ def test_the_optimum_is_that_of_an_independent_solver(features, l2):
     assert found.converged
     least = objective(expected, features, labels, l2)
     assert objective(found.layer, features, labels, l2) == pytest.approx(least, abs=1e-8)
-    # What is that near to the least is that near to where it is, by the penalty alone.
+    # The penalty makes the loss strongly convex: a loss close to the minimum implies weights close to the optimum.
     assert (found.layer - expected)[:, :-1].norm() <= math.sqrt(2 * 1e-8 / l2)
 
 

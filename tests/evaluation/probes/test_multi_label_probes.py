@@ -40,7 +40,7 @@ def test_average_precision_is_that_of_scikit_learn() -> None:
 
 
 def split(count: int, seed: int) -> Features:
-    """Features (count, 6) from which three of the classes can be told."""
+    """Return features (count, 6) that determine three of the classes."""
     labels = marks(count, seed)
     mixing = torch.randn(4, 6, generator=torch.Generator().manual_seed(9))
     noise = torch.randn(count, 6, generator=torch.Generator().manual_seed(100 + seed))

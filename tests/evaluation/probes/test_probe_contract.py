@@ -1,4 +1,4 @@
-"""What every probe does, whatever it fits."""
+"""The contract of every probe."""
 
 import json
 import math
@@ -173,7 +173,7 @@ def test_images_that_do_not_suffice_are_reported_in_one_line(name, change, words
 def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
     probe, (train, test) = PROBES[name], pair(name, several=True)
     if probe.truth == "masks":
-        check_labels(probe, train.labels, test.labels, CLASSES)  # its classes are those of masks
+        check_labels(probe, train.labels, test.labels, CLASSES)  # its classes are classes of pixels
         return
     assert probe.multi_label
     check_labels(probe, train.labels, test.labels, CLASSES)

@@ -58,7 +58,7 @@ def targets(labels, classes):
 
 
 def left_out(x, y, l2):
-    """Each row's prediction by a fit to all others: n fits."""
+    """Return each row's prediction by a fit to all other rows, n fits."""
     others = [np.arange(len(x)) != row for row in range(len(x))]
     return np.stack([x[row] @ solved(x[keep], y[keep], l2) for row, keep in enumerate(others)])
 

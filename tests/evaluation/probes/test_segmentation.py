@@ -1,4 +1,4 @@
-"""The segmentation probe: its numbers are those of plain loops in float64, and what does not count changes nothing."""
+"""The segmentation probe: equal to plain loops in float64; ignored pixels have no effect."""
 
 import json
 from itertools import product
@@ -30,7 +30,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def random_masks(count: int, seed: int) -> torch.Tensor:
-    """Blobs of the first classes, some pixels of which do not count."""
+    """Return blobs of the first classes; some of their pixels are ignored."""
     blobs = random(count, K, *GRID, seed=seed)
     masks = F.interpolate(blobs, size=SIZE, mode="bilinear").argmax(1).to(torch.uint8)
     return masks.masked_fill(random(count, *SIZE, seed=seed + 1) > 1, 255)
@@ -146,7 +146,7 @@ def test_pixels_that_do_not_count_change_nothing():
     answers = Segmentation(**FEW)(train, test).predictions
     other = torch.where(hidden, (answers + 1) % K, answers)
     assert mean_iou(answers, test.masks, K) == mean_iou(other, test.masks, K)
-    # A patch of which no pixel counts teaches nothing, whatever its features are.
+    # A patch whose pixels are all ignored has no effect on the fit, whatever its features are.
     train.masks[:, :4, :4] = 255
     loud = train.values.clone()
     loud[:, 0, 0] = 1e3
@@ -233,7 +233,7 @@ def test_measures_a_folder_with_masks(tool, tmp_path):
 
 
 def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
-    """images/training/a.jpg has its mask in annotations/training/a.png; there is no class of a whole image."""
+    """images/training/a.jpg has its mask in annotations/training/a.png; images have no class label."""
     expected = {}
     for part, count in (("training", 3), ("validation", 2)):
         for number in range(count):

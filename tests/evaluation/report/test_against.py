@@ -1,4 +1,4 @@
-"""An encoder beside others on the same images: intervals, paired tests, and whether the test images suffice."""
+"""Comparison of encoders on the same images: intervals, paired tests and minimum detectable differences."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ FEW = (
 
 
 def answers(rates, images, seed=0):
-    """Whether some classifiers are right; all find the same images hard."""
+    """Return whether classifiers are correct on each image; the same images are difficult for all."""
     easy = np.random.default_rng(seed).random(images)
     return np.stack([(easy < rate).astype(float) for rate in rates])
 

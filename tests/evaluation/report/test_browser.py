@@ -1,6 +1,6 @@
-"""The report in a real browser: no error, nothing wider than a phone, and a hint where a table goes on.
+"""The report in a real browser: no error, nothing wider than a phone, and a hint at tables that can be scrolled.
 
-It needs Chromium or Chrome, and is skipped where there is none.
+The tests require Chromium or Chrome and are skipped without it.
 """
 
 import html
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one o
 
 
 def browse(folder: Path, page: str) -> tuple[str, str]:
-    """A page as the browser has it after loading, and what it said on its console."""
+    """A loaded page of the browser and the messages of its console."""
     (folder / "page.html").write_text(page, encoding="utf-8")
     assert BROWSER is not None
     options = [

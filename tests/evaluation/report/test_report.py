@@ -61,7 +61,7 @@ BOTH = (SHOTS, PROBE)
 
 
 class Page(HTMLParser):
-    """What a page is made of; it fails on a tag that is not closed."""
+    """Parse the elements of a page, and fail on a tag that is not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
