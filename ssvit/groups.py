@@ -23,7 +23,7 @@ class Group:
 GROUPS = {
     "augment": Group("Augmentation of the training images.", "ssvit.data.augment"),
     "data": Group(key="source"),
-    "distillation": Group("Learning from a teacher besides the labels."),
+    "distillation": Group("Distillation from a teacher, in addition to the labels."),
     "evaluator": Group(package="ssvit.evaluation.panels", several=True),
     "experiment": Group("A complete run in one file."),
     "index": Group(package="ssvit.evaluation"),

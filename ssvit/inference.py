@@ -31,7 +31,7 @@ Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
 """One image or several: a file, a folder of files, a PIL image, an array (h, w), (h, w, c) or (b, h, w, c), or a tensor
 (c, h, w) or (b, c, h, w). Arrays and tensors are uint8, or floating-point in [0, 1], which is rounded to uint8; for an
-encoder trained with data.range, their values are those of the files."""
+encoder trained with data.range, they must have the values of the files."""
 
 
 def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
@@ -39,7 +39,7 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
 
     Args:
         images: One image or several.
-        pixels: Pixel format of the encoder. If it has a range, values of arrays and tensors are those of the files.
+        pixels: Pixel format of the encoder. If it has a range, arrays and tensors must have the values of the files.
 
     Raises:
         OptionError: The argument is not an image.

@@ -144,7 +144,7 @@ def flag(name: str, value: object) -> None:
 
 
 def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:
-    """Return (height, width) from one whole number for both or a list of two.
+    """Return (height, width) from an integer for both or a list of two.
 
     Args:
         name: Name of the option.

@@ -54,7 +54,7 @@ def attention_weights(attention: Attention, x: Tensor, output_ids: Ids = None, i
 def attention_hooks(encoder: ViT, callback: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call a function with the attention weights of each layer in the forward passes of the encoder within the block.
 
-    The weights of a layer are released before those of the next one are computed. Hooks are removed on exit, including
+    The weights of a layer are released before the next layer is computed. Hooks are removed on exit, including
     after exceptions.
 
     Args:

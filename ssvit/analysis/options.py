@@ -17,7 +17,7 @@ class Visualize(Pretrained):
     encoder: Part = None
     """The model. None: the checkpoint's."""
     data: Part = None
-    """The data set. None: that of the checkpoint's run."""
+    """The data set. None: the data set of the checkpoint's run."""
     images: Sequence[Name] = ()
     """Image files or folders; without them, held-out images of the data set."""
     count: Count = 128

@@ -329,7 +329,7 @@ def set_aside_after(folder: Path, step: int) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], entries: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file tensor by tensor, without a second copy of them, and return its sha256.
 
-    The bytes are those of `safetensors.torch.save`.
+    The bytes equal the output of `safetensors.torch.save`.
 
     Args:
         path: The file; it is synchronised to the disk (fsync) before the function returns.

@@ -35,7 +35,7 @@ def complete(config: Config) -> Config:
 
 
 def _default_name(config: Config) -> str:
-    """Return a name for the run: type of run, checkpoint, and data set if it is not that of the checkpoint."""
+    """Return a name for the run: type of run, checkpoint, and data set if it differs from the checkpoint's."""
     options: Finetune = config.options
     prefix = "scratch" if options.checkpoint == SCRATCH else "finetune"
     prefix = "compare" if options.compare else options.sweep or prefix

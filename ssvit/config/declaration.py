@@ -102,7 +102,7 @@ class Options(BaseModel):
         return None
 
     def check(self, run: "Run") -> None:
-        """Check the requirements of this part on the other parts of a run, before torch is imported.
+        """Check that this part is compatible with all parts of a run, before torch is imported.
 
         Args:
             run: The validated options of all parts of the run. A part that is None is unknown and is not checked.
@@ -270,7 +270,7 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     nested options.
 
     Args:
-        node: Options as plain data. The class of a group is that of its `_target_`.
+        node: Options as plain data. The class of a group is the class of its `_target_`.
         groups: Classes of groups without `_target_` by name; "" for the root.
         name: Dotted name of `node` from the root.
     """

@@ -1,5 +1,5 @@
 """Define the names of the evaluated encoder and of its baselines."""
 
-OWN = ""  # name of the evaluated encoder among those that it is compared with
+OWN = ""  # name of the evaluated encoder; encoders for comparison have other names
 RANDOM, PIXELS = "random weights", "pixels"
 RANDOM_PREFIX = "random_"  # prefix of the feature sets of the random-weight encoder

@@ -56,7 +56,7 @@ def duplicates(train: Tensor, test: Tensor) -> list[Pair]:
 
 
 def without(values: Tensor, pairs: Sequence[Pair]) -> float:
-    """Return the mean of values of test images, (m,), without those of the pairs; NaN if none remains."""
+    """Return the mean of values of test images, (m,), without the images of the pairs; NaN if none remains."""
     kept = torch.ones(len(values), dtype=torch.bool)
     kept[[pair.test for pair in pairs]] = False
     return values[kept].mean().item()

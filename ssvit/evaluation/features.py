@@ -221,7 +221,7 @@ class FeatureSets:
         """Return these feature sets together with others of the same images.
 
         Raises:
-            UserError: If the others are of other images, because files became readable or unreadable.
+            UserError: The images differ, because files became readable or unreadable.
         """
         if not torch.equal(other.indices, self.indices):
             raise UserError("the readable images have changed since features were cached: evaluate with cache=null")

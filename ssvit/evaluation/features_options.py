@@ -14,7 +14,7 @@ from ssvit.options import OptionError, one_of, whole
 
 AUTO: Final = "auto"
 POOLINGS = (*TOKENS, POOLED)
-FOLDER = "evaluation"  # folder of the report, within that of the run
+FOLDER = "evaluation"  # folder of the report, in the folder of the run
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class OneLayer(Outputs):
     """Select the outputs of one layer that are used as features."""
 
     layer: Annotated[Literal["auto", "last"] | Count, Expect("one of auto, last, a layer's number")] = AUTO
-    """Layer number, counted from 1, or last. auto: that of the existing store or, without one, the layer chosen by the
-    last evaluation of the checkpoint, or else the last."""
+    """Layer number, counted from 1, or last. auto: the layer of the existing store or, without one, the layer
+    chosen by the last evaluation of the checkpoint, or else the last layer."""
 
 
 class Features(Outputs):

@@ -1,6 +1,6 @@
 """Map tensor names of other projects (peers): one table of names and einops patterns for reading and writing.
 
-A pattern has the peer's axes before the arrow and those of ssvit after it. Its letters are bound to the shapes before
+A pattern has the peer's axes before the arrow and ssvit's axes after it. Its letters are bound to the shapes before
 torch is imported: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, e outputs of
 the MLP's first layer (2 m for a packed SwiGLU), t tokens that have positions, registers, periods of rotary positions,
 parts tensors that are stacked. In a hybrid, r is the channels of the images, w the width of the root, and c, p, q refer
@@ -41,7 +41,7 @@ class TensorMapping:
     Attributes:
         ours: Name in ssvit.
         theirs: Names of the peer.
-        pattern: einops pattern from the peer's axes to those of ssvit.
+        pattern: einops pattern from the peer's axes to ssvit's axes.
     """
 
     ours: str

@@ -1,6 +1,6 @@
 """Define the tensor names and default values of the projects from which weights can be read.
 
-The names of the layers of timm are also those of the published DeiT, MAE and DINOv2 encoders. DINOv3's positions are
+The published DeiT, MAE and DINOv2 encoders also use timm's names of layers. DINOv3's positions are
 rotary and its keys have no bias, unlike those of ssvit; only Facebook's files contain the periods, rounded to bfloat16.
 """
 

@@ -44,7 +44,7 @@ def read(path: Path) -> dict[str, "Tensor"]:
     Any other content is ignored. Values are memory-mapped from the file.
 
     Raises:
-        ContentError: The file contains something that is not read, or torch before 1.6 wrote it.
+        ContentError: The file contains more than plain tensors, or was written by torch before 1.6.
         Exception: The file is damaged, as torch, zipfile and pickletools report it.
     """
     if not zipfile.is_zipfile(path):

@@ -59,7 +59,7 @@ class Gallery(Figure):
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
-        # Text in a figure is wider than its outline by up to a tenth, because letters start at whole dots.
+        # Text in a figure is up to 10 % wider than its outline, because letters start at integer pixels.
         longest = 1.1 * max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
         width = max(_GAP + column * max(map(len, self.rows), default=0), math.ceil(longest) + 2 * _GAP)
         height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP

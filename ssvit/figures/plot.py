@@ -234,7 +234,7 @@ def losses(history: History, baselines: Mapping[str, str], ylabel: str) -> Panel
 
 
 def spread(history: History, items: str = "images") -> Panel:
-    """Return a panel of the spread of features over the steps; the level is that of an isotropic standard deviation."""
+    """Return a panel of the spread of features over the steps; the level marks isotropic features."""
     lines = (
         curve(history, "feature_std", "standard deviation"),
         curve(history, "feature_cosine", f"mean cosine of two {items}", "replaced"),

@@ -23,7 +23,7 @@ def load_encoder(options: LoadEncoder) -> Encoder:
     """Load the encoder of a checkpoint in eval mode, with averaged weights if the checkpoint contains them.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or its tensors are not exactly those of the encoder.
+        CheckpointError: The checkpoint is damaged, or its tensors do not match the encoder's exactly.
     """
     checkpoint = options.checkpoint()
     states = storage.load(checkpoint, without="optimizer")
@@ -52,7 +52,7 @@ def load_layers(options: LoadLayers) -> ViT | None:
     """Load the encoder of a checkpoint up to a layer, with its final norm; return None without a path.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or its tensors are not exactly those of the encoder.
+        CheckpointError: The checkpoint is damaged, or its tensors do not match the encoder's exactly.
     """
     if options.path is None:
         return None

@@ -21,7 +21,7 @@ NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune 
 
 
 class LoadEncoder(ForeignEncoder):
-    """Encoder of a checkpoint. Options that do not affect its weights can be changed; None: those of the checkpoint."""
+    """Encoder of a checkpoint. Options that do not affect its weights can be changed; None: as in the checkpoint."""
 
     is_function: ClassVar[bool] = True
 

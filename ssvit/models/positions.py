@@ -25,7 +25,7 @@ class Interpolation(TypedDict):
     antialias: bool
 
 
-# Keys are those of `vit_options.RESIZE`; "paper" matches scipy's zoom of order 1, which the authors use.
+# Keys are the choices of `vit_options.RESIZE`; "paper" matches scipy's zoom of order 1, which the authors use.
 RESIZE: dict[str, Interpolation] = {
     "paper": {"mode": "bilinear", "align_corners": True, "antialias": False},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},

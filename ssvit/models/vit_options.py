@@ -14,7 +14,7 @@ Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
 Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
-# Options that may differ between two encoders if weights are transferred from one to the other.
+# Options that may differ between two encoders when weights are transferred between them.
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
 )  # fmt: skip

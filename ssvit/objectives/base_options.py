@@ -38,7 +38,7 @@ class Objective(Options):
         return {name: value for name, value in self if any(isinstance(m, Between) for m in fields[name].metadata)}
 
     def check_encoder(self, encoder: Any) -> None:
-        """Check these options against those of the encoder, for `check` and for the constructor of the objective.
+        """Check these options against the encoder's, for `check` and for the constructor of the objective.
 
         Args:
             encoder: Options of the encoder: a `ViT`, or any `Normalized` if `needs_patches` is False.

@@ -114,10 +114,10 @@ class Classify(Objective):
     Args:
         options: Options of the classifier; `classes` must be set here or by the argument.
         encoder: The encoder.
-        classes: Class names; None: those of the options.
+        classes: Class names; None: as in the options.
         labels: Labels of the training images, as a `Source` has them, which determine class_weights=balanced and the
             loss for multi-label classification. None for a classifier that is not trained.
-        teacher: The teacher; None: that of the options.
+        teacher: The teacher; None: as in the options.
 
     Raises:
         UserError: The teacher fits neither the images nor the classes.

@@ -60,7 +60,7 @@ class Classify(Objective):
     needs_labels: ClassVar[bool] = True
 
     classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
-    """Class names in the order of the labels; None: those of the data set."""
+    """Class names in the order of the labels; None: as in the data set."""
     hidden: Count | None = None
     """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
     loss: Literal["softmax", "multi_label"] = "softmax"

@@ -27,7 +27,7 @@ from ssvit.objectives.teacher import Teacher
 from ssvit.randomness import key, uniform
 
 _BATCH_SIZE = 64  # images per batch while fitting
-_MAX_WINDOWS = 20_000  # number of windows from which the whitening is computed
+_MAX_WINDOWS = 20_000  # number of windows for the computation of the whitening
 _CHUNK = 1 << 14  # patches that are compared with all clusters in one product
 _SEED = key(0, "codebook") & 0x7FFFFFFF
 _MIN_DEVIATION = 1e-3  # minimum standard deviation of a component relative to the first, which limits the whitening
@@ -106,7 +106,7 @@ class Codebook(nn.Module, Classes):
 
     Args:
         options: Options of the codebook.
-        encoder: Encoder of the second stage, up to the selected layer; None: that of the options, if any.
+        encoder: Encoder of the second stage, up to the selected layer; None: as in the options, if any.
     """
 
     centroids: Tensor

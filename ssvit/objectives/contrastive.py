@@ -89,7 +89,7 @@ def similarities(projections: Tensor, others: Tensor, offset: int, temperature: 
 class SimCLR(Contrastive):
     """Implement SimCLR (Chen et al. 2020), with the options of `contrastive_options.SimCLR`.
 
-    Each view is matched with the other view of its image. Batches have two "global" views. The head is lightly's
+    The two views of an image are a positive pair. Batches have two "global" views. The head is lightly's
     without batch norm, whose statistics would differ between processes.
     """
 

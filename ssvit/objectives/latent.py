@@ -166,7 +166,7 @@ class Latent(Objective):
         return (at_least_float32(prediction) - truth).square().mean() * math.sqrt(truth.shape[-1])
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
-        """Return the loss of the masked patches plus that of the class token, which predicts the mean target."""
+        """Return the loss of the masked patches plus the loss of the class token, which predicts the mean target."""
         targets = self.targets(batch.only_view())
         prediction, token = self.predict(batch.only_view(), noise, self.depth_noise(batch, self.options.masks))
         truth = gather(targets, noise.masked_ids.flatten(1)).unflatten(1, noise.masked_ids.shape[1:])

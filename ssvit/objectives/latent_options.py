@@ -51,7 +51,7 @@ class Latent(Masked):
     block: Count = 3
     """Side of a block of visible patches, in patches."""
     adjust: Fraction = 0.07
-    """Fraction added to that of visible patches when blocks are counted, since blocks overlap."""
+    """Fraction added to the fraction of visible patches when blocks are counted, since blocks overlap."""
     layers: Count = 3
     """Number of the teacher's last layers whose mean is predicted; the authors use 10 of 12."""
     class_token_weight: NotNegative = 0.01

@@ -70,7 +70,7 @@ class Masking(masked_patch_options.Masking):
         chance = uniform(seed, "corruption", slots, self.count(n))
         types = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
         types = torch.where(chance < self.mask, MASKED, types)
-        # Sample one of the n - 1 different patches: indices from that of the patch onwards are increased by one.
+        # Sample one of the n - 1 different patches: indices from the patch's onwards are increased by one.
         replacement = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
         return Corruption(ids, types, replacement + (replacement >= ids))
 
@@ -144,7 +144,7 @@ class MaskedPatch(Objective):
 
 
 def rectangle_order(slots: Tensor, *, seed: int, grid: tuple[int, int], rectangles: int = 16, view: int = 0) -> Tensor:
-    """Return sort keys by which patches are masked: the index of the first rectangle that covers each patch.
+    """Return sort keys for block-wise masking: the index of the first rectangle that covers each patch.
 
     A rectangle covers 8 to 25 % of the image at an aspect ratio of 0.3 to 3.3.
 

@@ -206,7 +206,7 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
             chances.append(others / (len(store) - is_stored))
             correct.append(any(neighbour["class"] == record["class"] for neighbour in record["neighbours"][:1]))
     if not chances:
-        return [*lines, "no metrics: no query has a class of which the store has another picture"]
+        return [*lines, "no metrics: the store has no further picture of any query's class"]
     accuracy, chance = (sum(values) / len(values) for values in (correct, chances))
     error = 1.96 * standard_error(accuracy, len(chances))
     significant = "significant" if above_chance(accuracy, chance, len(chances)) else "not significant"

@@ -54,7 +54,7 @@ class Retrieve(Pictures):
     """Split of a data set; held_out: test images if there are any, else validation images."""
     standardize: Literal["auto"] | bool = "auto"
     """Whether a query standardises each feature over the store before comparison. auto: if the objective of the
-    checkpoint's run declares `needs_standardizing`, as those of masked models do, and the store has 5 pictures or
+    checkpoint's run declares `needs_standardizing`, as masked models do, and the store has 5 pictures or
     more."""
     k: Count = 10
     """Number of neighbours of a query."""

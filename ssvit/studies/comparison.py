@@ -142,7 +142,7 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", e
     if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
         return f"both sides are {NOT_ABOVE_CHANCE}"
     if error is not None and abs(means[0] - means[1]) <= error:
-        return f"it lies within the 95 % interval of {noise} (± {100 * error:.2f})"
+        return f"the 95 % interval of {noise} (± {100 * error:.2f}) contains zero"
     return ""
 
 

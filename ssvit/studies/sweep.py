@@ -50,7 +50,7 @@ class Sweep:
 
 
 def metric(metrics: Mapping[str, float]) -> str | None:
-    """Return the metric by which jobs are compared, or None.
+    """Return the metric for the comparison of jobs, or None.
 
     In order of preference: accuracy or mAP on validation images, the first probe's score on training images, the loss
     of held-out images, and the training loss, which is not used for classifiers.

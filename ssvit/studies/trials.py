@@ -103,7 +103,7 @@ def check_images(config: Config, *, most: int = 0) -> None:
 
     Args:
         config: Configuration of the study.
-        most: Maximum number of pre-training images in the option "images"; that of fine-tuning is in its options.
+        most: Maximum number of pre-training images in the option "images"; options of fine-tuning have a separate one.
 
     Raises:
         UserError: If images have no labels.

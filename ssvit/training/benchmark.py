@@ -170,8 +170,8 @@ def products(precision: str, device: str) -> dict[str, Callable[[], float]]:
     side = _SIDE[device]
     matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     giga = 2 * side**3 / 1e9
-    of = f"product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
-    return {f"torch {of}": lambda: (matrix @ matrix, giga)[1]}
+    product = f"product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
+    return {f"torch {product}": lambda: (matrix @ matrix, giga)[1]}
 
 
 def with_shares(rates: Sequence[Rate], peak: Sequence[str], gflop: float) -> list[Rate]:

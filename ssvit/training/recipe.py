@@ -65,7 +65,7 @@ class Recipe(Options):
     """Steps from one line of metrics to the next."""
     best: str | None = "auto"
     """Metric whose best checkpoint is kept as best/, such as label_free/rankme or held_out/loss; for losses and errors,
-    lower is better. auto: the accuracy on validation images, or that of the first probe on training images; no
+    lower is better. auto: the accuracy on validation images, or the first probe's accuracy on training images; no
     checkpoint is kept unless evaluations differ significantly. None: no checkpoint is kept."""
 
     @model_validator(mode="after")

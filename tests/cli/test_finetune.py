@@ -196,8 +196,8 @@ def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
     )
     counts = [counted(folder / run) for run in ("lr_0.1", "lr_1e-09", "chosen")]
     assert counts == [16, 16, 32]  # of 64 training and 32 test images
-    assert "64 images" in done.stdout.split("now on all training images")[1]
-    assert "48 images" in done.stdout.split("now on all training images")[0]
+    assert "64 images" in done.stdout.split("training on all training images")[1]
+    assert "48 images" in done.stdout.split("training on all training images")[0]
 
 
 @pytest.mark.parametrize(

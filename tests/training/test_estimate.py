@@ -116,7 +116,8 @@ def test_a_dry_run_prints_sizes_and_the_estimate_and_writes_nothing(tool, tmp_pa
 def test_a_dry_run_of_fine_tuning_says_how_many_runs_there_are(tool, outputs):
     before = sorted(outputs.rglob("*"))
     printed = tool("finetune", "--dry-run", "compare=scratch", "recipe.steps=70", "recipe.batch_size=8").stdout
-    assert [line.split()[4] for line in printed.splitlines() if "such runs" in line] == ["pretrained", "scratch"]
+    compared = [line.split() for line in printed.splitlines() if line.startswith("compare:")]
+    assert [words[6] for words in compared] == ["pretrained", "scratch"]
     assert sorted(outputs.rglob("*")) == before
 
 

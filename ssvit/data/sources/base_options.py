@@ -14,7 +14,7 @@ PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an
 # Short forms of options, as of `Command.expansions`: data=PATH and data.normalization=FILE.
 SHORT_FORMS = dict.fromkeys(("data", "data.normalization"), "ssvit.data.arguments.expand")
 VALIDATION = "validation"
-NO_LABELS = "the images have no labels to learn: give each class a folder of its own, or another data set (data=…)"
+NO_LABELS = "the images have no labels to learn: put the images of each class into a separate folder, or set data=…"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
 
 

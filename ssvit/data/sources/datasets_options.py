@@ -69,7 +69,7 @@ class Csv(ImageFiles):
     @model_validator(mode="after")
     def _check_table(self) -> Self:
         if self.root is not None and not os.path.isdir(self.root):
-            raise OptionError("root", self.root, "no such folder; null for that of the table")
+            raise OptionError("root", self.root, "no such folder; null for the folder of the table")
         first = next(self.rows(self.splits.train))
         if not os.path.isfile(os.path.join(self.root_folder, first.path)):
             expected = f"{self.root_folder} has no file {first.path}, which line {first.line} of {self.table} names"

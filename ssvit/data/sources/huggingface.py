@@ -118,7 +118,7 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
 
 
 def _splits(options: huggingface_options.HuggingFace, datasets: Mapping[str, Any]) -> Splits:
-    """Resolve the splits among those of the data set."""
+    """Resolve the options of the splits among the splits of the data set."""
 
     def find(name: str) -> Items:
         return (name,) if name in datasets else ()

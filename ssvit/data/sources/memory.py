@@ -59,5 +59,5 @@ class Memory(Source):
 
     def take(self, indices: Tensor) -> "Memory":
         """Return the source of the images at `indices`, in that order."""
-        labels, masks = (None if of is None else of[indices] for of in (self.labels, self.masks))
+        labels, masks = (None if values is None else values[indices] for values in (self.labels, self.masks))
         return Memory(self.in_memory[indices], labels, self.classes, masks=masks)

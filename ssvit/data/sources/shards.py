@@ -173,7 +173,7 @@ def find(
 
 
 def index_path(shard: str | Path) -> Path:
-    """Return the path of the index of a shard, which lies next to it."""
+    """Return the path of the index of a shard, in the same folder."""
     return Path(shard).with_suffix(INDEX)
 
 

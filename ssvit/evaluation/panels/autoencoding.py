@@ -25,7 +25,7 @@ class Autoencoding(HeldOut):
     """Evaluate an `MAE` model."""
 
     def __call__(self, objective: MAE, history: History | None = None) -> Evaluation:
-        """Return the loss on all masked patches and that of the baselines.
+        """Return the loss on all masked patches and the losses of the baselines.
 
         Figures: `mosaic`, reconstructions of some images, and `learning`, the losses over the steps.
         """

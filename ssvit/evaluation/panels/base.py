@@ -62,7 +62,7 @@ class Evaluator:
 
         Args:
             objective: The model, of the type that the evaluator supports.
-            history: All rows of metrics so far, where the last row is that of this evaluation: metrics of this
+            history: All rows of metrics so far, where the last row belongs to this evaluation: metrics of this
                 evaluator by name, others as "train/…" or "validation/…". None if only metrics are required, as in all
                 processes but the main one.
         """

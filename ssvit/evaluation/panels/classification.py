@@ -65,7 +65,7 @@ class Classification(Evaluator):
         Table: `classes.csv`, one line for each class.
 
         Raises:
-            UserError: If images have no labels, classes differ from those of the model, or too many files are
+            UserError: Images have no labels, classes differ from the classes of the model, or too many files are
                 unreadable.
         """
         predictions, classes = self.predictions(objective), self.source.classes
@@ -111,7 +111,7 @@ class Classification(Evaluator):
         """Return the predictions of all readable images, in each process.
 
         Raises:
-            UserError: If images have no labels, classes differ from those of the model, or too many files are
+            UserError: Images have no labels, classes differ from the classes of the model, or too many files are
                 unreadable.
         """
 

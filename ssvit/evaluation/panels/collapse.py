@@ -88,7 +88,7 @@ class PatchCollapse(Collapse):
     """
 
     def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
-        """Return the metrics of `Collapse`, and those of patches as "patch_…". Further figure: `patch_collapse`."""
+        """Return the metrics of `Collapse` for images and (patch_…) patches, and the figure `patch_collapse`."""
         evaluation = super().__call__(objective, history)
         of_patches = measure(self._patch_assignments(objective))
         metrics = {**evaluation.metrics, **{f"patch_{name}": value for name, value in of_patches.items()}}
@@ -144,7 +144,7 @@ def describe(metrics: Mapping[str, float], items: str = "images") -> list[str]:
 
     Args:
         metrics: Metrics of `measure`.
-        items: Plural noun for what is assigned to prototypes.
+        items: Plural noun for the inputs that are assigned to prototypes.
     """
     information, most = metrics["information"], metrics["information_at_most"]
     single, of_mean, uniform = metrics["entropy"], metrics["entropy_of_mean"], metrics["entropy_uniform"]
@@ -169,7 +169,7 @@ def learning(history: History, items: str = "images") -> Plot:
 
     Args:
         history: Rows of metrics.
-        items: Plural noun for what is assigned to prototypes.
+        items: Plural noun for the inputs that are assigned to prototypes.
     """
     entropies = (
         curve(history, "entropy_of_mean", "of the mean assignment"),

@@ -40,7 +40,7 @@ class ClassCounts(NamedTuple):
 
     @property
     def precision(self) -> float:
-        """Return the share of correct predictions among those of the class; NaN without predictions."""
+        """Return the share of correct ones among all predictions of the class; NaN without predictions."""
         return self.correct / self.predicted if self.predicted else math.nan
 
     @property

@@ -96,7 +96,7 @@ class Attentive(attentive_options.Attentive, Linear):
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Return the factor in [0, 1] by which the schedule multiplies the learning rate at a step."""
+    """Return the factor of the learning rate at a step, in [0, 1]."""
     warmup = max(1, round(_WARMUP * steps))
     decay = (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
     return (step + 1) / warmup if step < warmup else decay

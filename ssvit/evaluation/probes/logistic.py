@@ -21,7 +21,7 @@ _CHANGE = 1e-10  # or where the loss falls by less in one iteration
 class Logistic(logistic_options.Logistic, Linear):
     """Fit multinomial logistic regression by full-batch L-BFGS: mean cross-entropy + l2 / 2 |weights|^2.
 
-    Each fit starts from that of the next larger penalty. The chosen penalty is refitted on all training images.
+    Each fit starts from the solution of the next larger penalty. The chosen one is refitted on all training images.
     """
 
     name: ClassVar[str] = "logistic"

@@ -1,6 +1,6 @@
 """Fit ridge regression to frozen features, with targets in {-1, 1}^k, in closed form for all penalties.
 
-The probe is that of Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features is decomposed once, in
+The probe follows Dosovitskiy et al. 2021, section 4.1. The Gram matrix of the features is decomposed once, in
 float64; each L2 penalty, and its exact leave-one-out predictions, then cost one small product. The penalty is chosen by
 the leave-one-out predictions.
 
@@ -24,7 +24,7 @@ from ssvit.evaluation.titles import labels as title_of
 from ssvit.options import OptionError
 from ssvit.randomness import permutation
 
-_BLOCK = 96  # rows of a block of the Gram matrix, of which only the upper triangle is computed
+_BLOCK = 96  # rows of a block of the Gram matrix; only blocks of its upper triangle are computed
 _MIN_DEVIATION = 1e-5
 _BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
 

@@ -26,4 +26,4 @@ class Ridge(Options):
     l2: Annotated[Sequence[Positive], *ONE_OR_SEVERAL, Expect("a number above 0, or a list of them")] = tuple(
         2.0**i for i in range(-10, 20)
     )
-    """L2 penalties, from which the leave-one-out accuracy on the sampled images chooses one."""
+    """L2 penalties; one is chosen by the leave-one-out accuracy on the sampled images."""

@@ -41,7 +41,7 @@ class Segmentation(segmentation_options.Segmentation, Probe):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return the mIoU of the most frequent training class and of the linear layer, one column for each.
 
-        The predictions are those of the linear layer.
+        Predictions are taken from the linear layer.
         """
         counts, tested = (
             torch.bincount(images.known_masks.flatten(), minlength=256)[:IGNORED] for images in (train, test)

@@ -23,7 +23,7 @@ class Other:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return height and width of its images, those of its training unless other values are configured."""
+        """Return height and width of the encoder's images: the configured ones, or else the size of its training."""
         return pair("image_size", self.loading.loaded().image_size)
 
     @property

@@ -19,7 +19,7 @@ METHOD = (
     f"Intervals are {_LEVEL} percentile bootstrap intervals over the test images. The resamples are the same for all "
     "encoders, so that differences are paired. Differences are in percentage points, the evaluated encoder minus the "
     "other result. A difference is significant (*) if its interval excludes zero. Otherwise the minimum detectable "
-    f"difference follows: that of a test with a power of {100 * statistics.POWER:.0f} % on as many images. Intervals "
+    f"difference for a power of {100 * statistics.POWER:.0f} % on as many images is stated instead. Intervals "
     "do not include the variation over training seeds, and nothing is corrected for multiple comparisons."
 )
 _VERDICTS = {1: "significantly better", -1: "significantly worse", 0: "not significantly different"}
@@ -130,7 +130,7 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
 def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[str]:
     """Return a sentence for each other encoder on whether the evaluated one is better, and advice if it is not.
 
-    Advice is given if a baseline is significantly better by a probe, or if no probe shows a gain over all baselines.
+    Advice is added if a baseline is significantly better by a probe, or if no probe shows a gain over all baselines.
 
     Args:
         scores: Results of the probes.

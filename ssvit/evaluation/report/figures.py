@@ -35,7 +35,7 @@ _CLIPPED = 0.01  # fraction of patches clipped at both ends of a component, sinc
 def figures(splits: Mapping[str, Split], scores: Sequence[Scores], standings: Sequence[Standing]) -> dict[str, Figure]:
     """Return the figures by name.
 
-    Images are shown by the features chosen by k-NN, or else by the first probe of whole images.
+    Neighbours are searched with the features chosen by k-NN, or else by the first probe of whole images.
 
     Args:
         splits: Feature sets by probe.

@@ -162,7 +162,7 @@ def encoders_of(
 
 
 def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -> Extractor:
-    """Return an extractor of patch features: those of an encoder's last reading, or the pixels of patches.
+    """Return an extractor of patch features: an encoder's last reading, or the pixels of patches.
 
     Args:
         function: Extractor of whole images.

@@ -26,7 +26,7 @@ class Evaluate(Pretrained):
     encoder: Part = None
     """The model. None: the checkpoint's."""
     data: Part = None
-    """The data set. None: that of the checkpoint's run."""
+    """The data set. None: the data set of the checkpoint's run."""
     probes: Parts = Field(default_factory=dict)
     """The probes; probes.sgd=null removes one."""
     features: Features = Features(layer="all")

@@ -42,9 +42,9 @@ class Split:
     duplicates: Sequence[Pair] | None = None
     display: Display = PLAIN
 
-    def pictures(self, of: FeatureSets, rows: Tensor) -> Tensor:
+    def pictures(self, feature_sets: FeatureSets, rows: Tensor) -> Tensor:
         """Return RGB images at some rows of the training or test images: (b,) -> (b, 3, h, w) in [0, 1]."""
-        return self.display(of.images(rows, self.eval_transform))
+        return self.display(feature_sets.images(rows, self.eval_transform))
 
     @property
     def classes(self) -> tuple[str, ...]:
