@@ -5,10 +5,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 _began = time.perf_counter()
+import pytest  # noqa: E402
 import torch  # noqa: E402, F401 (loaded to be timed: conftest.py imports this module before anything loads torch)
+
+from ssvit.options import UserError  # noqa: E402
 
 # Seconds after which a process is taken to hang. A tool spends most of its time on loading torch, so a slow or busy
 # machine gets more; a tiny run takes a few times as long as this import, and the rest is room.
@@ -26,6 +31,14 @@ def one_line(done) -> str:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     return line
+
+
+def error_of(call: Callable[..., object], *arguments: object, **options: object) -> Any:
+    """Call a function with a mistake; return the error, a UserError of one line."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return caught.value
 
 
 def program(name: str, *options: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Several processes of one run on this machine, as torchrun would start them, but faster."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -7,7 +8,10 @@ import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
+import torch
 from command import LIMIT
 
 children = multiprocessing.get_context("forkserver")
@@ -41,6 +45,20 @@ def start(work: Callable[..., None], world: int, *arguments: object) -> list[int
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     return together(child(_enter, work, rank, world, port, arguments) for rank in range(world))
+
+
+def results(work: Callable[..., object], world: int, folder: Path, *arguments: object) -> list[Any]:
+    """Call a function of a module in the processes of one group; returns what each has returned, by way of JSON."""
+    assert start(_write_result, world, work, folder, arguments) == [0] * world
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+def _write_result(work: Callable[..., object], folder: Path, arguments: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    with torch.no_grad():
+        (folder / f"{own_rank()}.json").write_text(json.dumps(work(*arguments)))
+    torch.distributed.destroy_process_group()
 
 
 def own_rank() -> int:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.loading.encoder import load_encoder
+from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import (
@@ -39,13 +42,14 @@ from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
 from ssvit.randomness import uniform
-from ssvit.schedule import Schedule
+from ssvit.schedule import Progress, Schedule
 from ssvit.training import loop, runtime
 from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
+Module = TypeVar("Module", bound=torch.nn.Module)
 CLASSES = ("ant", "bee", "cat")
 RECIPE = {
     "steps": 12, "batch_size": 8, "optimizer": "adamw", "lr": 1e-2, "warmup": 3, "ema": 0.9, "precision": "32-true",
@@ -185,6 +189,38 @@ def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
     """A classifier of the three classes."""
     torch.manual_seed(seed)
     return Classify(classify_options.Classify(classes=CLASSES, **options), encoder=encoder(dropout))
+
+
+def shaken(module: Module, by: float = 0.1) -> Module:
+    """The module with random numbers added to every weight, so that none is zero or one and each shows in outputs."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight += by * torch.randn_like(weight)
+    return module
+
+
+def loaded(path: Path, **options) -> torch.nn.Module:
+    """The encoder of a checkpoint or of a file."""
+    return load_encoder(LoadEncoder(path=path, **options))
+
+
+def inverted(images: torch.Tensor, place: int) -> torch.Tensor:
+    """Images of 16 pixels of which one of the 16 patches is inverted."""
+    changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
+    changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
+    return changed
+
+
+def views(objective: Objective, count: int = 4) -> Batch:
+    """A batch of views of the first pictures, as the loader makes them for an objective."""
+    slots = torch.arange(count)
+    return Batch(transform(objective)(pictures(count), slots, 0), None, slots)
+
+
+def scheduled(objective: Objective, step: int = 6) -> dict[str, torch.Tensor]:
+    """The values of an objective's schedules at a step of 12."""
+    schedules = objective.schedules.items()
+    return {name: torch.tensor(at(Progress(step, 12)), dtype=torch.float64) for name, at in schedules}
 
 
 def transform(objective: Objective) -> Augmentation:

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+import tiny
 import torch
 import yaml
+from command import error_of
 from PIL import Image
 
 import ssvit
@@ -27,9 +29,7 @@ from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.figures import contact_sheet
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Gallery
-from ssvit.loading import encoder_options as loading_options
-from ssvit.loading.encoder import load_encoder
-from ssvit.options import Failure, OptionError, UserError
+from ssvit.options import Failure, UserError
 
 SIDE = 16
 TRAIN = ("encoder.depth=2", "encoder.heads=2", "recipe.warmup=1", "recipe.precision=32-true", "probe=[]")
@@ -225,9 +225,7 @@ def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
     ],
 )  # fmt: skip
 def test_wrong_pixel_formats_are_named(options: dict, name: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        PixelFormat(**options)
-    assert caught.value.name == name
+    assert error_of(PixelFormat, **options).name == name
 
 
 def test_arrays_are_images_only_where_there_are_no_others(tmp_path: Path) -> None:
@@ -404,7 +402,7 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
     )
     find("export").call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
     assert "become 0" in (tmp_path / "exported/README.md").read_text()
-    weights = load_encoder(loading_options.LoadEncoder(path=tmp_path / "exported/model.safetensors")).eval()
+    weights = tiny.loaded(tmp_path / "exported/model.safetensors").eval()
     with torch.no_grad():
         assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
     find("embed").call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
@@ -475,7 +473,7 @@ def test_every_kind_of_method_takes_many_channels(
         "encoder.width=48", "recipe.steps=2", "recipe.batch_size=4", "recipe.evaluate_every=2", "recipe.save_every=2",
     ]  # fmt: skip
     run = find("pretrain").call([*data, f"objective={objective}", *TRAIN, *small, *options])
-    weights = load_encoder(loading_options.LoadEncoder(path=manifest.complete(run)[-1])).state_dict()
+    weights = tiny.loaded(manifest.complete(run)[-1]).state_dict()
     assert weights["patch.weight"].shape[1] % 5 == 0
     assert all(weight.isfinite().all() for weight in weights.values())
     assert Image.open(next(run.glob("*.png"))).size[0] > 100

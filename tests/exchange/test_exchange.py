@@ -127,6 +127,19 @@ def test_positions_are_resized_as_between_encoders_of_ssvit(plain):
         assert torch.equal(resized.positions[0].embedding, expected.positions[0].embedding)
 
 
+@torch.no_grad()
+def test_positions_of_another_image_size_are_timms(tmp_path):
+    model = peers.of_timm(init_values=1e-5, reg_tokens=3, no_embed_class=True, dynamic_img_size=True)
+    save_file(model.state_dict(), tmp_path / "timm.safetensors")
+    size = (48, 40)
+    encoder = load_encoder(
+        LoadEncoder(path=tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
+    )
+    x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
+    assert (encoder(x) - model.forward_features((x - mean) / std)).abs().max() < 1e-5
+
+
 def test_options_precede_neighbouring_files_and_these_precede_defaults(tmp_path):
     peer = peers.huggingface(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(

@@ -30,7 +30,9 @@ ANY = ({}, {"positions": "learned_2d"}, {"positions": "sine_cosine_2d", "pooling
 TIMM = (
     {"class_token": False, "pooling": "patch_mean"}, {"distillation_token": True}, {"layer_scale": 0.5},
     {"registers": 3, "positions": "sine_cosine_2d"},
-    {"registers": 2, "layer_scale": 0.5, "class_token": False, "pooling": "patch_mean"},
+    {"registers": 2, "layer_scale": 0.5, "class_token": False, "pooling": "patch_mean"}, {"mlp": "swiglu"},
+    {"mlp": "swiglu", "layer_scale": 0.5, "registers": 2, "pooling": "patch_mean"}, {"gelu": "tanh"},
+    {"gelu": "tanh", "distillation_token": True},
 )  # fmt: skip
 
 
@@ -46,6 +48,7 @@ def test_timm_opens_an_encoder_which_is_read_back(changes, tmp_path):
         assert numpy.allclose(model.pretrained_cfg["mean"], SHAPE["mean"])
     read = load_encoder(LoadEncoder(path=folder / "model.safetensors"))
     assert (read(x) - exported(x)).abs().max() < LIMIT
+    assert read.arguments["gelu"] == exported.arguments["gelu"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"pooling": "patch_mean"}])

@@ -1,9 +1,8 @@
 """Rotary positions and SwiGLU, as DINOv3 and DINOv2's giant have them: equations, files, a command."""
 
-import exported
 import peers
 import pytest
-import timm
+import tiny
 import torch
 from command import TINY
 from exported import images
@@ -12,8 +11,6 @@ from torch import nn
 
 from ssvit.exchange import reading
 from ssvit.exchange.files import ForeignError
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.positions import Rotary, rotate
 from ssvit.models.vit import ViT
@@ -42,8 +39,8 @@ NAMES = [name for name in peers.PEERS if "dinov3" in name]
 @torch.no_grad()
 def test_files_are_of_images_of_any_size(name, tmp_path, capsys):
     peer = peers.PEERS[name](tmp_path)
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told, announce=True))
-    other = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **peer.told, image_size=[48, 40]))
+    encoder = tiny.loaded(peer.path, **peer.told, announce=True)
+    other = tiny.loaded(peer.path, **peer.told, image_size=[48, 40])
     mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
     for size in (peer.size, (48, 40), (16, 64)):
         x = images(size)
@@ -94,27 +91,14 @@ def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
         assert 0.98 * limit < matrix.abs().max() <= limit
 
 
-@torch.no_grad()
-def test_timm_opens_an_encoder_with_swiglu(tmp_path):
-    for changes in ({}, {"layer_scale": 0.5, "registers": 2, "pooling": "patch_mean"}):
-        encoder = exported.encoder(mlp="swiglu", **changes)
-        folder, _ = exported.written(encoder, tmp_path / f"{len(changes)}", "timm")
-        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        assert (model.forward_features(encoder.normalise(images())) - encoder(images())).abs().max() < 1e-5
-        back = loading.load_encoder(loading_options.LoadEncoder(path=folder / "model.safetensors"))
-        assert (back(images()) - encoder(images())).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])
 def test_pretraining_goes_on_from_it(name, tool, tmp_path):
     peer = peers.PEERS[name](tmp_path)
     given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probe=[]")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout
-    begun = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, image_size=[32, 32]))
-    trained = loading.load_encoder(
-        loading_options.LoadEncoder(path=tmp_path / "outputs" / "further", image_size=[32, 32])
-    )
+    begun = tiny.loaded(peer.path, image_size=[32, 32])
+    trained = tiny.loaded(tmp_path / "outputs" / "further", image_size=[32, 32])
     assert trained.arguments["positions"] == "rotary"
     assert torch.equal(trained.rotary.periods, begun.rotary.periods)
     assert not torch.equal(trained.blocks[0].expand.weight, begun.blocks[0].expand.weight)

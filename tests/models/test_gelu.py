@@ -5,17 +5,12 @@ import json
 import exported
 import peers
 import pytest
-import timm
 import torch
 from safetensors.torch import save_file
 
 from ssvit.exchange import reading
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.finding import open_checkpoint
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 
 def test_it_is_said_of_the_authors_files_alone(tmp_path):
@@ -23,28 +18,6 @@ def test_it_is_said_of_the_authors_files_alone(tmp_path):
     assert "gelu tanh" in reading.read(google.path, google.told).notes
     assert "gelu exact" in reading.read(plain.path, plain.told).notes
     assert open_checkpoint(plain.path, plain.told).encoder["gelu"] == "exact"
-
-
-def test_weights_move_between_encoders_of_one_gelu_alone():
-    exact, tanh = exported.encoder(), exported.encoder(gelu="tanh")
-    exported.encoder(gelu="tanh", image_size=[16, 16]).take(tanh)
-    with pytest.raises(OptionError, match="gelu=tanh: must be exact"):
-        tanh.take(exact)
-    with pytest.raises(OptionError, match="gelu=relu: must be one of exact, tanh"):
-        ViT(vit_options.ViT(**{**exported.SHAPE, "gelu": "relu"}))
-
-
-@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}], ids=["plain", "distilled"])
-@torch.no_grad()
-def test_timm_reads_it_and_writes_it_back(changes, tmp_path):
-    ours, x = exported.encoder(gelu="tanh", **changes), exported.images()
-    folder, _ = exported.written(ours, tmp_path, "timm")
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert (model.forward_features(ours.normalise(x)) - ours(x)).abs().max() < exported.LIMIT
-    back = loading.load_encoder(
-        loading_options.LoadEncoder(path=folder / "model.safetensors", heads=4, trained_size=[32, 48])
-    )
-    assert back.arguments["gelu"] == "tanh"
 
 
 def test_the_gelu_of_hugging_face_is_that_of_its_configuration(tmp_path):

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import timm
+import tiny
 import torch
 from composing import composed
 from timm.layers import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import storage
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
 from ssvit.models.vit import ViT
@@ -38,10 +37,7 @@ SMALL = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "heads": 3}
 def shaken(module: torch.nn.Module) -> torch.nn.Module:
     """The module with no weight zero or one, so that each of them shows in the output."""
     torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return module.eval()
+    return tiny.shaken(module).eval()
 
 
 def build(layers=(1, 1), **options) -> ViT:
@@ -219,10 +215,8 @@ def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_pa
         masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8)
     )
     path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.metadata)
-    assert torch.equal(
-        loading.load_encoder(loading_options.LoadEncoder(path=path))(random_images()), trained.encoder(random_images())
-    )
-    wide = loading.load_encoder(loading_options.LoadEncoder(path=path, image_size=[24, 40]))
+    assert torch.equal(tiny.loaded(path)(random_images()), trained.encoder(random_images()))
+    wide = tiny.loaded(path, image_size=[24, 40])
     assert wide.grid == (3, 5)
     assert wide(random_images(1, 24, 40)).shape == (1, 16, 24)
     for name, value in trained.encoder.stem.state_dict().items():

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import tiny
 import torch
 
 from ssvit.analysis import attention
@@ -22,11 +23,7 @@ def build(**options) -> ViT:
     """An encoder of rectangles cut into rectangles, with no weight zero and attention that is far from uniform."""
     torch.manual_seed(0)
     shape = {"image_size": [12, 16], "patch_size": [6, 4], "width": 16, "depth": 2, "heads": 2, "channels": 2}
-    vit = ViT(vit_options.ViT(**shape | options))
-    with torch.no_grad():
-        for parameter in vit.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return vit.eval()
+    return tiny.shaken(ViT(vit_options.ViT(**shape | options)), 0.3).eval()
 
 
 def images(b: int = 2) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 from composing import composed
@@ -17,11 +18,7 @@ SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
 def build(**options) -> ViT:
     """A small encoder in which no weight is zero or one, so that each of them shows in the output."""
     torch.manual_seed(0)
-    vit = ViT(vit_options.ViT(**SMALL | {"pooling": "patch_mean"} | options))
-    with torch.no_grad():
-        for parameter in vit.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return vit.eval()
+    return tiny.shaken(ViT(vit_options.ViT(**SMALL | {"pooling": "patch_mean"} | options))).eval()
 
 
 def random_images(b: int = 3, c: int = 3, h: int = 16, w: int = 16) -> torch.Tensor:

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import tiny
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
@@ -32,11 +33,7 @@ def build(*, random: bool = True, token: bool = False, seed: int = 0, vit=(), **
     objects = {name: options.pop(name) for name in ("labels", "teacher") if name in options}
     chosen = classify_options.Classify(**{"classes": CLASSES} | options)
     model = Classify(chosen, encoder=made, **objects).double()
-    if random:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
+    return tiny.shaken(model, 0.3) if random else model
 
 
 def teacher(**options) -> Classify:

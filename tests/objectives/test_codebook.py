@@ -14,8 +14,6 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.objectives import codebook, codebook_options
 from ssvit.objectives.codebook import Codebook, Windows, k_means
 
@@ -200,7 +198,7 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     with Image.open(tmp_path / "outputs" / "second" / "mosaic.png") as image:
         assert min(image.size) > 200
     weights = storage.load(Checkpoint.open(tmp_path / "outputs" / "second"))["model"]
-    first = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "outputs" / "first"))
+    first = tiny.loaded(tmp_path / "outputs" / "first")
     for name, value in first.state_dict().items():
         if not name.startswith("blocks.1."):
             assert weights[f"target.vectors.teacher.module.{name}"].equal(value)

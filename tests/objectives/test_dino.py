@@ -20,15 +20,12 @@ def random_logits(views: int, seed: int, dtype=torch.float64) -> torch.Tensor:
     return torch.randn(views, 3, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def values(step: int = 6, steps: int = 12) -> dict[str, torch.Tensor]:
-    """The schedules of tiny.dino at a step."""
-    schedules = tiny.dino().schedules.items()
-    return {name: torch.tensor(at(Progress(step, steps)), dtype=torch.float64) for name, at in schedules}
+def values() -> dict[str, torch.Tensor]:
+    return tiny.scheduled(tiny.dino())
 
 
-def batch(count: int = 4, seed: int = 0) -> Batch:
-    slots = torch.arange(count)
-    return Batch(tiny.transform(tiny.dino())(tiny.pictures(count), slots, seed), None, slots)
+def batch() -> Batch:
+    return tiny.views(tiny.dino())
 
 
 @pytest.mark.parametrize(("teacher_views", "student_views"), [(2, 2), (2, 6), (1, 3)])

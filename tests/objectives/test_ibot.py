@@ -9,22 +9,18 @@ from lightly.loss import DINOLoss, IBOTPatchLoss
 
 from ssvit.data.batch import Batch
 from ssvit.objectives.dino import Masks, patch_cross_entropy, sharpened
-from ssvit.schedule import Progress
 
 
-def values(step: int = 6, steps: int = 12) -> dict[str, torch.Tensor]:
-    """The schedules of tiny.ibot at a step."""
-    schedules = tiny.ibot().schedules.items()
-    return {name: torch.tensor(at(Progress(step, steps)), dtype=torch.float64) for name, at in schedules}
+def values() -> dict[str, torch.Tensor]:
+    return tiny.scheduled(tiny.ibot())
 
 
-def batch(count: int = 4, seed: int = 0) -> Batch:
-    slots = torch.arange(count)
-    return Batch(tiny.transform(tiny.ibot())(tiny.pictures(count), slots, seed), None, slots)
+def batch() -> Batch:
+    return tiny.views(tiny.ibot())
 
 
-def masks(count: int = 4, seed: int = 0) -> Masks:
-    return tiny.ibot().sample(torch.arange(count), seed=seed)
+def masks() -> Masks:
+    return tiny.ibot().sample(torch.arange(4), seed=0)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -57,9 +53,7 @@ def test_the_patch_loss_is_lightlys_and_that_of_a_plain_loop():
 def test_the_loss_is_lightlys_two():
     objective, noise, given = tiny.ibot().double(), masks(), batch()
     teacher, encoder, head = objective.teacher.module, objective.encoder, objective.head
-    with torch.no_grad():
-        for parameter in objective.teacher.parameters():
-            parameter += torch.randn_like(parameter) * 0.1
+    tiny.shaken(objective.teacher)
     objective.center, objective.patch_center = normal(24) * 0.1, normal(24, seed=1) * 0.1
     result = objective(given, noise, values())
     targets, predictions, patches, patch_losses = [], [], [], []
@@ -111,8 +105,7 @@ def test_only_the_first_ids_are_masked_and_the_teacher_encodes_all_patches():
     ids, counts = torch.randperm(16)[None, :6], torch.tensor([4])
     student, teacher = objective.student_logits(images, ids, counts), objective.teacher_logits(images, ids)
     for place in range(16):
-        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
-        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
+        changed = tiny.inverted(images, place)
         same = map(torch.equal, student, objective.student_logits(changed, ids, counts))
         assert all(same) == (place in ids[0, :4])
         assert not objective.teacher_logits(changed, ids)[1].equal(teacher[1])

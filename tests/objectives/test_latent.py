@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 from wide import pictures
@@ -27,10 +28,7 @@ def build(masks=3, layers=2, class_token_weight=0.3, masked=0.75, block=3, **enc
         decoder=DECODER, masks=masks, layers=layers, class_token_weight=class_token_weight, masked=masked, block=block
     )
     model = Latent(options, encoder=ViT(vit_options.ViT(**encoder)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return tiny.shaken(model)
 
 
 def test_visible_patches_lie_in_blocks():

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
@@ -24,10 +25,7 @@ def build(*, decoder=DECODER, masked: float = 0.75, norm_pixels: bool = True, **
     options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
     encoder = ViT(vit_options.ViT(**{"mean": MEAN, "std": STD, "positions": "sine_cosine_2d"} | options))
     model = MAE(mae_options.MAE(decoder=decoder, masked=masked, norm_pixels=norm_pixels), encoder=encoder)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return tiny.shaken(model)
 
 
 def layer_norm(x, module):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 
@@ -28,11 +29,7 @@ def build(target=None, masking=None, *, trained: bool = True, **options) -> Mask
         encoder=ViT(vit_options.ViT(**options)),
         target=target or MeanColor(patch_size=4),
     )
-    if trained:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return tiny.shaken(model) if trained else model
 
 
 def random_images(b: int = 6) -> torch.Tensor:
@@ -99,10 +96,7 @@ def test_what_is_hidden_does_not_leak_and_what_is_not_is_seen(masking):
     noise = model.sample(torch.arange(4), seed=0)
     before = model.predict(images, noise)
     for place in range(16):
-        changed = images.clone()
-        top, left = place // 4 * 4, place % 4 * 4
-        changed[:, :, top : top + 4, left : left + 4] = 255 - changed[:, :, top : top + 4, left : left + 4]
-        differs = (model.predict(changed, noise) != before).flatten(1).any(1)
+        differs = (model.predict(tiny.inverted(images, place), noise) != before).flatten(1).any(1)
         for image in range(4):
             fate = dict(zip(noise.ids[image].tolist(), noise.types[image].tolist(), strict=True)).get(place, UNCHANGED)
             copied = noise.replacement[image][noise.types[image] == REPLACED].tolist()

@@ -1,6 +1,7 @@
 """Masked patch prediction with an encoder of uncorrupted patches only: the maths of MAE with any target."""
 
 import pytest
+import tiny
 import torch
 from wide import pictures
 
@@ -29,10 +30,7 @@ def build(target=None) -> MaskedPatch:
         encoder=ViT(vit_options.ViT(**shape, positions="sine_cosine_2d", pooling="patch_mean")),
         target=target or MeanColor(patch_size=4),
     )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return tiny.shaken(model)
 
 
 @pytest.mark.parametrize("patches", [4, 12, 64])

@@ -17,9 +17,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def batch(count: int = 4, seed: int = 0) -> Batch:
-    slots = torch.arange(count)
-    return Batch(tiny.transform(tiny.simclr())(tiny.pictures(count), slots, seed), None, slots)
+def batch() -> Batch:
+    return tiny.views(tiny.simclr())
 
 
 def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop():

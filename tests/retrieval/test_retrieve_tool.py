@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import prefork
 import pytest
+import tiny
 import torch
 from command import TINY
 from composing import composed
@@ -23,8 +24,6 @@ from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import neighbours
 from ssvit.figures.display import PLAIN
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import OptionError, UserError
@@ -75,7 +74,7 @@ def opened(folder: Path) -> Store:
 
 def features(folder: Path, paths: list[str], layer: int = 2) -> np.ndarray:
     """The features of a reference: one picture at a time, in float64."""
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder / "outputs" / RUN / "step_00000006"))
+    encoder = tiny.loaded(folder / "outputs" / RUN / "step_00000006")
     rows = []
     for path in paths:
         with torch.no_grad():

@@ -10,8 +10,6 @@ from runs import spread, states
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.objectives.targets import Classes, Regression
 from ssvit.options import OptionError
 from ssvit.training import best
@@ -114,7 +112,7 @@ def test_the_best_checkpoint_is_kept_when_newer_ones_are_deleted(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [f"step_{step:08d}" for step in (8, 10, 12)]
     kept = Checkpoint.open(tmp_path / "best")
     assert (kept.step, kept.name) == (4, tmp_path.name)
-    assert loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "best")).arguments == kept.encoder
+    assert tiny.loaded(tmp_path / "best").arguments == kept.encoder
     assert not list(tmp_path.glob(".best*"))
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 import yaml
 from command import TINY, one_line
@@ -10,8 +11,6 @@ from peers import HEADS, timm_plain
 from runs import final, kill_after, states
 
 from ssvit.checkpoints import manifest
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.finding import open_checkpoint
 
 RUN = "masked_patch_synthetic"
@@ -68,7 +67,7 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
         "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=synthetic", "probe=[]"
     )
     assert "positions resized from" in done.stdout
-    loaded = loading.load_encoder(loading_options.LoadEncoder(path=peer.path, **metadata, image_size=size))
+    loaded = tiny.loaded(peer.path, **metadata, image_size=size)
     run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
     assert_same(encoder_of(run), loaded.state_dict())
 

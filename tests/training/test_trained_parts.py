@@ -12,7 +12,6 @@ from torch import nn
 from ssvit.data.batch import Batch
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
-from ssvit.objectives.classify import Classify
 
 LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}
 LABELS = torch.arange(6) % 3
@@ -26,14 +25,6 @@ KINDS = {
 
 def trained(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def moved(model: Classify) -> Classify:
-    """Return the model with random weights, so that neither the head nor LoRA's B is zero."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.2
-    return model
 
 
 def images(count: int = 6) -> torch.Tensor:
@@ -56,7 +47,7 @@ def test_the_parts_that_are_trained():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradients_are_those_of_a_model_without_anything_frozen(kind):
-    model = moved(tiny.classify(**KINDS[kind])).double()
+    model = tiny.shaken(tiny.classify(**KINDS[kind])).double()
     free = copy.deepcopy(model).requires_grad_(True)
     for objective in (model, free):
         objective(Batch.of_view(images(), LABELS))["loss"].backward()
@@ -69,7 +60,7 @@ def test_the_gradients_are_those_of_a_model_without_anything_frozen(kind):
 
 
 def test_lora_starts_as_the_model_it_changes():
-    plain, adapted = moved(tiny.classify()), tiny.classify(**LORA)
+    plain, adapted = tiny.shaken(tiny.classify()), tiny.classify(**LORA)
     for block, other in zip(plain.encoder.blocks, adapted.encoder.blocks, strict=True):
         with torch.no_grad():
             for name in ("qkv", "out"):
@@ -82,8 +73,8 @@ def test_lora_starts_as_the_model_it_changes():
 
 
 def test_lora_is_its_formula():
-    """Outputs equal a model whose matrices are computed element by element in float64."""
-    adapted = moved(tiny.classify(**LORA)).double()
+    """In float64, by a model whose matrices are computed one number at a time."""
+    adapted = tiny.shaken(tiny.classify(**LORA)).double()
     state, layers = adapted.state_dict(), []
     for number in range(2):
         for layer in ("qkv", "out"):
@@ -129,5 +120,5 @@ def test_a_checkpoint_is_loaded_with_lora_merged(tmp_path, ema):
         assert torch.equal(loaded.represent(images()), again.encoder.represent(images()))
     assert torch.equal(classifier.logits(images()), again.logits(images()))
     assert torch.equal(encoder.blocks[1].attention.out.weight, again.encoder.blocks[1].attention.out.weight)
-    larger = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path, image_size=32))
+    larger = tiny.loaded(tmp_path, image_size=32)
     assert larger(images().repeat(1, 1, 2, 2)).shape == (6, 1 + 64, 16)

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from command import error_of
 
 from ssvit.data.sources.folder import check, list_images, splits
 from ssvit.options import OptionError, UserError, typed
@@ -63,9 +64,7 @@ def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected:
     root = touch(tmp_path, *names)
     requested = {"train": "auto", "validation": "auto", "test": "auto"} | options
     if isinstance(expected, str):
-        with pytest.raises(OptionError) as caught:
-            splits(root, requested)
-        assert caught.value.name == expected
+        assert error_of(splits, root, requested).name == expected
     else:
         found = [tuple(os.path.relpath(folder, root) for folder in folders) for folders in splits(root, requested)]
         assert found == [(name,) if name else () for name in expected]

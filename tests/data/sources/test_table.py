@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from command import error_of
 from images import class_names, put_grey
 
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import Source
-from ssvit.options import OptionError, UserError
 
 NAMES = [f"{'abc'[i % 3]}/{i:02d}.png" for i in range(12)]
 
@@ -61,14 +61,10 @@ def test_a_mistake_in_a_table_is_reported_in_one_line(
 ) -> None:
     path = folder / "t.csv"
     path.write_text(text, errors="surrogateescape")
-    with pytest.raises(UserError) as caught:
-        datasets.csv(datasets_options.Csv(table=str(path), **options))
-    assert str(caught.value).startswith(start.replace("TABLE", str(path)).replace("FOLDER", str(folder)))
-    assert "\n" not in str(caught.value)
+    error = error_of(lambda: datasets.csv(datasets_options.Csv(table=str(path), **options)))
+    assert str(error).startswith(start.replace("TABLE", str(path)).replace("FOLDER", str(folder)))
 
 
 @pytest.mark.parametrize("name", ["absent.csv", ".", 7])
 def test_a_table_must_be_a_file(folder: Path, name: object) -> None:
-    with pytest.raises(OptionError) as caught:
-        datasets_options.Csv(table=str(folder / name) if isinstance(name, str) else name)
-    assert caught.value.name == "table"
+    assert error_of(datasets_options.Csv, table=str(folder / name) if isinstance(name, str) else name).name == "table"

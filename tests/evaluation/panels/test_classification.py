@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from ranks import child, together
+from ranks import own_rank, results
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -125,30 +125,19 @@ def test_a_model_that_is_not_finite_is_not_right():
     assert all(figure.png() for figure in evaluated.figures.values())
 
 
-def join(rank: int, world: int, folder: Path, count: int, k: int, failure: str) -> None:
-    """Measure as one of several processes, and write down what came of it."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+def measured(count: int, k: int, failure: str = "", files: list[str] | None = None) -> dict:
+    """What one of several processes measures, or its error; failure: the last process has no labels."""
     model, source = case(count, k)
-    if failure == "labels" and rank == world - 1:
+    if failure == "labels" and own_rank() == 1:
         source.labels = None
-    elif failure == "files":
-        source = Files(sorted(map(str, folder.glob("*.png"))), source.labels, source.classes)
+    elif files is not None:
+        source = Files(files, source.labels, source.classes)
     found = evaluation(source)
-    with torch.no_grad():
-        try:
-            result = {"metrics": found(model).metrics, "asked": list(model.asked)}
-            result["places"] = found.predictions(model).source_indices.tolist()
-        except UserError as error:
-            result = {"error": str(error)}
-    (folder / f"{rank}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
-
-
-def spread(folder: Path, world: int, count: int, k: int, failure: str = "") -> list[dict]:
-    """Return the measurements of each of `world` processes."""
-    assert together(child(join, rank, world, folder, count, k, failure) for rank in range(world)) == [0] * world
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+    try:
+        result = {"metrics": found(model).metrics, "asked": list(model.asked)}
+        return result | {"places": found.predictions(model).source_indices.tolist()}
+    except UserError as error:
+        return {"error": str(error)}
 
 
 @pytest.mark.parametrize("count", [100, 2])
@@ -156,16 +145,16 @@ def test_three_processes_measure_what_one_does(tmp_path, count):
     model, source = case(count, 7)
     with torch.no_grad():
         alone = evaluation(source)(model).metrics
-    results = spread(tmp_path, 3, count, 7)
-    assert sorted(number for result in results for number in result["asked"]) == list(range(count))
-    for result in results:
+    found = results(measured, 3, tmp_path, count, 7)
+    assert sorted(number for result in found for number in result["asked"]) == list(range(count))
+    for result in found:
         assert result["metrics"] == alone
         assert result["places"] == list(range(count))
 
 
 def test_what_fails_in_one_process_is_told_in_all(tmp_path):
-    results = spread(tmp_path, 2, 20, 3, failure="labels")
-    assert ["no labels" in result["error"] for result in results] == [True, True]
+    found = results(measured, 2, tmp_path, 20, 3, "labels")
+    assert ["no labels" in result["error"] for result in found] == [True, True]
 
 
 def files(folder: Path, count: int, name: str = "{:04d}.png", first: int = 0) -> list[str]:
@@ -178,10 +167,11 @@ def files(folder: Path, count: int, name: str = "{:04d}.png", first: int = 0) ->
 
 
 def test_too_many_unreadable_files_for_all_processes_together(tmp_path):
-    for path in files(tmp_path, 30)[-2:]:  # in the last rank, which has too few images to exceed the limit on its own
+    paths = files(tmp_path, 30)
+    for path in paths[-2:]:  # in the part of the last one, which has not seen enough to say so
         Path(path).write_bytes(b"no image")
-    results = spread(tmp_path, 2, 30, 3, failure="files")
-    assert [result["error"] for result in results] == ["2 of 30 image files cannot be read, more than 1%"] * 2
+    found = results(measured, 2, tmp_path, 30, 3, "", paths)
+    assert [result["error"] for result in found] == ["2 of 30 image files cannot be read, more than 1%"] * 2
 
 
 @torch.no_grad()

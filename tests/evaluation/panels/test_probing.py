@@ -14,7 +14,7 @@ import tiny
 import torch
 from composing import composed
 from PIL import Image
-from ranks import own_rank, start
+from ranks import own_rank, results, start
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
@@ -30,8 +30,6 @@ from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.processes import gather
-from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
 from ssvit.training import loop
 from ssvit.training.session import Session
 
@@ -187,7 +185,7 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     objective.encoder.options = objective.encoder.options.changed(pooling=pooling)
     probes = {"probe": probing({"recorder": recorder})}
     tiny.train(tmp_path, objective=objective, evaluators=probes, precision=precision)
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "step_00000012"))
+    encoder = tiny.loaded(tmp_path / "step_00000012")
     function = Frozen(encoder, features_options.Features(layer="all").readings(encoder.arguments), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
@@ -407,20 +405,13 @@ def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):
     assert len(evaluator._train) == 119
 
 
-def join(folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    with torch.no_grad():
-        metrics = probing()(tiny.model().eval()).metrics
-    (folder / f"{own_rank()}.json").write_text(json.dumps(metrics))
-    torch.distributed.destroy_process_group()
+def probed() -> dict[str, float]:
+    return probing()(tiny.model().eval()).metrics
 
 
+@torch.no_grad()
 def test_two_processes_get_the_numbers_of_one(tmp_path):
-    assert start(join, 2, tmp_path) == [0, 0]
-    with torch.no_grad():
-        alone = probing()(tiny.model().eval()).metrics
-    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [alone, alone]
+    assert results(probed, 2, tmp_path) == [probed()] * 2
 
 
 def test_images_without_labels_train_as_before(tmp_path, capsys):

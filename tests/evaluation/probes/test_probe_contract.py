@@ -3,11 +3,11 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from ranks import own_rank, start
+from command import error_of
+from ranks import results
 
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours_options import HNSW
@@ -19,7 +19,7 @@ from ssvit.evaluation.probes.retrieval import Retrieval
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.segmentation import Segmentation
 from ssvit.evaluation.probes.sgd import Sgd
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 CLASSES = ("ant", "bee", "cat")
 OF_LABELS = {
@@ -121,20 +121,13 @@ def _numbers(numbers: object) -> list[object]:
     return [numbers[key] for key in chosen if key in numbers]
 
 
-def join(folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    results = {name: PROBES[name](*pair(name), choose=True) for name in PROBES}
-    text = json.dumps({name: [result.scores, result.choice] for name, result in results.items()})
-    (folder / f"{own_rank()}.json").write_text(text)
-    torch.distributed.destroy_process_group()
+def scores_and_choices() -> dict[str, list]:
+    measured = {name: PROBES[name](*pair(name), choose=True) for name in PROBES}
+    return {name: [dict(result.scores), list(result.choice)] for name, result in measured.items()}
 
 
 def test_two_processes_have_the_results_of_one(tmp_path):
-    assert start(join, 2, tmp_path) == [0, 0]
-    alone = {name: PROBES[name](*pair(name), choose=True) for name in PROBES}
-    expected = {name: [dict(result.scores), list(result.choice)] for name, result in alone.items()}
-    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [expected] * 2
+    assert results(scores_and_choices, 2, tmp_path) == [scores_and_choices()] * 2
 
 
 def changed(which: str, **changes: object):
@@ -163,10 +156,7 @@ def spoiled(one: Features) -> torch.Tensor:
     ],
 )
 def test_images_that_do_not_suffice_are_reported_in_one_line(name, change, words):
-    with pytest.raises(UserError) as raised:
-        OF_LABELS[name](*change(pair(name)))
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert words in str(error_of(OF_LABELS[name], *change(pair(name))))
 
 
 @every
@@ -203,7 +193,4 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
 )  # fmt: skip
 def test_options_are_refused_by_name(probe, option, values):
     for value in values:
-        with pytest.raises(OptionError) as raised:
-            probe(**{option: value})
-        assert raised.value.name == option
-        assert "\n" not in str(raised.value)
+        assert error_of(probe, **{option: value}).name == option

@@ -3,14 +3,13 @@
 import csv
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 from command import TINY
 from PIL import Image
-from test_report import METADATA
+from test_report import METADATA, Page
 
 from ssvit.data.sources import pseudo_labels
 from ssvit.data.sources.pseudo_labels import PseudoLabel
@@ -35,18 +34,6 @@ NAMES = (
 )  # fmt: skip
 IMAGE = torch.zeros(3, 8, 8)
 named = pytest.mark.parametrize("name", NAMES, ids=ascii)
-
-
-class Tags(HTMLParser):
-    """The tags of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append(tag)
 
 
 def figures(name: str) -> list[Figure]:
@@ -84,8 +71,9 @@ def test_pages_show_names_as_text(name, tmp_path):
         figures={"confusion": Plot([Panel("")], (2, 1))}, summary=[["probe", f"from {name}"]], standings=[],
         conclusion=[name],
     )  # fmt: skip
-    assert not {"script", "a"}.intersection(Tags(page.read_text()).found)
-    assert Tags(page.read_text()).found.count("img") == 1
+    shown = Page(page.read_text())
+    assert {"script", "a"}.isdisjoint(tag for tag, _ in shown.tags)
+    assert len(shown.all("img")) == 1
     assert all(line.isprintable() for line in page.read_text().split("\n"))
     assert json.loads(numbers.read_text())["metadata"]["classes"] == [name]
     (tmp_path / "config.yaml").write_text(json.dumps({"schema": 1, "choices": {"objective": name}}))
@@ -94,10 +82,10 @@ def test_pages_show_names_as_text(name, tmp_path):
     of_model = card.write(
         run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], remarks=[]
     )
-    shown = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
-    assert shown == markdown(name)
-    assert shown.isprintable()
-    assert not re.search(r"(?<!\\)[<\[|$*]", shown.replace(r"\\", ""))
+    listed = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
+    assert listed == markdown(name)
+    assert listed.isprintable()
+    assert not re.search(r"(?<!\\)[<\[|$*]", listed.replace(r"\\", ""))
 
 
 @named
