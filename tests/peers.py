@@ -84,14 +84,6 @@ def timm_plain(folder: Path) -> Peer:
     return saved(folder, of_timm())
 
 
-def timm_without_positions_of_the_class(folder: Path) -> Peer:
-    return saved(folder, of_timm(no_embed_class=True))
-
-
-def timm_without_class_token(folder: Path) -> Peer:
-    return saved(folder, of_timm(class_token=False, global_pool="avg", fc_norm=False))
-
-
 def deit(folder: Path) -> Peer:
     """DeiT's distilled encoder, as Facebook's .pth files hold it."""
     size = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
@@ -134,10 +126,6 @@ def _giant() -> nn.Module:
     return _with_registers(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=2 * MLP / WIDTH, no_embed_class=True)
 
 
-def timm_dinov2_giant(folder: Path) -> Peer:
-    return saved(folder, _giant(), *IMAGENET)
-
-
 def dinov2_giant(folder: Path) -> Peer:
     model = _giant()
     names = {"reg_token": "register_tokens", ".mlp.fc1.": ".mlp.w12.", ".mlp.fc2.": ".mlp.w3."}
@@ -165,14 +153,6 @@ def timm_dinov3(folder: Path, **changes: Any) -> Peer:
     return saved(folder, of_dinov3(**changes), *IMAGENET)
 
 
-def timm_dinov3_with_biases(folder: Path) -> Peer:
-    return timm_dinov3(folder, qkv_bias=True)
-
-
-def timm_dinov3_swiglu(folder: Path) -> Peer:
-    return timm_dinov3(folder, swiglu_mlp=True, swiglu_align_to=8)
-
-
 def dinov3(folder: Path, **changes: Any) -> Peer:
     """Facebook's files have a bias of keys, which a mask takes away, and periods rounded to bfloat16."""
     model = of_dinov3(qkv_bias=True, **changes)
@@ -194,10 +174,6 @@ def dinov3(folder: Path, **changes: Any) -> Peer:
     return Peer(folder / "dinov3.pth", model.forward_features, {}, *IMAGENET)
 
 
-def dinov3_swiglu(folder: Path) -> Peer:
-    return dinov3(folder, swiglu_mlp=True, swiglu_align_to=8)
-
-
 def torchvision_plain(folder: Path, names: dict[str, str] | None = None) -> Peer:
     model = random(vision_transformer.VisionTransformer(32, PATCH, DEPTH, HEADS, WIDTH, MLP, num_classes=5))
 
@@ -207,10 +183,6 @@ def torchvision_plain(folder: Path, names: dict[str, str] | None = None) -> Peer
 
     torch.save(renamed(model.state_dict(), names or {}), folder / "torchvision.pth")
     return Peer(folder / "torchvision.pth", tokens, {"heads": HEADS}, *IMAGENET, size=(32, 32))
-
-
-def torchvision_of_its_first_releases(folder: Path) -> Peer:
-    return torchvision_plain(folder, {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."})
 
 
 def hugging(kind: str, **changes: Any) -> nn.Module:
@@ -233,30 +205,14 @@ def hugged(folder: Path, model: nn.Module, *normalisation: Any, **properties: An
     return Peer(folder / "model.safetensors", tokens, {}, *normalisation, **properties)
 
 
-def huggingface_deit(folder: Path) -> Peer:
-    return hugged(folder, hugging("DeiTModel"))
-
-
 def huggingface_dinov2(folder: Path, kind: str = "Dinov2", **changes: Any) -> Peer:
     """Square images: it resizes positions where none are needed, if they are not."""
     shape = {"image_size": 32, "mlp_ratio": 2, "layerscale_value": 0.5, **changes}
     return hugged(folder, hugging(f"{kind}Model", **shape), *IMAGENET, size=(32, 32))
 
 
-def huggingface_dinov2_with_registers(folder: Path) -> Peer:
-    return huggingface_dinov2(folder, "Dinov2WithRegisters", num_register_tokens=3)
-
-
-def huggingface_dinov2_giant(folder: Path) -> Peer:
-    return huggingface_dinov2(folder, mlp_ratio=3, use_swiglu_ffn=True)
-
-
 def huggingface_dinov3(folder: Path, **changes: Any) -> Peer:
     return hugged(folder, hugging("DINOv3ViTModel", num_register_tokens=3, layer_norm_eps=1e-5, **changes), *IMAGENET)
-
-
-def huggingface_dinov3_swiglu(folder: Path) -> Peer:
-    return huggingface_dinov3(folder, use_gated_mlp=True, hidden_act="silu")
 
 
 def huggingface_mae(folder: Path) -> Peer:
@@ -341,14 +297,24 @@ def google_hybrid(folder: Path) -> Peer:
     return _google(folder, model, layers=(2, 1))
 
 
-PEERS = {
+OLD_NAMES = {".mlp.0.": ".mlp.linear_1.", ".mlp.3.": ".mlp.linear_2."}
+NO_CLASS = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+PEERS: dict[str, Callable[..., Peer]] = {
     function.__name__: function
     for function in (
-        google, google_hybrid, timm_plain, timm_without_positions_of_the_class, timm_without_class_token,
-        timm_dinov2, dinov2, deit, mae, torchvision_plain, torchvision_of_its_first_releases, huggingface,
-        huggingface_deit, huggingface_mae, huggingface_dinov2, huggingface_dinov2_with_registers,
-        timm_dinov2_giant, dinov2_giant, huggingface_dinov2_giant,
-        timm_dinov3, timm_dinov3_with_biases, timm_dinov3_swiglu, dinov3, dinov3_swiglu, huggingface_dinov3,
-        huggingface_dinov3_swiglu,
+        google, google_hybrid, timm_plain, timm_dinov2, dinov2, deit, mae, torchvision_plain, huggingface,
+        huggingface_mae, huggingface_dinov2, dinov2_giant, timm_dinov3, dinov3, huggingface_dinov3,
     )
+} | {
+    "timm_without_positions_of_the_class": lambda folder: saved(folder, of_timm(no_embed_class=True)),
+    "timm_without_class_token": lambda folder: saved(folder, of_timm(**NO_CLASS)),
+    "timm_dinov2_giant": lambda folder: saved(folder, _giant(), *IMAGENET),
+    "timm_dinov3_with_biases": partial(timm_dinov3, qkv_bias=True),
+    "timm_dinov3_swiglu": partial(timm_dinov3, swiglu_mlp=True, swiglu_align_to=8),
+    "dinov3_swiglu": partial(dinov3, swiglu_mlp=True, swiglu_align_to=8),
+    "torchvision_of_its_first_releases": partial(torchvision_plain, names=OLD_NAMES),
+    "huggingface_deit": lambda folder: hugged(folder, hugging("DeiTModel")),
+    "huggingface_dinov2_with_registers": partial(huggingface_dinov2, kind="Dinov2WithRegisters", num_register_tokens=3),
+    "huggingface_dinov2_giant": partial(huggingface_dinov2, mlp_ratio=3, use_swiglu_ffn=True),
+    "huggingface_dinov3_swiglu": partial(huggingface_dinov3, use_gated_mlp=True, hidden_act="silu"),
 }  # fmt: skip

@@ -1,10 +1,8 @@
 """The exact search finds what brute force in float64 finds, but for near-ties, however the work is shared."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from ranks import child, together
+from ranks import results
 
 from ssvit.evaluation.neighbours import HNSW, Neighbours, nearest, search
 from ssvit.options import OptionError, UserError
@@ -157,30 +155,21 @@ def test_names_the_image_that_is_not_finite():
         search(queries, normal(9, 4), 1)
 
 
-def join(rank: int, world: int, folder: Path) -> None:
-    """Search as one of several processes, and write down the answers."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    queries, train, own = normal(100, 64), normal(4000, 64), torch.arange(100)
+def answers() -> list:
+    """The results of searches, of which one process of several has a part."""
+    queries, train = normal(100, 64), normal(4000, 64)
     train[1000:2000] = train[:1000]  # ties
-    answers = [search(queries, train, 10), search(queries, train, 10, excluded=own)]
-    answers.append(search(queries[:2], train, 10))
+    found = [search(queries, train, 10), search(queries, train, 10, excluded=torch.arange(100))]
+    found.append(search(queries[:2], train, 10))
     queries[-1] = torch.inf
     with pytest.raises(UserError, match="query image 99 "):
         search(queries, train, 10)
-    torch.save([tuple(answer) for answer in answers], folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return [[column.tolist() for column in answer] for answer in found]
 
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_processes_together_find_what_one_does(tmp_path, world):
-    assert together(child(join, rank, world, tmp_path) for rank in range(world)) == [0] * world
-    queries, train, own = normal(100, 64), normal(4000, 64), torch.arange(100)
-    train[1000:2000] = train[:1000]
-    expected = [search(queries, train, 10), search(queries, train, 10, excluded=own), search(queries[:2], train, 10)]
-    for rank in range(world):
-        for found, alone in zip(torch.load(tmp_path / f"{rank}.pt"), expected, strict=True):
-            assert same(Neighbours(*found), alone)
+    assert results(answers, world, tmp_path) == [answers()] * world
 
 
 def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
