@@ -178,7 +178,7 @@ def file_to_write(name: str, value: object, begins: Sequence[str] = ("",)) -> No
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OptionError(name, value, "must be in a folder that is writable")
     if path.exists() and not _begins(path, begins):
-        raise OptionError(name, value, "must be the name of a new file: there is one, which this command did not write")
+        raise OptionError(name, value, "must be the name of a new file: this one was not written by ssvit")
 
 
 def _begins(path: Path, ways: Sequence[str]) -> bool:

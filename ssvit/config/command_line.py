@@ -233,7 +233,7 @@ def _import_plugin(package: str) -> None:
     try:
         import_options(package)
     except ImportError as error:
-        raise Failure(f"{_PLUGIN} {package}: must be a package that Python finds: {error}", 2) from None
+        raise Failure(f"{_PLUGIN} {package}: must be a package that Python can import: {error}", 2) from None
 
 
 def _checked(argument: str, next_to: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ class ViT(Normalized):
                 "heads", self.heads, f"must make {self.width} // heads a multiple of 4 for rotary positions"
             )
         if self.positions in ("relative", "rotary", "none") and self.positions_at != "stem":
-            expected = f"must be stem for positions={self.positions}, which adds nothing"
+            expected = f"must be stem for positions={self.positions}, which adds no embeddings"
             raise OptionError("positions_at", self.positions_at, expected)
 
     @property

@@ -33,7 +33,7 @@ def two_views(batch: Batch) -> Tensor:
     """
     views = batch.views.get("global")
     if views is None or views.shape[1] != VIEWS:
-        raise UserError("data.augment: must give two global views of an image, such as two_crops or multi_crop")
+        raise UserError("data.augment: must return two global views of an image, such as two_crops or multi_crop")
     return views
 
 

@@ -83,5 +83,5 @@ class Objective(Options):
             )
             raise RootOptionError("data.augment", type(augment).__name__, expected)
         if augment.number_of_local_views and not self.accepts_local_views:
-            expected = "must be 0: the objective takes only global views, such as augment@data.augment=two_crops"
+            expected = "must be 0: the objective supports only global views, such as augment@data.augment=two_crops"
             raise RootOptionError("data.augment.local_views", augment.number_of_local_views, expected)

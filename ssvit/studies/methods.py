@@ -152,7 +152,7 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
             limits = f"95 % interval over seeds {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
             lines.append(f"{line} ({limits}), {'' if interval.sign else 'not '}significant")
         else:
-            lines.append(f"{line}, one seed each: seeds=3 gives a 95 % interval")
+            lines.append(f"{line}, one seed each; set seeds=3 for a 95 % interval")
     return lines
 
 

@@ -72,7 +72,7 @@ def table_of(labels: Iterable[PseudoLabel], labelled: str | None) -> bytes:
         return text.getvalue().encode()
     except UnicodeEncodeError as error:
         name = error.object[: error.end].rpartition("\n")[2]
-        raise UserError(f"{name}: is not UTF-8, as names in a table must be; output=NAME.json takes any") from None
+        raise UserError(f"{name}: is not UTF-8, as names in a table must be; output=NAME.json supports any") from None
 
 
 def check(labelled: str) -> table.Columns:

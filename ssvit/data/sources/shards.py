@@ -166,7 +166,7 @@ def find(
         labels += [row.label for row in index.images]
         orders.add(tuple(index.classes))
     if not labels:
-        raise UserError(f"{root}: its shards hold no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
+        raise UserError(f"{root}: its shards contain no image (a member ending in {', '.join(IMAGE_SUFFIXES + NPY)})")
     order = orders.pop() if len(orders) == 1 else ()
     numbers = number_labels(labels, classes or order, source=root, numeric=True)
     return Shards(shards, np.concatenate(image_names), np.concatenate(locations), *numbers, pixels=pixels)

@@ -86,7 +86,7 @@ def rows(table: str, columns: Columns) -> Iterator[Row]:
         if cell is not None and columns.separator is not None:
             classes = tuple(filter(None, map(str.strip, cell.split(columns.separator))))
         elif cell == "":
-            raise UserError(f"{table}, line {line}: has no label: give each row one, or set data.label=null")
+            raise UserError(f"{table}, line {line}: has no label: label every row, or set data.label=null")
         yield Row(line, cells[path], classes, "" if split is None else cells[split])
 
 

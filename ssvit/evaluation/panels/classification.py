@@ -140,14 +140,14 @@ class Classification(Evaluator):
     def _check(self, objective: Classify) -> None:
         """Raise UserError unless the images have labels that suit the model."""
         if self.source.labels is None:
-            raise UserError(f"the {self.part} images have no labels, which the evaluation of a classifier needs")
+            raise UserError(f"the {self.part} images have no labels, which the evaluation of a classifier requires")
         if is_multi_label(self.source.labels) != (objective.options.loss == MULTI_LABEL):
             images, others = f"the {self.part} images", "the training images of the model"
             if objective.options.loss == MULTI_LABEL:
                 images, others = others, images
             raise UserError(f"{images} may have several classes, but {others} have one each")
         if not len(self.source):
-            raise UserError(f"there are no {self.part} images, which the evaluation of a classifier needs")
+            raise UserError(f"there are no {self.part} images, which the evaluation of a classifier requires")
         for number, pair in enumerate(zip_longest(self.source.classes, objective.classes)):
             of_images, of_model = ("absent" if name is None else repr(name) for name in pair)
             if of_images != of_model:
