@@ -128,7 +128,7 @@ def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is
 def test_the_first_row_has_the_order_and_a_probe_that_a_row_lacks_is_left_out_there(commands, tmp_path):
     compare.command.call(["objectives=[mae,dino]", "finetune=[]", "budget=60", "name=c"])
     rows = methods.read(tmp_path / "outputs/c/table")
-    rows["dino_seed0"]["probes"]["few_shot"] = {"column": "5 shot", "chosen": 0.7, "layer": 2, "last": 0.7}
+    rows["dino_seed0"]["probes"]["few_shot"] = {"column": "5 labels per class", "chosen": 0.7, "layer": 2, "last": 0.7}
     rows["dino_seed0"]["probes"]["knn"]["chosen"] = 0.9
     head, _, dino, mae, *_ = methods.table(rows).splitlines()
     assert head == "| objective | seeds | 20-NN | ridge regression, 5 labels per class | fine-tuned |"
