@@ -22,7 +22,7 @@ from ssvit.data.batch import Batch
 from ssvit.models.block import gather
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
-from ssvit.objectives.base import EMPTY, Objective
+from ssvit.objectives.base import EMPTY, Objective, parameter_groups
 from ssvit.objectives.masked_patch import Corruption, MaskedPatch
 from ssvit.objectives.targets import MeanColor
 from ssvit.training.options import Pretrain
@@ -43,10 +43,17 @@ class Peer(Objective):
         self.grid = _grid(self.size)
         self.encoder = cast(ViT, SimpleNamespace(grid=self.grid))  # of which sampling needs the grid alone
 
-    @property
-    def encoders(self) -> tuple[()]:
-        """Return no encoder, so that all weights have one learning rate."""
-        return ()
+    def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Group the trained parameters for torch's optimisers; all weights have one learning rate.
+
+        Args:
+            weight_decay: Weight decay of matrices.
+            layer_decay: Not used.
+
+        Returns:
+            Groups for torch's optimisers.
+        """
+        return parameter_groups(self.named_parameters(), weight_decay)
 
     def loss(self, images: Tensor, noise: Any) -> Tensor:
         """Return the loss of one view of the images."""
