@@ -289,5 +289,5 @@ def test_a_loaded_classifier_maps_images_to_logits():
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))
     assert set(classifier(Batch.of_view(images, torch.tensor([0, 1, 2])))) == {"loss", "accuracy"}
-    with pytest.raises(UserError, match="needs labels"):
+    with pytest.raises(UserError, match="labels"):
         classifier.train()(images)

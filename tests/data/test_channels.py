@@ -123,7 +123,7 @@ def test_a_file_is_read_exactly(tmp_path: Path, channels: int, dtype: str, name:
         if whole != RGB:
             assert load(path, whole).equal(torch.from_numpy(array))
     elif channels != 3:
-        with pytest.raises(Unreadable, match=rf"a\.{name[2:]}: has .* values, which need data.range"):
+        with pytest.raises(Unreadable, match=rf"a\.{name[2:]}: has .* values.*data\.range"):
             load(path, whole)
     else:  # read as a photograph
         assert (load(path).int() - torch.from_numpy(array // 257).int()).abs().max() <= 1
@@ -158,7 +158,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     return {
         "objects.npy": (npy(np.array([{}, {}, {}, {}])), ""), "words.npy": (npy(np.array([["a"]])), "has <U1 values"),
         "short.npy": (good[:-40], ""),
-        "volume.npy": (npy(np.zeros((2, 3, 4, 5), np.float32)), "has the shape (2, 3, 4, 5), and an image has"),
+        "volume.npy": (npy(np.zeros((2, 3, 4, 5), np.float32)), "has the shape (2, 3, 4, 5)"),
         "empty.npy": (npy(np.zeros((4, 0, 5), np.float32)), "has no pixels"),
         "nan.npy": (npy(np.full((4, 5, 5), np.nan, np.float32)), "NaNs"),
         "header.npy": (b"\x93NUMPY\x01\x00v\x00{" + b"(" * 117, ""),
@@ -212,7 +212,7 @@ def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
     for name, library in (("a.png", "imagecodecs"), ("a.tif", "tifffile")):
         path = write(tmp_path / name, values(4, "uint16"))
         monkeypatch.setitem(sys.modules, library, None)
-        with pytest.raises(Unreadable, match=rf"needs {library}: pip install 'ssvit\[tiff\]'"):
+        with pytest.raises(Unreadable, match=rf"{library}: pip install 'ssvit\[tiff\]'"):
             decode.values(decode.read_file(path), path)
 
 

@@ -161,7 +161,7 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
     assert encoder.patch_features(pictures).shape == (3, 1, 1, 512)
     again = ssvit.finetune(run, **SHORT, **own, name="again")
     assert again.history[-1]["step"] == 4
-    with pytest.raises(UserError, match=r"^the encoder is timm's resnet10t, and this command needs a ViT"):
+    with pytest.raises(UserError, match=r"^the encoder is timm's resnet10t"):
         run_tool("visualize", f"checkpoint={run.folder}", f"outputs={outputs}")
 
 

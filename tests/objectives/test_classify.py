@@ -337,5 +337,5 @@ def test_a_teacher_of_other_classes_or_images_is_reported(other):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_refuses_images_without_labels(compiled):
     model: nn.Module = torch.compile(build(), backend="eager") if compiled else build()
-    with pytest.raises(UserError, match="needs labels"):
+    with pytest.raises(UserError, match="labels"):
         model(Batch.of_view(IMAGES, None))

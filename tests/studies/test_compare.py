@@ -103,7 +103,7 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
     assert {row["objective"] for row in methods.read(tmp_path / "outputs/c/table").values() if "objective" in row} == {
         "mae", "masked_patch",
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"has baselines.json of another protocol: budget 60"):
+    with pytest.raises(UserError, match=r"^table=.*baselines\.json.*budget=60"):
         compare.command.call(["objectives=[dino]", "budget=61", "name=c"])
     assert len(commands.asked) == before + 4
 

@@ -79,7 +79,7 @@ def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_image
     assert "top-1 on the test images" in told
     assert re.search(r"chance +25.00 %", told)
     assert "from 55.0 to 75.0 %: +20.0 percentage points" in told
-    assert "nothing" not in told
+    assert "not significant" not in told
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_choice_is_the_best_on_the_development_split(tmp_path, scores, best)
     assert (report["chosen"], report["test"]) == (best, 0.0)
 
 
-def test_a_choice_at_chance_is_said_to_be_one(tmp_path, capsys):
+def test_a_choice_at_chance_is_reported_as_not_significant(tmp_path, capsys):
     options = {"learning_rates": [0.1, 0.2], "development": 0.2, "folder": tmp_path}
     comparison.choose(Watched(lambda name, changes: 0.3), **options)
     told = capsys.readouterr().out

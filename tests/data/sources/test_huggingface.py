@@ -183,5 +183,5 @@ def test_a_mistake_is_reported_in_one_line(
 
 def test_a_missing_package_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"^root=.*: needs datasets: pip install 'ssvit\[huggingface\]'$"):
+    with pytest.raises(UserError, match=r"^root=.*datasets: pip install 'ssvit\[huggingface\]'$"):
         hugging_face(HuggingFaceOptions(root=str(tmp_path)))

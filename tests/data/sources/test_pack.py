@@ -222,7 +222,7 @@ def test_a_shard_that_differs_from_its_index_is_named(tmp_path: Path, data: Data
     packed(data, tmp_path / "shards")
     shard = tmp_path / "shards/train/000002.tar"
     os.truncate(shard, shard.stat().st_size - 512)
-    with pytest.raises(UserError, match=r"000002\.tar: has \d+ bytes, and its index states \d+"):
+    with pytest.raises(UserError, match=r"000002\.tar: has \d+ bytes.* index states \d+"):
         datasets.shards(Shards(root=str(tmp_path / "shards")))
     (tmp_path / "shards/train/000002.index.json").write_text("{")
     with pytest.raises(UserError, match=r"000002\.index\.json: "):
