@@ -49,7 +49,7 @@ class Ridge(ridge_options.Ridge, Probe):
             needed = 1 if shots == "all" else shots
             if images[fewest] < needed:
                 count = f"class {fewest} ({classes[fewest]}) has {images[fewest].item()} training images"
-                raise OptionError("shots", shots, f"must be at most the images of each class: {count}")
+                raise OptionError("shots", shots, f"{count}; at least {needed} are required")
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Fit a classifier for each number of shots and return one column for each."""

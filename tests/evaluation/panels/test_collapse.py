@@ -153,8 +153,8 @@ PAIRS, STRANGERS = DIFFERENT[:40].repeat(2, 1), F.normalize(normal(80, 16, seed=
     [
         (PAIRS, DIFFERENT, 1.0, {}, "the model discriminates"),
         (PAIRS, DIFFERENT, 1.0, {"loss": 3.0, "top1": 0.1}, "the model discriminates"),
-        (PAIRS, DIFFERENT, 1.0, {"loss": 3.0, "top1": 1.0}, "the model does NOT"),
-        (STRANGERS, DIFFERENT, 9.0, {}, "the model does NOT"),
+        (PAIRS, DIFFERENT, 1.0, {"loss": 3.0, "top1": 1.0}, "the model does not"),
+        (STRANGERS, DIFFERENT, 9.0, {}, "the model does not"),
         (PAIRS, ALIKE, 1.0, {}, "COLLAPSED"),
     ],
 )

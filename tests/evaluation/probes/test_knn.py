@@ -115,5 +115,5 @@ def test_an_approximate_index_votes_as_the_exact_one_where_it_finds_all():
         probe = Knn(k=[1, 5], index=index)
         assert probe(*both).scores == exact
         assert probe.name == f"knn5_{type(index).__name__.lower()}"
-    with pytest.raises(OptionError, match="^k=20: "):
+    with pytest.raises(OptionError, match=r"^k=20: "):
         Knn(k=[20], index=IVF(nlist=4, nprobe=1))(*both)
