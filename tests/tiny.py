@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
-import pytest
 import torch
 
 from ssvit.data.augment import views_options
@@ -265,22 +264,6 @@ def interrupted(objective: Objective, calls: int) -> Objective:
 def not_finite(result: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The results of an objective with NaNs."""
     return {name: value * math.nan for name, value in result.items()}
-
-
-def assert_one_graph(objective: Objective, images: torch.Tensor) -> None:
-    """Compiled without a break, the objective is one graph for every step, with the losses that it has without."""
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(objective, backend=count, fullgraph=True)
-    for step in range(3):
-        noise = objective.sample(torch.arange(len(images)) + len(images) * step, seed=0)
-        loss = compiled(Batch.of_view(images), noise)["loss"]
-        assert loss.item() == pytest.approx(objective(Batch.of_view(images), noise)["loss"].item(), rel=1e-6)
-    assert len(graphs) == 1
 
 
 def train(

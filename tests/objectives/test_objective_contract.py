@@ -8,9 +8,9 @@ import math
 import pytest
 import tiny
 import torch
-from command import TINY, one_line
+from command import TINY, error_of, one_line
 from PIL import Image
-from runs import final, rows, spread
+from runs import final, rows, spread, states
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -33,8 +33,7 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.dino import Dino
-from ssvit.options import OptionError, UserError
-from ssvit.schedule import Progress
+from ssvit.options import UserError
 from ssvit.training import loop, runtime
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -79,10 +78,7 @@ def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) ->
 def shaken(objective: Objective) -> Objective:
     """Return the objective with random weights, so that no head is zero."""
     torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in objective.parameters():
-            parameter += torch.randn_like(parameter) * 0.1
-    return objective
+    return tiny.shaken(objective)
 
 
 def batch(objective: Objective, count: int = 6, first: int = 0) -> Batch:
@@ -98,14 +94,9 @@ def part(given: Batch, rows_: slice | torch.Tensor) -> Batch:
     )
 
 
-def values(objective: Objective, step: int = 6) -> dict[str, torch.Tensor]:
-    schedules = objective.schedules.items()
-    return {name: torch.tensor(one(Progress(step, 12)), dtype=torch.float64) for name, one in schedules}
-
-
 def run(objective, given: Batch, step: int = 6) -> dict[str, torch.Tensor]:
     noise = objective.sample(given.slots, seed=given.seed)
-    return objective(given, noise, values(objective, step))
+    return objective(given, noise, tiny.scheduled(objective, step))
 
 
 def trained(objective: Objective) -> set[str]:
@@ -114,10 +105,6 @@ def trained(objective: Objective) -> set[str]:
 
 def unchanged(objective: Objective, before: dict[str, torch.Tensor]) -> bool:
     return all(value.equal(before[name]) for name, value in objective.state_dict().items())
-
-
-def states(path):
-    return storage.load(Checkpoint.open(path))
 
 
 @EVERY
@@ -132,7 +119,7 @@ def test_it_is_one_graph_for_every_step(case):
     compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
     for step in range(3):
         given = batch(objective, first=6 * step)
-        loss = compiled(given, objective.sample(given.slots, seed=0), values(objective, step))["loss"]
+        loss = compiled(given, objective.sample(given.slots, seed=0), tiny.scheduled(objective, step))["loss"]
         assert loss.item() == pytest.approx(run(objective, given, step)["loss"].item(), rel=1e-5)
         if step == 0:
             loss.backward()
@@ -234,25 +221,10 @@ def test_the_kernels_compute_it_too(case):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def not_finite(objective: Objective, call: int) -> Objective:
-    """The objective, of whose forward one call, counted from 0, gives NaN everywhere."""
-
-    class NotFinite(type(objective)):
-        calls = 0
-
-        def forward(self, *inputs):
-            result = super().forward(*inputs)
-            self.calls += 1
-            return {name: value * (math.nan if self.calls - 1 == call else 1) for name, value in result.items()}
-
-    objective.__class__ = NotFinite
-    return objective
-
-
 @EVERY
 def test_a_skipped_step_changes_nothing(case, tmp_path):
     """Weights, average, moments, teacher, centre, queue and statistics; the next step changes all of these states."""
-    tiny.train(tmp_path, objective=not_finite(build(case), 2), steps=4, warmup=1, save_every=1)
+    tiny.train(tmp_path, objective=tiny.at(build(case), 2, act=tiny.not_finite), steps=4, warmup=1, save_every=1)
     before, bad, after = (states(tmp_path / f"step_{step:08d}") for step in (2, 3, 4))
     for kind, state in before.items():
         assert all(value.equal(bad[kind][name]) for name, value in state.items()), kind
@@ -268,9 +240,9 @@ def test_forward_and_a_step_that_is_not_applied_change_nothing(case):
     outputs = {name: value.detach() for name, value in result.items() if value.ndim}
     with torch.no_grad():
         bad = {name: value * math.nan for name, value in outputs.items()}
-        objective.after_step(bad, values(objective), torch.tensor(False))
+        objective.after_step(bad, tiny.scheduled(objective), torch.tensor(False))
         assert unchanged(objective, before)
-        objective.after_step(outputs, values(objective), torch.tensor(True))
+        objective.after_step(outputs, tiny.scheduled(objective), torch.tensor(True))
     weights = trained(objective)
     assert all(value.equal(before[name]) for name, value in objective.state_dict().items() if name in weights)
 
@@ -351,9 +323,7 @@ def test_hidden_patches_change_no_prediction_and_all_others_do(case):
 
     before = predict(images)
     for place in range(16):
-        changed, y, x = images.clone(), place // 4 * 4, place % 4 * 4
-        changed[:, :, y : y + 4, x : x + 4] = 255 - changed[:, :, y : y + 4, x : x + 4]
-        differs = (predict(changed) != before).flatten(1).any(1).tolist()
+        differs = (predict(tiny.inverted(images, place)) != before).flatten(1).any(1).tolist()
         assert differs == [place not in ids for ids in hidden]
 
 
@@ -482,10 +452,7 @@ INVALID = [
 def test_an_invalid_option_is_named(options, name, values_):
     if issubclass(options, targets_options.Patches):
         values_ = {"patch_size": 8 if issubclass(options, targets_options.MeanColor) else 4} | values_
-    with pytest.raises(OptionError) as refused:
-        options(**values_)
-    assert refused.value.name == name
-    assert "\n" not in str(refused.value)
+    assert error_of(options, **values_).name == name
 
 
 @pytest.mark.parametrize(
@@ -510,9 +477,7 @@ def test_an_invalid_option_is_named(options, name, values_):
 )  # fmt: skip
 def test_an_option_that_does_not_fit_the_encoder_is_named(name, case, options, encoder):
     shape = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2}
-    with pytest.raises(OptionError) as refused:
-        case(**options).check_encoder(options_from(shape | encoder))
-    assert refused.value.name == name
+    assert error_of(case(**options).check_encoder, options_from(shape | encoder)).name == name
 
 
 SMALL = {
