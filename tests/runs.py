@@ -1,6 +1,7 @@
 """Runs of tests: in several processes, with losses that are not finite, killed after a line; what they leave."""
 
 import json
+import signal
 from pathlib import Path
 
 import command
@@ -57,10 +58,14 @@ def spread(folder: Path, world: int, **kwargs) -> list[int]:
     return start(join, world, folder, kwargs)
 
 
-def kill_after(tmp_path: Path, line_start: str, *options: str) -> None:
-    process = command.start(tmp_path, "pretrain", *options)
+def kill_after(
+    folder: Path, line_start: str, *options: str, tool="pretrain", signum=signal.SIGKILL, **environment: str
+) -> tuple[int, str]:
+    """Send a signal to a command after a line of its output; returns its exit status and its errors."""
+    process = command.start(folder, tool, *options, **environment)
     for line in process.stdout:
         if line.startswith(line_start):
             break
-    process.kill()
-    process.communicate()
+    process.send_signal(signum)
+    _, errors = process.communicate()
+    return process.returncode, errors

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from command import TINY
 from composing import composed, untrained
 from PIL import Image
+from plots import Page
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
@@ -138,18 +138,6 @@ def measured(run, *options, tool="evaluate"):
     evaluate.run(composed(*options, tool=tool).config)
 
 
-class Page(HTMLParser):
-    """The pictures of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.pictures = 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.pictures += tag == "img" and dict(attrs)["src"].startswith("data:image/png")
-
-
 def test_one_report_of_all(run, capsys):
     measured(run, *FEW)
     folder = run / "evaluation"
@@ -161,7 +149,8 @@ def test_one_report_of_all(run, capsys):
         assert list(found["values"]) == [*OWN, *(f"random_{name}" for name in OWN), "pixels"]
         assert found["best"] in OWN
     assert (written["metadata"]["train_images"], written["metadata"]["test_images"]) == (64, 32)
-    assert Page((folder / "report.html").read_text()).pictures == 4
+    pictures = Page((folder / "report.html").read_text()).all("img")
+    assert [picture["src"].startswith("data:image/png") for picture in pictures] == [True] * 4
     printed = capsys.readouterr().out
     assert f"report: {folder / 'report.html'}" in printed
     assert written["headline"] in printed.replace("\n", " ")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import TINY, one_line, start
+from command import TINY, one_line
 from composing import composed
 from PIL import Image
+from runs import final, kill_after
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
@@ -108,16 +109,11 @@ def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path, 
     options = (*SHORT, "objective.mixup=0.8", "objective.cutmix=1.0", "encoder.dropout=0.1", "recipe.ema=0.9",
                "recipe.optimizer=adamw", "recipe.layer_decay=0.7")  # fmt: skip
     tool("finetune", *options, "name=whole")
-    process = start(tmp_path, "finetune", *options, "name=killed", "overwrite=false")
-    for line in process.stdout:
-        if line.startswith(f"step {step}/6"):
-            break
-    process.send_signal(signum)
-    process.communicate()
+    typed = (*options, "name=killed", "overwrite=false")
+    kill_after(tmp_path, f"step {step}/6", *typed, tool="finetune", signum=signum)
     done = tool("finetune", *options, "name=killed")
     assert "continues after step" in done.stdout or "is finished" in done.stdout
-    found, whole = (manifest.read(outputs / name / "step_00000006")["sha256"] for name in ("killed", "whole"))
-    assert found == whole
+    assert final(outputs / "killed") == final(outputs / "whole")
 
 
 def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):

@@ -126,15 +126,9 @@ def test_overwrite_clears_a_run_but_nothing_else(again, tool, no_torch, tmp_path
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, status):
-    process = start(
-        tmp_path, "pretrain", *TINY, "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000"
-    )
-    for line in process.stdout:
-        if line.startswith("step 3/"):
-            break
-    process.send_signal(signum)
-    _, errors = process.communicate()
-    assert process.returncode == status
+    endless = (f"recipe.{name}=100000" for name in ("steps", "save_every", "evaluate_every"))
+    ended, errors = kill_after(tmp_path, "step 3/", *TINY, *endless, signum=signum)
+    assert ended == status
     assert len(errors.splitlines()) == 1
     assert f"stopped by {signum.name}" in errors
     assert len(list((tmp_path / "outputs/masked_patch_synthetic").glob("step_*"))) == 1

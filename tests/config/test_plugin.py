@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import TINY, one_line, start
+from command import TINY, one_line
+from runs import kill_after
 
 from ssvit.checkpoints import storage
 
@@ -28,12 +29,7 @@ def path(tmp_path):
 
 
 def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
-    process = start(tmp_path, "pretrain", *MEASURED, "name=killed", PYTHONPATH=path)
-    for line in process.stdout:
-        if line.startswith("step 3/6"):
-            break
-    process.kill()
-    process.communicate()
+    kill_after(tmp_path, "step 3/6", *MEASURED, "name=killed", PYTHONPATH=path)
     done = tool("pretrain", *MEASURED, "name=killed", PYTHONPATH=path)
     assert "continues after step 2" in done.stdout
     assert "spread: the features of different images have a standard deviation of " in done.stdout

@@ -9,7 +9,8 @@ import pytest
 import torch
 from command import TINY
 from PIL import Image
-from test_report import METADATA, Page
+from plots import Page
+from test_report import METADATA
 
 from ssvit.data.sources import pseudo_labels
 from ssvit.data.sources.pseudo_labels import PseudoLabel

@@ -6,13 +6,12 @@ import json
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from plots import curves
+from plots import Page, curves
 from sklearn.decomposition import PCA
 
 from ssvit.data.augment.crop import CenterCrop
@@ -31,7 +30,6 @@ from ssvit.options import UserError
 OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
 EVIL = "<script>alert('1')</script> | [a](b) & \"c\"\n# d \udcff"
-VOID = {"meta", "img"}
 METADATA = {
     "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420, "image_size": [8, 8],
     "measured_on": "validation", "chance": 0.123, "multi_label": False, "classes": ["a", "b"], "against": {},
@@ -58,37 +56,6 @@ SHOTS = scored(
 )
 PROBE = scored("logistic", ["train", "validation", "test"], [0.3, 0.41, 0.45, 0.1, 0.2, 0.3, 0.42])
 BOTH = (SHOTS, PROBE)
-
-
-class Page(HTMLParser):
-    """Parse the elements of a page, and fail on a tag that is not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open, self.tags, self.rows, self.text = [], [], [], ""
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-
-    def all(self, tag: str) -> list[dict]:
-        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def write(folder, metadata=METADATA, scores=BOTH, own=OWN, figures=None, conclusion=("No gain.",)):
