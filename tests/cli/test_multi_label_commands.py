@@ -10,17 +10,10 @@ from command import one_line
 from PIL import Image
 from torch import Tensor
 
-from ssvit.inference import Prediction
-
 
 def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
     """(count, 4) bool."""
     return torch.rand(count, 4, generator=torch.Generator().manual_seed(seed)) < share
-
-
-def test_a_prediction_says_which_classes_are_present() -> None:
-    one = Prediction("dog", 0.9, {"cat": 0.5, "dog": 0.9, "owl": 0.1})
-    assert (one.present(), one.present(0.95)) == (["dog", "cat"], [])
 
 
 def test_the_commands_train_measure_and_predict(tmp_path: Path, tool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     options = (*OWN, f"checkpoint={run}", "fabric.accelerator=cpu", "features.layer=all", "baselines=false")
     done = tool("evaluate", *options, "probes=[mine]", "report=false", PYTHONPATH=path)
     assert "nearest mean" in done.stdout
-    assert "best: layer" in done.stdout
+    assert "layer1_patch_mean" in done.stdout
     assert "3-NN" in tool("knn", *options, "k=[3]", PYTHONPATH=path).stdout
 
 

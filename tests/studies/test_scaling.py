@@ -26,7 +26,8 @@ def commands(monkeypatch, tmp_path):
         given = dict(option.split("=", 1) for option in options)
         asked.append((command, given))
         if command == "cost":
-            return json.dumps({"images": 64, "flops": 10**6 * int(given.get("encoder.width", 100)) ** 2}) + "\n"
+            flops = 10**6 * int(given.get("encoder.width", 100)) ** 2
+            return json.dumps({"images": 64, "flops": flops, "backend": "eager"}) + "\n"
         if command == "pretrain":
             images = 20000 if given["subset.images"] == "null" else int(given["subset.images"])
             runs[given["name"]] = 2 * images**-0.2 / int(given.get("encoder.width", 100)) ** 0.1
