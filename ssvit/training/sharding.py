@@ -80,7 +80,9 @@ class Twin:
 
     @contextmanager
     def filled(self, objective: Objective) -> Iterator[Objective]:
-        """Yield the copy with the gathered weights of the sharded objective."""
+        """Yield the copy with the gathered weights and the buffers of the sharded objective, in its precision."""
+        for copied, part in zip(self.objective.modules(), objective.modules(), strict=True):
+            copied._buffers.update(part._buffers)
         weights = dict(self.objective.named_parameters())
         for name, sharded in objective.named_parameters():
             weights[name].data = whole(sharded.detach())
