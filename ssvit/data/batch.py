@@ -73,8 +73,8 @@ class Batch(NamedTuple):
         """
         if "image" not in self.views:
             raise UserError(
-                f"data.augment: makes the views {' and '.join(self.views)}, and one view of each image is expected, "
-                "such as by augment@data.augment=inception_crop"
+                f"data.augment: must return one view of each image, not {' and '.join(self.views)}, "
+                "such as augment@data.augment=inception_crop"
             )
         return self.views["image"]
 
