@@ -40,7 +40,7 @@ def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[s
 
 @functools.cache
 def _server() -> subprocess.Popen[bytes]:
-    """One for the process that runs the tests; it ends when its input does."""
+    """A server that forks processes for the tests; it ends when its input is closed."""
     command = [sys.executable, "-c", "import prefork; prefork.serve()"]
     # Unbuffered, so that `select` reports all unread bytes.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)

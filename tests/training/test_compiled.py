@@ -75,7 +75,7 @@ def test_auto_compiles_on_gpus_and_long_runs_on_cpus_with_amx(recipe, device, wo
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_auto_needs_a_cpp_compiler(compiler, tmp_path):
-    """In a process with an empty cache, since torch looks for the compiler once and keeps what it has compiled."""
+    """The process has an empty cache, since torch searches for the compiler once and caches compiled code."""
     environment = {**os.environ, "CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     code = "from ssvit.training import runtime; print(runtime._compiles())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LIMIT)

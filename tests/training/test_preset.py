@@ -209,7 +209,7 @@ def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_p
 
 
 def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_path):
-    """Of a run on grey images, for other images of any channels that the commands name by their path."""
+    """Commands use the pixel format of a run on grey images for other images that are named by their path."""
     root, small = grey(tmp_path / "set", "png"), [f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
     run = pretrain.call([f"data={root}", *TINY, *small[:1], "objective=dino", "objective.prototypes=16", "probe=[]"])
     encoder = manifest.read(manifest.complete(run)[-1])["encoder"]

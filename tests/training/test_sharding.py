@@ -77,7 +77,7 @@ def test_copies_share_gradients_as_they_lie_and_no_buffers(alone, monkeypatch, c
 
 
 def count(folder: Path, optimizer: str) -> None:
-    """One step of DINO; writes the bytes that this process holds of the weights and of what depends on them."""
+    """Run one step of DINO and write the bytes of weights, moments, teacher and average in this process."""
     state, _ = tiny.state(tiny.dino(), strategy="fsdp", optimizer=optimizer)
     for weight in state.objective.parameters():
         if weight.requires_grad:

@@ -73,7 +73,7 @@ def test_lora_starts_as_the_model_it_changes():
 
 
 def test_lora_is_its_formula():
-    """In float64, by a model whose matrices are computed one number at a time."""
+    """Outputs equal a model whose matrices are computed element by element in float64."""
     adapted = tiny.shaken(tiny.classify(**LORA)).double()
     state, layers = adapted.state_dict(), []
     for number in range(2):

@@ -126,7 +126,7 @@ def test_a_model_that_is_not_finite_is_not_right():
 
 
 def measured(count: int, k: int, failure: str = "", files: list[str] | None = None) -> dict:
-    """What one of several processes measures, or its error; failure: the last process has no labels."""
+    """Return the measurements of one process, or its error; failure: the last process has no labels."""
     model, source = case(count, k)
     if failure == "labels" and own_rank() == 1:
         source.labels = None
