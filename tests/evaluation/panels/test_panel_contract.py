@@ -78,7 +78,7 @@ def test_an_evaluation_is_repeatable_changes_nothing_and_plots_its_metrics(name)
     assert build(name, batch_size=24)(objective).metrics == pytest.approx(alone.metrics, rel=1e-4, abs=1e-6)
     assert all(torch.equal(value, states[key]) for key, value in objective.state_dict().items())
     assert not objective.training
-    assert shown.lines
+    assert shown.lines or name == "label_free"  # which has lines only for collapsed features
     assert all("\n" not in line for line in shown.lines)
     plots = [figure for figure in shown.figures.values() if isinstance(figure, Plot)]
     assert plots
