@@ -364,7 +364,7 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31}
 def test_a_line_compares_a_probe_with_its_baselines(changes, start, multi_label, verdicts):
     metrics = METRICS | changes
     (line,) = describe(metrics, [Knn(k=4)], start_of([START | start], metrics), multi_label=multi_label)
-    assert re.findall(r"(?:NOT )?(?:significantly )?better(?= than)", line) == verdicts
+    assert re.findall(r"(?:not )?(?:significantly )?better(?= than)", line) == verdicts
 
 
 @torch.no_grad()
