@@ -75,7 +75,7 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
     assert "| mae | 500 | 6 x 64 / 4 | 20 | 0.1 | 2 | " in text
     assert "| images | mae, 6 x 64 / 4, 20 | 20-NN | 0.200 ± 0.000 | 0.0 | 3 |" in text
     assert (folder / "scaling.png").stat().st_size > 10_000
-    with pytest.raises(UserError, match=r"has .* of another protocol: finetune"):
+    with pytest.raises(UserError, match=r"^table=.* has finetune="):
         scaling.command.call([*GRID, "finetune=[]"])
 
 
