@@ -53,7 +53,7 @@ class Display(NamedTuple):
         Args:
             pixels: Pixel format.
             mean: Mean of all channels or of each channel.
-            std: Scaler deviation of all channels or of each channel.
+            std: Standard deviation of all channels or of each channel.
             shown: Channels shown as red, green and blue.
         """
         channels = pixels.channels

@@ -33,7 +33,7 @@ class Encoder(nn.Module):
         distillation_token: Learned distillation token, None without one.
         norm: Last norm of the encoder.
         mean: Mean of each image channel, (c,).
-        std: Scaler deviation of each image channel, (c,).
+        std: Standard deviation of each image channel, (c,).
     """
 
     options: Any

@@ -27,7 +27,7 @@ class PowerLaw(NamedTuple):
     Attributes:
         factor: Error at x = 1.
         power: Exponent.
-        deviation: Scaler error of the exponent; NaN for two points.
+        deviation: Standard error of the exponent; NaN for two points.
         residual: Root mean squared difference between points and curve, in [0, 1].
     """
 

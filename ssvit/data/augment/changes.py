@@ -255,7 +255,7 @@ def blur(images: Tensor, sigma: Tensor, reach: int) -> Tensor:
 
     Args:
         images: (b, c, h, w) uint8 or float.
-        sigma: Scaler deviations in pixels, (b,).
+        sigma: Standard deviations in pixels, (b,).
         reach: Radius of the filters in pixels.
 
     Returns:

@@ -21,7 +21,7 @@ class Result:
 
     Attributes:
         scores: Metrics in [0, 1] by column name, such as "all labels". The last column is the headline metric.
-        deviations: Scaler deviation over samples, by column name, for columns measured on several samples.
+        deviations: Standard deviation over samples, by column name, for columns measured on several samples.
         choice: Score on training images for the choice of a layer; higher is better, compared
             lexicographically. None if not computed.
         choice_images: Number of predictions of which the first number of `choice` is the accuracy; None if it is not an

@@ -70,7 +70,7 @@ class Scores:
         probe: Name of the probe among the options.
         columns: Headings, such as "all labels".
         values: One value in [0, 1] for each column, by feature set.
-        deviations: Scaler deviations over samples by feature set; None for a single sample.
+        deviations: Standard deviations over samples by feature set; None for a single sample.
         best: Feature set of the evaluated encoder chosen without test labels.
         chosen_by: Description of the criterion of this choice.
         options: Options of the probe.
