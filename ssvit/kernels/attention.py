@@ -6,35 +6,13 @@ Letters: b images, h heads, q queries, t keys and values, k width of a head, d =
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssvit.kernels import operators
 from ssvit.kernels.fused import Context
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Compute scaled dot-product attention.
-
-    In bfloat16 on a CPU, plain products are 3 to 6 times faster than torch's fused kernel, which computes in float32.
-
-    Args:
-        query: Queries, (b, h, q, k).
-        key: Keys, (b, h, t, k).
-        value: Values, (b, h, t, k).
-        bias: Values added to the logits, (b, h, q, t), or None.
-        dropout: Dropout rate of the attention weights.
-
-    Returns:
-        Outputs, (b, h, q, k).
-    """
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-    logits = (query * query.shape[-1] ** -0.5) @ key.mT
-    weights = (logits if bias is None else logits + bias).softmax(-1)
-    return F.dropout(weights, dropout) @ value
+from ssvit.models.block import attend
 
 
 def attend_packed(

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.kernels import attention
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models import block, vit_options
 from ssvit.models.vit import ViT
@@ -13,19 +12,17 @@ from ssvit.objectives.classify import Classify
 
 CLASSES = classify_options.Classify(classes=("ant", "bee"))
 LONG = block._MOST_TOKENS + 1
-ATTENTION = [block.attend, attention.attend]
 
 
-@pytest.mark.parametrize("attend", ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [7, LONG])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_attention_is_its_formula(dtype, tokens, with_bias, attend):
+def test_attention_is_its_formula(dtype, tokens, with_bias):
     torch.manual_seed(0)
     shapes = [(2, 3, 5, 8), (2, 3, tokens, 8), (2, 3, tokens, 8), (2, 3, 5, tokens)][: 3 + with_bias]
     inputs = [torch.randn(*shape).to(dtype).requires_grad_() for shape in shapes]
     weight = torch.randn(2, 3, 5, 8).to(dtype)
-    out = attend(*inputs)
+    out = block.attend(*inputs)
     gradients = torch.autograd.grad((out * weight).sum(), inputs)
 
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
@@ -48,13 +45,12 @@ def test_torchs_fused_attention_is_used_where_it_is_faster(dtype, tokens, fused,
     assert bool(calls) == fused
 
 
-@pytest.mark.parametrize("attend", ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_of_attention_keeps_the_expectation(dtype, attend):
+def test_dropout_of_attention_keeps_the_expectation(dtype):
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, 5, 4).to(dtype).expand(4000, -1, -1, -1) for _ in range(3))
-    dropped = attend(query, key, value, dropout=0.4).float()
-    error = (dropped.mean(0) - attend(query, key, value)[0]).abs()
+    dropped = block.attend(query, key, value, dropout=0.4).float()
+    error = (dropped.mean(0) - block.attend(query, key, value)[0]).abs()
     assert (error < 5 * dropped.std(0) / 4000**0.5 + (dtype == torch.bfloat16) * 0.01).all()
     assert dropped.std(0).min() > 0
 
