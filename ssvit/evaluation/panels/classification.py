@@ -69,7 +69,8 @@ class Classification(Evaluator):
                 unreadable.
         """
         predictions, classes = self.predictions(objective), self.source.classes
-        metrics = predictions.metrics(classes)
+        counts = predictions.by_class(classes)
+        metrics = predictions.metrics(counts)
         if unreadable := len(self.source) - len(predictions.source_indices):
             metrics["unreadable"] = unreadable
         if self.real is not None and isinstance(predictions, Predictions):
@@ -78,7 +79,7 @@ class Classification(Evaluator):
             metrics["accuracy_real"] = sum(correct) / max(1, len(correct))
         if history is None:
             return Evaluation(metrics=metrics)
-        lines = predictions.lines(metrics, classes)
+        lines = predictions.lines(metrics, counts)
         if "accuracy_real" in metrics:
             lines.append(f"top-1 by ReaL labels {percent(metrics['accuracy_real'])}")
         if unreadable:
@@ -89,9 +90,9 @@ class Classification(Evaluator):
         )
         figures: dict[str, Figure] = {"mistakes": mistakes}
         if isinstance(predictions, Predictions):
-            counts = predictions.confusion(len(classes), min(len(classes), _BLOCKS))
+            confusion = predictions.confusion(len(classes), min(len(classes), _BLOCKS))
             title = f"accuracy {percent(metrics['accuracy'])} on the {self.part} images"
-            figures["confusion"] = Confusion(counts, classes, title)
+            figures["confusion"] = Confusion(confusion, classes, title)
             shares = torch.bincount(predictions.truth).double() / len(predictions.truth)
             levels = [plot.chance(shares.max().item())]
             if any("accuracy_top5" in name for row in history for name in row):
@@ -104,7 +105,7 @@ class Classification(Evaluator):
             measures = {"map": "mAP", "micro_f1": "micro-F1 at 0.5"}
         figures["learning"] = self._learning(history, measures, levels, entropy)
         return Evaluation(
-            metrics=metrics, lines=lines, figures=figures, tables={"classes.csv": predictions.table(classes)}
+            metrics=metrics, lines=lines, figures=figures, tables={"classes.csv": predictions.table(counts)}
         )
 
     def predictions(self, objective: Classify) -> Predictions | MultiLabelPredictions:

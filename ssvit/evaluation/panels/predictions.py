@@ -32,6 +32,7 @@ class ClassCounts(NamedTuple):
     images: int
     correct: int
     predicted: int
+    average_precision: float = math.nan  # of multi-label images; NaN without images
 
     @property
     def recall(self) -> float:
@@ -116,16 +117,15 @@ class Predictions(NamedTuple):
         counts = (torch.bincount(column, minlength=len(classes)).tolist() for column in columns)
         return [ClassCounts(*row) for row in zip(classes, *counts, strict=True)]
 
-    def metrics(self, classes: Sequence[str]) -> dict[str, float]:
-        """Return the metrics of the classifier.
+    def metrics(self, counts: Sequence[ClassCounts]) -> dict[str, float]:
+        """Return the metrics of the classifier, from the counts of each class.
 
         accuracy; accuracy_top5 (for more than five classes); loss (cross-entropy); accuracy_per_class (mean recall of
         classes that have images); macro_f1 (mean F1 of classes that have images or are predicted); accuracy_constant
         (chance); images (their number).
         """
-        counts = self.by_class(classes)
         metrics = {"accuracy": self.correct.double().mean().item()}
-        if len(classes) > 5:
+        if len(counts) > 5:
             metrics["accuracy_top5"] = self.among_five.double().mean().item()
         return metrics | {
             "loss": self.loss.mean().item(),
@@ -135,35 +135,34 @@ class Predictions(NamedTuple):
             "images": len(self.truth),
         }
 
-    def table(self, classes: Sequence[str]) -> str:
-        """Return a CSV table with one line for each class."""
+    def table(self, counts: Sequence[ClassCounts]) -> str:
+        """Return a CSV table with one line for each class, from the counts of each class."""
         head = ("class", "images", "correct", "predicted", "recall", "precision", "f1")
-        rows = ((*counted, counted.recall, counted.precision, counted.f1) for counted in self.by_class(classes))
-        return as_csv(head, rows)
+        return as_csv(head, ((*counted[:4], counted.recall, counted.precision, counted.f1) for counted in counts))
 
-    def lines(self, metrics: Mapping[str, float], classes: Sequence[str]) -> list[str]:
+    def lines(self, metrics: Mapping[str, float], counts: Sequence[ClassCounts]) -> list[str]:
         """Return the accuracies next to chance, and the classes of the lowest recall.
 
         Args:
             metrics: The metrics of these predictions.
-            classes: Class names.
+            counts: The counts of each class.
         """
         tops = [f"top-1 {percent(metrics['accuracy'])}"]
         if "accuracy_top5" in metrics:
             tops.append(f"top-5 {percent(metrics['accuracy_top5'])}")
-        constant, count = metrics["accuracy_constant"], metrics["images"]
-        lines = [f"{', '.join(tops)} of {count:,} images (chance {percent(constant)}, always the most frequent class)"]
-        if not above_chance(metrics["accuracy"], constant, count):
+        constant, images = metrics["accuracy_constant"], metrics["images"]
+        lines = [f"{', '.join(tops)} of {images:,} images (chance {percent(constant)}, always the most frequent class)"]
+        if not above_chance(metrics["accuracy"], constant, images):
             lines.append(NOT_ABOVE_CHANCE)
         means = f"mean recall {percent(metrics['accuracy_per_class'])}, macro-F1 {percent(metrics['macro_f1'])}"
         lines.append(f"{means}; loss {metrics['loss']:.3f}")
-        counts, named = self.by_class(classes), []
+        named = []
         incomplete = [number for number, counted in enumerate(counts) if counted.correct < counted.images]
         for number in sorted(incomplete, key=lambda number: counts[number].recall)[:_NAMED]:
             times, other = torch.bincount(self.guess[(self.truth == number) & ~self.correct]).max(0)
-            confusion = f"{one_line(classes[int(other)])} {percent(int(times) / counts[number].images)}"
+            confusion = f"{one_line(counts[int(other)].name)} {percent(int(times) / counts[number].images)}"
             recall = percent(counts[number].recall)
-            named.append(f"{one_line(classes[number])} {recall} (predicted as {confusion})")
+            named.append(f"{one_line(counts[number].name)} {recall} (predicted as {confusion})")
         return [*lines, f"lowest recall: {', '.join(named)}" if named else "all predictions are correct"]
 
 
@@ -213,20 +212,21 @@ class MultiLabelPredictions(NamedTuple):
 
     def by_class(self, classes: Sequence[str]) -> list[ClassCounts]:
         """Return the counts of each class, in the order of classes."""
-        columns = (column.sum(0).tolist() for column in (self.truth, self.guess & self.truth, self.guess))
-        return [ClassCounts(*row) for row in zip(classes, *columns, strict=True)]
+        counts = (column.sum(0).tolist() for column in (self.truth, self.guess & self.truth, self.guess))
+        averages = average_precisions(self.logits, self.truth).tolist()
+        return [ClassCounts(*row) for row in zip(classes, *counts, averages, strict=True)]
 
-    def metrics(self, classes: Sequence[str]) -> dict[str, float]:
-        """Return metrics of the classifier, and the mAP of a random order as baseline.
+    def metrics(self, counts: Sequence[ClassCounts]) -> dict[str, float]:
+        """Return metrics of the classifier from the counts of each class, and the mAP of a random order as baseline.
 
         map (mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have images or are
         predicted), loss (binary cross-entropy summed over the classes), map_constant, and images (their number).
         """
-        counts, n = self.by_class(classes), len(self.truth)
+        n = len(self.truth)
         total = sum(counted.images + counted.predicted for counted in counts)
         loss = F.binary_cross_entropy_with_logits(self.logits, self.truth.double(), reduction="sum") / n
         return {
-            "map": mean(average_precisions(self.logits, self.truth).tolist()),
+            "map": mean(counted.average_precision for counted in counts),
             "micro_f1": 2 * sum(counted.correct for counted in counts) / max(1, total),
             "macro_f1": mean(counted.f1 for counted in counts),
             "loss": loss.item(),
@@ -234,31 +234,27 @@ class MultiLabelPredictions(NamedTuple):
             "images": n,
         }
 
-    def table(self, classes: Sequence[str]) -> str:
-        """Return a CSV table with one line for each class."""
+    def table(self, counts: Sequence[ClassCounts]) -> str:
+        """Return a CSV table with one line for each class, from the counts of each class."""
         head = ("class", "images", "correct", "predicted", "average_precision", "recall", "precision", "f1")
-        pairs = zip(self.by_class(classes), average_precisions(self.logits, self.truth).tolist(), strict=True)
-        return as_csv(
-            head, ((*counted, average, counted.recall, counted.precision, counted.f1) for counted, average in pairs)
-        )
+        return as_csv(head, ((*counted, counted.recall, counted.precision, counted.f1) for counted in counts))
 
-    def lines(self, metrics: Mapping[str, float], classes: Sequence[str]) -> list[str]:
+    def lines(self, metrics: Mapping[str, float], counts: Sequence[ClassCounts]) -> list[str]:
         """Return lines on the metrics, and the classes of the lowest average precision.
 
         Args:
             metrics: The metrics of these predictions.
-            classes: Class names.
+            counts: The counts of each class.
         """
         lines = [
-            f"mAP {percent(metrics['map'])} of {metrics['images']:,} images, each with any of {len(classes)} classes "
+            f"mAP {percent(metrics['map'])} of {metrics['images']:,} images, each with any of {len(counts)} classes "
             f"(a random order: {percent(metrics['map_constant'])})",
             *([] if metrics["map"] > metrics["map_constant"] else ["not above a random order"]),
             f"micro-F1 {percent(metrics['micro_f1'])}, macro-F1 {percent(metrics['macro_f1'])}; "
             f"loss {metrics['loss']:.3f}",
         ]
-        averages = average_precisions(self.logits, self.truth).tolist()
-        measured = [(average, name) for average, name in zip(averages, classes, strict=True) if not math.isnan(average)]
-        if absent := len(classes) - len(measured):
+        measured = [(row.average_precision, row.name) for row in counts if not math.isnan(row.average_precision)]
+        if absent := len(counts) - len(measured):
             lines.append(f"{absent} classes without images are excluded")
         named = (f"{one_line(name)} {percent(average)}" for average, name in sorted(measured)[:_NAMED])
         return [*lines, f"lowest average precision: {', '.join(named)}"]
