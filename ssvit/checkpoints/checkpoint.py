@@ -16,7 +16,7 @@ from ssvit.options import OptionError
 if TYPE_CHECKING:
     from torch import Tensor
 
-PRETRAIN, FINETUNE = STAGES = ("pretrain", "finetune")
+PRETRAIN, FINETUNE = "pretrain", "finetune"  # stages
 SCRATCH = "scratch"  # value of checkpoint= for random weights
 
 

@@ -11,15 +11,7 @@ from torch import Tensor
 
 from ssvit.atomic_io import replaced_folder, write
 from ssvit.exchange import card, program, timm
-from ssvit.exchange.export_options import (
-    CARD,
-    CONFIG,
-    GRAPH,
-    ONNX,
-    OURS,
-    WEIGHTS,
-    Export,
-)
+from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, ONNX, OURS, WEIGHTS, Export
 from ssvit.exchange.layout import OPTIONAL, per_channel
 from ssvit.exchange.layouts import TIMM, TIMM_HEAD
 from ssvit.exchange.preprocessing import Preprocessing

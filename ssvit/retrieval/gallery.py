@@ -6,7 +6,7 @@ Letters: m queries, k neighbours, n pictures, d width, c channels, h, w pixels.
 import io
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ _LONGER = 340  # longer side of a picture on a contact sheet, in pixels
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
 
 
-def fill(store: Store, sets: Iterable[PictureSet], describe: Describer) -> None:
+def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> None:
     """Add the pictures that a store lacks.
 
     Args:
@@ -162,10 +162,8 @@ def query(
     rows, features = [row for part, _ in parts for row in part], torch.cat([part for _, part in parts])
     names = [pictures.names[row] for row in rows]
     check_directions(features, names)
-    queries, stored_rows = (
-        F.normalize(scaler.scaled(features)),
-        torch.tensor([store.row_of.get(name, -1) for name in names]),
-    )
+    queries = F.normalize(scaler.scaled(features))
+    stored_rows = torch.tensor([store.row_of.get(name, -1) for name in names])
     neighbours = nearest(search_index, queries, k, excluded=stored_rows if (stored_rows >= 0).any() else None)
     columns = (neighbours.indices, neighbours.similarities, relative_distances(neighbours, queries, vectors))
     records = []

@@ -64,7 +64,8 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
 
     On a CPU with AMX, compiled steps are the fastest, and on other CPUs those with kernels (docs/performance.md).
 
-    The choice is a function of the options, so that a run that was stopped continues with the same bits.
+    The choice depends on the options, the machine and its compilers, but not on measured times, so a run that is
+    resumed on the same machine has the same bits as an uninterrupted run.
 
     Args:
         fabric: The processes and devices.
