@@ -173,7 +173,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
             print(f"  recipe.lr={rate:<8g}{100 * score.accuracy:6.2f} %{'   chosen' if rate == best else ''}")
         chance = scores[best].chance
         if chance is not None and not scores[best].is_above_chance:
-            print(f"  chance {100 * chance:.2f} %: every rate is {NOT_ABOVE_CHANCE}")
+            print(f"  chance {100 * chance:.2f} %: no rate is significantly above chance")
         print(f"training on all training images with recipe.lr={best:g}", flush=True)
     rows = run("chosen", {"recipe.lr": best})
     if is_main_process():

@@ -170,7 +170,7 @@ def test_a_choice_at_chance_is_reported_as_not_significant(tmp_path, capsys):
     options = {"learning_rates": [0.1, 0.2], "development": 0.2, "folder": tmp_path}
     comparison.choose(Watched(lambda name, changes: 0.3), **options)
     told = capsys.readouterr().out
-    assert "chance 30.00 %: every rate is not significantly above chance" in told
+    assert "chance 30.00 %: no rate is significantly above chance" in told
     assert re.search(r"test images with recipe\.lr=0\.1: 25\.00 %, not ", told)
     comparison.choose(Watched(lambda name, changes: 0.9), **options)
     assert "no rate is " not in capsys.readouterr().out
