@@ -199,4 +199,4 @@ class Classification(Evaluator):
             for (measure, words), color in zip(measures.items(), ("model", "unchanged"), strict=True):
                 shares.append(curve(history, f"{prefix}{measure}", f"{name}, {words}", color, 100, marker=marker))
         loss = "loss (nats)" if entropy else "loss (nats, summed over the classes)"
-        return Plot((Panel(loss, losses, entropy), Panel("%", shares, levels)), (10, 3.8))
+        return Plot((Panel(loss, losses, entropy), Panel("%", shares, levels)), (10, 4.8), legend="under")
