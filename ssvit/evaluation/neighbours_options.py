@@ -1,12 +1,7 @@
 """Define the options of the indexes of a store."""
 
-from typing import Annotated, Self
-
-from annotated_types import Ge
-from pydantic import model_validator
-
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Options, Whole
+from ssvit.config.declaration import AtLeastTwo, Count, Options, Whole
 from ssvit.options import OptionError
 
 
@@ -26,18 +21,17 @@ class IVF(Options):
     seed: Whole = 0
     """Seed of the k-means clustering."""
 
-    @model_validator(mode="after")
-    def _check_cells(self) -> Self:
+    def check_consistency(self) -> None:
+        """Raise OptionError if more cells are searched than there are."""
         if self.nlist is not None and self.nprobe is not None and self.nprobe > self.nlist:
             raise OptionError("nprobe", self.nprobe, f"must be at most nlist={self.nlist}")
-        return self
 
 
 @choice("index", "hnsw")
 class HNSW(Options):
     """Search a graph of neighbours (Malkov and Yashunin 2018). Larger values increase recall and time."""
 
-    links: Annotated[int, Ge(2)] = 32
+    links: AtLeastTwo = 32
     """Neighbours of an image in the graph (M in the paper; the lowest layer has twice as many)."""
     ef_construction: Count = 80
     """Candidates kept during construction."""

@@ -1,9 +1,6 @@
 """Define the options of the evaluation of a classifier."""
 
 import os
-from typing import Self
-
-from pydantic import model_validator
 
 from ssvit.config.declaration import Count, NotNegative, Options, Whole
 from ssvit.options import OptionError
@@ -21,8 +18,7 @@ class Classification(Options):
     real: str | None = None
     """File of ImageNet's ReaL labels (Beyer et al. 2020), for the metric accuracy_real; None: without it."""
 
-    @model_validator(mode="after")
-    def _check_real(self) -> Self:
+    def check_consistency(self) -> None:
+        """Raise OptionError unless the file of ReaL labels exists."""
         if self.real is not None and not os.path.isfile(self.real):
             raise OptionError("real", self.real, "must be a file or null")
-        return self

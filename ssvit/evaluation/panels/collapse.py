@@ -10,7 +10,7 @@ Shapes use b, n images, d width, k prototypes.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,29 +26,8 @@ from ssvit.schedule import Progress
 _LEAST_INFORMATION = 0.05  # fraction of its maximum, below which the model counts as collapsed
 
 
-class Assignments(NamedTuple):
-    """Store outputs of teacher and student for n images."""
-
-    features: Tensor  # (n, d), of unit length
-    choices: Tensor  # most probable prototype of the teacher, (n,)
-    student_choices: Tensor  # (n,)
-    mean: Tensor  # mean probabilities of the teacher, (k,)
-    student_mean: Tensor  # (k,)
-    mean_entropy: Tensor  # mean entropy of the teacher's probabilities, ()
-
-    @classmethod
-    def joined(cls, outputs: Iterable[tuple[Tensor, Tensor, Tensor]]) -> "Assignments":
-        """Join batches of features (b, d), log-probabilities of the teacher (b, k) and logits of the student (b, k)."""
-        batches = []
-        for features, teacher, student in outputs:
-            logs = teacher, student.log_softmax(-1)
-            sums = (log.exp().double().sum(0, keepdim=True) for log in logs)
-            of_each = F.normalize(features.float(), dim=-1), teacher.argmax(-1), student.argmax(-1)
-            batches.append((*of_each, *sums, entropy(teacher.double())))
-        columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
-        features, choices, student_choices, teacher, student, entropies = columns
-        means = teacher.sum(0) / len(entropies), student.sum(0) / len(entropies), entropies.mean()
-        return cls(features, choices, student_choices, *means)
+Outputs = Iterable[tuple[Tensor, Tensor, Tensor]]
+"""Features (b, d), log-probabilities of the teacher (b, k) and logits of the student (b, k) of each batch."""
 
 
 class Collapse(HeldOut):
@@ -61,13 +40,13 @@ class Collapse(HeldOut):
 
         Figure: `collapse`, these metrics over the steps.
         """
-        metrics = measure(self._assignments(objective))
+        metrics = measure(self._outputs(objective))
         if history is None:
             return Evaluation(metrics=metrics)
         figures = {"collapse": learning(with_metrics(history, metrics))}
         return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
 
-    def _assignments(self, objective: Dino) -> Assignments:
+    def _outputs(self, objective: Dino) -> Outputs:
         device, temperature = objective.center.device, objective.schedules["teacher_temperature"](Progress(1, 2))
 
         def outputs(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +56,7 @@ class Collapse(HeldOut):
                 student = logits(objective, views)[0] / objective.options.student_temperature
             return objective.backbone().represent(images), teacher, student
 
-        return Assignments.joined(outputs(images.to(device)) for images, _ in self.batches)
+        return (outputs(images.to(device)) for images, _ in self.batches)
 
 
 class PatchCollapse(Collapse):
@@ -90,7 +69,7 @@ class PatchCollapse(Collapse):
     def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
         """Return the metrics of `Collapse` for images and (patch_…) patches, and the figure `patch_collapse`."""
         evaluation = super().__call__(objective, history)
-        of_patches = measure(self._patch_assignments(objective))
+        of_patches = measure(self._patch_outputs(objective))
         metrics = {**evaluation.metrics, **{f"patch_{name}": value for name, value in of_patches.items()}}
         if history is None:
             return Evaluation(metrics=metrics)
@@ -105,7 +84,7 @@ class PatchCollapse(Collapse):
             figures={**evaluation.figures, "patch_collapse": figure},
         )
 
-    def _patch_assignments(self, objective: IBot) -> Assignments:
+    def _patch_outputs(self, objective: IBot) -> Outputs:
         temperature = objective.schedules["patch_temperature"](Progress(1, 2))
 
         def outputs(images: Tensor, noise: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,23 +98,31 @@ class PatchCollapse(Collapse):
             logits = student / objective.options.student_temperature
             return features.flatten(0, 1), targets.flatten(0, 1), logits.flatten(0, 1)
 
-        return Assignments.joined(outputs(*self.sampled(objective, *batch)) for batch in self.batches)
+        return (outputs(*self.sampled(objective, *batch)) for batch in self.batches)
 
 
-def measure(assignments: Assignments) -> dict[str, float]:
+def measure(outputs: Outputs) -> dict[str, float]:
     """Return the metrics of a collapse, with their maxima and chance levels."""
-    n, k = len(assignments.features), len(assignments.mean)
-    of_mean = entropy(assignments.mean.clamp(min=1e-300).log())
+    batches = []
+    for features, teacher, student in outputs:
+        sums = (log.exp().double().sum(0, keepdim=True) for log in (teacher, student.log_softmax(-1)))
+        of_each = F.normalize(features.float(), dim=-1), teacher.argmax(-1), student.argmax(-1)
+        batches.append((*of_each, *sums, entropy(teacher.double())))
+    columns = (torch.cat([part.cpu() for part in parts]) for parts in zip(*batches, strict=True))
+    features, choices, student_choices, teacher_sums, student_sums, entropies = columns
+    n, k = len(features), teacher_sums.shape[1]
+    mean, student_mean, mean_entropy = teacher_sums.sum(0) / n, student_sums.sum(0) / n, entropies.mean()
+    of_mean = entropy(mean.clamp(min=1e-300).log())
     return {
         "entropy_of_mean": of_mean.item(),
-        "entropy": assignments.mean_entropy.item(),
+        "entropy": mean_entropy.item(),
         "entropy_uniform": math.log(k),
-        "information": (of_mean - assignments.mean_entropy).item(),
+        "information": (of_mean - mean_entropy).item(),
         "information_at_most": math.log(min(n, k)),
-        "prototypes_chosen": len(assignments.choices.unique()),
-        **spread_of(assignments.features),
-        "agreement": (assignments.choices == assignments.student_choices).float().mean().item(),
-        "agreement_by_chance": (assignments.mean * assignments.student_mean).sum().item(),
+        "prototypes_chosen": len(choices.unique()),
+        **spread_of(features),
+        "agreement": (choices == student_choices).float().mean().item(),
+        "agreement_by_chance": (mean * student_mean).sum().item(),
     }
 
 

@@ -10,7 +10,7 @@ Shapes use b images of a batch, n patches, d width, h heads, e width of a head, 
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import ClassVar
 
@@ -36,8 +36,12 @@ class Attentive(attentive_options.Attentive, Linear):
     name: ClassVar[str] = "attentive"
     features: ClassVar[str] = "patches"
 
+    @torch.enable_grad()
     def train(self, train: Features, rows: Tensor) -> Classifiers:
-        """Train a classifier for each setting of the grid on the images at `rows`, all from the same weights."""
+        """Train a classifier for each setting of the grid on the images at `rows`, all from the same weights.
+
+        AdamW is used, with a linear warm-up over a tenth of the steps and a cosine decay to 0.
+        """
         grid = [
             {"learning_rate": rate, "weight_decay": decay}
             for rate, decay in product(self.learning_rates, self.weight_decays)
@@ -52,27 +56,6 @@ class Attentive(attentive_options.Attentive, Linear):
             patches = scaler.scaled(values.flatten(1, 2).float())
             return torch.stack([heads[number](patches).T for number in which])
 
-        with torch.enable_grad():
-            self._optimize(heads, grid, train, rows, logits)
-        return Classifiers(grid, logits, {})
-
-    def _optimize(
-        self,
-        heads: Sequence[nn.Module],
-        grid: Sequence[dict[str, float]],
-        train: Features,
-        rows: Tensor,
-        logits: Callable[[Tensor, Sequence[int]], Tensor],
-    ) -> None:
-        """Train by AdamW with a linear warm-up over a tenth of the steps and a cosine decay to 0.
-
-        Args:
-            heads: The classifiers.
-            grid: Learning rate and weight decay of each.
-            train: Features of all training images.
-            rows: Indices of the images that are used.
-            logits: Function of features (b, y, x, d) and of indices of classifiers that returns logits (r, k, b).
-        """
         groups = [
             {
                 "params": [parameter for parameter in head.parameters() if (parameter.ndim > 1) == is_weight],
@@ -93,6 +76,7 @@ class Attentive(attentive_options.Attentive, Linear):
             (each_loss.sum() / len(batch)).backward()
             optimizer.step()
             schedule.step()
+        return Classifiers(grid, logits, {})
 
 
 def rate_factor(step: int, steps: int) -> float:

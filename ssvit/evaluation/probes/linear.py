@@ -7,7 +7,7 @@ Shapes use n images, b of them in a chunk, d width, k classes, r classifiers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,9 +59,20 @@ class Classifiers:
     numbers: Mapping[str, object]
 
     def score(self, features: Features, rows: Tensor, which: Sequence[int]) -> LinearScores:
-        """Return the scores of the classifiers `which` on the images at `rows`."""
-        logits = (self.logits(features.values[part], which) for part in rows.split(CHUNK))
-        return score(logits, features.known_labels[rows])
+        """Return the scores of the classifiers `which` on the images at `rows`.
+
+        A prediction with a non-finite logit counts as wrong and makes the loss of its classifier infinite.
+        """
+        logits = torch.cat([self.logits(features.values[part], which) for part in rows.split(CHUNK)], 2)
+        labels, is_finite = features.known_labels[rows], logits.isfinite().all(1)
+        means = losses(logits, labels).mean(1, dtype=torch.float64).nan_to_num(nan=math.inf, posinf=math.inf).tolist()
+        if is_multi_label(labels):
+            finite = torch.where(is_finite[:, None], logits, -math.inf)
+            precisions = [mean_average_precision(of_one.T, labels) for of_one in finite]
+            return LinearScores([0.0 if math.isnan(precision) else precision for precision in precisions], means)
+        predictions = logits.argmax(1)
+        correct = (predictions == labels) & is_finite
+        return LinearScores(correct.double().mean(1).tolist(), means, correct, predictions)
 
 
 class Linear(linear_options.Linear, Probe):
@@ -200,27 +211,6 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.dtype == torch.bool:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
     return F.cross_entropy(logits, targets, reduction="none")
-
-
-def score(logits: Iterable[Tensor], labels: Tensor) -> LinearScores:
-    """Return the scores of classifiers.
-
-    A prediction with a non-finite logit counts as wrong and makes the loss of its classifier infinite.
-
-    Args:
-        logits: Logits (r, k, b) of consecutive chunks of the images.
-        labels: Class numbers, (n,), or multi-label targets, (n, k) bool.
-    """
-    every = torch.cat(list(logits), 2)
-    means = losses(every, labels).mean(1, dtype=torch.float64).nan_to_num(nan=math.inf, posinf=math.inf).tolist()
-    is_finite = every.isfinite().all(1)
-    if is_multi_label(labels):
-        finite = torch.where(is_finite[:, None], every, -math.inf)
-        precisions = [mean_average_precision(of_one.T, labels) for of_one in finite]
-        return LinearScores([0.0 if math.isnan(precision) else precision for precision in precisions], means)
-    predictions = every.argmax(1)
-    correct = (predictions == labels) & is_finite
-    return LinearScores(correct.double().mean(1).tolist(), means, correct, predictions)
 
 
 def best(scores: LinearScores) -> int:

@@ -3,8 +3,9 @@
 Shapes use n images, d width, k classes.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,15 +32,10 @@ class Logistic(logistic_options.Logistic, Linear):
         l2s = sorted(self.l2s, reverse=True)
         scaler = Scaler.of_features(train.values[rows], self.standardize)
         features, labels = scaler(train.values[rows]), train.known_labels[rows]
-        solve = partial(
-            fit, features, labels, moment=moment(features), classes=len(train.classes), iterations=self.iterations
-        )
-        fits: list[LogisticFit] = []
-        for l2 in l2s:
-            fits.append(solve(l2=l2, start=fits[-1].layer if fits else None))
-        layers = torch.stack([fitted.layer for fitted in fits])
-        converged = {"converged": all(fitted.converged for fitted in fits)}
-        return Classifiers([{"l2": l2} for l2 in l2s], partial(logits_of, scaler, layers), converged)
+        start = features.new_zeros(len(train.classes), features.shape[1])
+        layers, converged = fit(features, labels, l2s, start, self.iterations)
+        settings = [{"l2": l2} for l2 in l2s]
+        return Classifiers(settings, partial(logits_of, scaler, layers), {"converged": converged})
 
     def refit(
         self, train: Features, rows: Tensor, classifiers: Classifiers, chosen: int
@@ -49,51 +45,44 @@ class Logistic(logistic_options.Logistic, Linear):
         return rows, self.changed(l2s=[classifiers.settings[chosen]["l2"]]).train(train, rows), 0
 
 
-class LogisticFit(NamedTuple):
-    """Store a layer (k, d + 1), and whether L-BFGS converged within the iteration limit."""
-
-    layer: Tensor
-    converged: bool
-
-
-def moment(rows: Tensor) -> Tensor:
-    """Return the mean of x x' over rows (n, d + 1): (d + 1, d + 1) float64."""
-    gram = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
-    for x in rows.split(CHUNK):
-        x = x.double()
-        gram.addmm_(x.T, x)
-    return gram / len(rows)
-
-
 def fit(
-    rows: Tensor,
-    labels: Tensor,
-    *,
-    moment: Tensor,
-    classes: int,
-    l2: float,
-    start: Tensor | None = None,
-    iterations: int = 500,
-) -> LogisticFit:
-    """Fit a layer that minimises the mean cross-entropy + l2 / 2 |weights|^2; the bias is not penalised.
-
-    L-BFGS runs in preconditioned variables, in which the Hessian is close to the identity: the correlated features of
-    an encoder would otherwise need thousands of iterations instead of tens. The moment is used for preconditioning
-    only, so an approximation suffices.
+    rows: Tensor, labels: Tensor, l2s: Sequence[float], start: Tensor, iterations: int = 500
+) -> tuple[Tensor, bool]:
+    """Fit a layer for each penalty that minimises the mean cross-entropy + l2 / 2 |weights|^2 without the bias.
 
     Args:
         rows: Features ending in a 1, (n, d + 1).
         labels: Class numbers, (n,), soft labels, (n, k) float, or multi-label targets, (n, k) bool, for which the
             binary cross-entropy is summed over the classes.
-        moment: Second moment of the rows, see `moment`.
-        classes: Number of classes, k.
-        l2: Penalty.
-        start: Initial layer, (k, d + 1); None for zeros.
-        iterations: Maximum number of iterations.
+        l2s: Penalties. Each fit but the first starts from the solution of the one before.
+        start: Initial layer of the first fit, (k, d + 1).
+        iterations: Maximum number of iterations of each fit.
+
+    Returns:
+        The layers, (r, k, d + 1), and whether all fits converged within the iteration limit.
     """
-    start = rows.new_zeros(classes, rows.shape[1]) if start is None else start
+    gram = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for x in rows.split(CHUNK):
+        x = x.double()
+        gram.addmm_(x.T, x)
+    layers, converged = [start], []
+    for l2 in l2s:
+        layer, is_converged = _fit(rows, labels, gram / len(rows), l2, layers[-1], iterations)
+        layers.append(layer)
+        converged.append(is_converged)
+    return torch.stack(layers[1:]), all(converged)
+
+
+def _fit(
+    rows: Tensor, labels: Tensor, moment: Tensor, l2: float, start: Tensor, iterations: int
+) -> tuple[Tensor, bool]:
+    """Fit a layer by L-BFGS in preconditioned variables, in which the Hessian is close to the identity.
+
+    The correlated features of an encoder would otherwise need thousands of iterations instead of tens. The second
+    moment of the rows, (d + 1, d + 1) float64, is used for preconditioning only.
+    """
     # The Hessian of one class's weights is the mean of p (1 - p) x x', approximated here for p = 1 / k.
-    share = 0.5 if labels.dtype == torch.bool else 1 / classes
+    share = 0.5 if labels.dtype == torch.bool else 1 / len(start)
     curvature = moment * share * (1 - share)
     # The first term keeps the matrix positive definite in float64 for large features and a small penalty.
     curvature.diagonal().add_(1e-12 * curvature.trace())
@@ -120,7 +109,7 @@ def fit(
     state = optimizer.state[variables]
     layer = variables @ inverse
     is_within = state["n_iter"] < iterations and state["func_evals"] < 2 * iterations
-    return LogisticFit(layer, is_within and bool(layer.isfinite().all()))
+    return layer, is_within and bool(layer.isfinite().all())
 
 
 def _objective(layer: Tensor, rows: Tensor, labels: Tensor, l2: float) -> tuple[float, Tensor]:

@@ -20,7 +20,7 @@ from ssvit.data.sources.base import IGNORED
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.logistic import fit, moment
+from ssvit.evaluation.probes.logistic import fit
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.options import UserError
 from ssvit.randomness import permutation
@@ -73,31 +73,29 @@ class Segmentation(segmentation_options.Segmentation, Probe):
         size = min(max(1, round(self.held_out * count)), count - 1)
         held_out, trained = order[:size].sort().values, order[size:].sort().values
         l2s = sorted(self.l2s, reverse=True)
-        layers: list[Layer] = []
-        for l2 in l2s:
-            start = layers[-1].weights if layers else None
-            layers.append(self.fit(train.values[trained], shares[trained], l2, start))
+        layers = self.fit(train.values[trained], shares[trained], l2s)
         values, masks = train.values[held_out], train.known_masks[held_out]
         scores = [mean_iou(label(layer(values), masks.shape[1:]), masks, shares.shape[-1]) for layer in layers]
         chosen = scores.index(max(scores))
-        return self.fit(train.values, shares, l2s[chosen], layers[chosen].weights), l2s[chosen], scores[chosen]
+        (layer,) = self.fit(train.values, shares, [l2s[chosen]], layers[chosen].weights)
+        return layer, l2s[chosen], scores[chosen]
 
-    def fit(self, values: Tensor, shares: Tensor, l2: float, start: Tensor | None = None) -> "Layer":
-        """Fit the layer that minimises the mean cross-entropy of the patches' class frequencies + l2 / 2 |weights|^2.
+    def fit(self, values: Tensor, shares: Tensor, l2s: Sequence[float], start: Tensor | None = None) -> list["Layer"]:
+        """Fit the layers that minimise the mean cross-entropy of the patches' class frequencies + l2 / 2 |weights|^2.
 
         Args:
             values: Patches, (n, y, x, d).
             shares: Class frequencies, (n, y, x, k). Patches without a labelled pixel are excluded.
-            l2: Penalty.
-            start: Initial layer; None for zeros.
+            l2s: Penalties.
+            start: Initial layer of the first fit; None for zeros.
         """
         is_labelled = shares.sum(-1) > 0
         values, shares = values[is_labelled], shares[is_labelled]
         scaler = Scaler.of_features(values, self.standardize)
         rows = scaler(values)
-        classes, iterations = shares.shape[-1], self.iterations
-        solved = fit(rows, shares, moment=moment(rows), classes=classes, l2=l2, start=start, iterations=iterations)
-        return Layer(scaler, solved.layer)
+        start = rows.new_zeros(shares.shape[-1], rows.shape[1]) if start is None else start
+        layers, _ = fit(rows, shares, l2s, start, self.iterations)
+        return [Layer(scaler, layer) for layer in layers]
 
 
 class Layer(NamedTuple):

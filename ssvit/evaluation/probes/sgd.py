@@ -4,7 +4,7 @@ Shapes use n images, d width, k classes, r learning rates.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
@@ -24,21 +24,28 @@ class Sgd(sgd_options.Sgd, Linear):
     name: ClassVar[str] = "sgd"
 
     def train(self, train: Features, rows: Tensor) -> Classifiers:
-        """Train a layer for each learning rate on the images at `rows`."""
-        scaler = Scaler.of_features(train.values[rows], self.standardize)
+        """Train a layer for each learning rate in one pass over the images at `rows`, with a cosine decay to 0.
+
+        The layers form one matrix of r k outputs, so that the grid costs a few times as much as one layer.
+        """
+        scaler, classes = Scaler.of_features(train.values[rows], self.standardize), len(train.classes)
+        features, labels = scaler(train.values), train.known_labels
+        layers = features.new_zeros(len(self.learning_rates) * classes, features.shape[1])
+        velocity = torch.zeros_like(layers)
+        rates = layers.new_tensor(self.learning_rates).repeat_interleave(classes)[:, None]
+        steps = self.epochs * math.ceil(len(rows) / self.batch_size)
         order = batches(len(rows), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
-        layers = descend(
-            scaler(train.values),
-            train.known_labels,
-            map(rows.__getitem__, order),
-            classes=len(train.classes),
-            learning_rates=self.learning_rates,
-            steps=self.epochs * math.ceil(len(rows) / self.batch_size),
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
+        for step, batch in enumerate(order):
+            chosen = rows[batch]
+            x = features[chosen]
+            with torch.enable_grad():
+                logits = (layers @ x.T).unflatten(0, (-1, classes)).requires_grad_()
+                # Losses are summed over the layers, so that the gradient of each does not depend on the grid's size.
+                (error,) = torch.autograd.grad(losses(logits, labels[chosen]).sum() / len(x), logits)
+            velocity.mul_(self.momentum).add_(layers, alpha=self.weight_decay).addmm_(error.flatten(0, 1), x)
+            layers.addcmul_(velocity, rates, value=-(1 + math.cos(math.pi * step / steps)) / 2)
         settings = [{"learning_rate": rate} for rate in self.learning_rates]
-        return Classifiers(settings, partial(logits_of, scaler, layers), {})
+        return Classifiers(settings, partial(logits_of, scaler, layers.unflatten(0, (-1, classes))), {})
 
 
 def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
@@ -53,45 +60,3 @@ def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[
     for epoch in range(epochs):
         order = permutation(seed, f"linear probe, order of epoch {epoch}", count)
         yield from order.tensor_split(math.ceil(count / batch_size))
-
-
-def descend(
-    rows: Tensor,
-    labels: Tensor,
-    order: Iterable[Tensor],
-    *,
-    classes: int,
-    learning_rates: Sequence[float],
-    steps: int,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-) -> Tensor:
-    """Train a layer for each learning rate in one pass by SGD with momentum and a cosine decay to 0.
-
-    The layers form one matrix of r k outputs, so that the grid costs a few times as much as one layer.
-
-    Args:
-        rows: Features ending in a 1, (n, d + 1).
-        labels: Class numbers, (n,), or multi-label targets, (n, k) bool.
-        order: Row indices of each batch.
-        classes: Number of classes.
-        learning_rates: Initial learning rates.
-        steps: Number of batches.
-        momentum: Momentum in [0, 1).
-        weight_decay: Weight decay of weights and biases.
-
-    Returns:
-        The layers, (r, k, d + 1).
-    """
-    layers = rows.new_zeros(len(learning_rates) * classes, rows.shape[1])
-    velocity = torch.zeros_like(layers)
-    rates = layers.new_tensor(learning_rates).repeat_interleave(classes)[:, None]
-    for step, batch in enumerate(order):
-        x = rows[batch]
-        with torch.enable_grad():
-            logits = (layers @ x.T).unflatten(0, (-1, classes)).requires_grad_()
-            # Losses are summed over the layers, so that the gradient of each does not depend on the size of the grid.
-            (error,) = torch.autograd.grad(losses(logits, labels[batch]).sum() / len(x), logits)
-        velocity.mul_(momentum).add_(layers, alpha=weight_decay).addmm_(error.flatten(0, 1), x)
-        layers.addcmul_(velocity, rates, value=-(1 + math.cos(math.pi * step / steps)) / 2)
-    return layers.unflatten(0, (-1, classes))

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.devices import Fabric
@@ -61,8 +61,8 @@ class Evaluate(Pretrained):
         """Return the names of the enabled probes."""
         return [name for name, part in self.probes.items() if isinstance(part, Options)]
 
-    @model_validator(mode="after")
-    def _check_evaluation(self) -> Self:
+    def check_consistency(self) -> None:
+        """Raise OptionError unless there are a checkpoint, a place for the output and a probe."""
         if self.checkpoint == "scratch":
             raise OptionError("checkpoint", "scratch", "must be a checkpoint; baselines=true adds random weights")
         if self.output is not None:
@@ -72,7 +72,6 @@ class Evaluate(Pretrained):
                 file_to_write("output", self.output)
         if not self.chosen:
             raise OptionError("probes", "[]", "must name at least one probe")
-        return self
 
 
 class OneProbe(Evaluate):

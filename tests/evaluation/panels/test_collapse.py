@@ -10,7 +10,7 @@ from lightly.loss import NTXentLoss
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.evaluation.panels import collapse, contrast
-from ssvit.evaluation.panels.collapse import Assignments, Collapse, PatchCollapse
+from ssvit.evaluation.panels.collapse import Collapse, PatchCollapse
 from ssvit.evaluation.panels.contrast import Contrast
 from ssvit.evaluation.panels.held_out import spread_of
 from ssvit.evaluation.panels.held_out_options import HeldOut
@@ -138,7 +138,7 @@ ALIKE = F.normalize(torch.ones(64, 16) + 0.01 * DIFFERENT)
 )
 def test_each_kind_of_collapse_of_self_distillation_is_detected(probabilities, features, collapsed):
     logs = probabilities.double().log()
-    metrics = collapse.measure(Assignments.joined([(features, logs, logs)]))
+    metrics = collapse.measure([(features, logs, logs)])
     conclusion = collapse.describe(metrics)[-1]
     assert conclusion.startswith("COLLAPSED") == bool(collapsed)
     assert collapsed in conclusion

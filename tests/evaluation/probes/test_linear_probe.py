@@ -1,6 +1,7 @@
 """Linear probes against plain float64 loops and an independent solver, and what must never sway their choice."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.linear import hold_out_by_class, logits_of, losses, score
-from ssvit.evaluation.probes.logistic import Logistic, fit, moment
+from ssvit.evaluation.probes.linear import Classifiers, LinearScores, hold_out_by_class, logits_of, losses
+from ssvit.evaluation.probes.logistic import Logistic, fit
 from ssvit.evaluation.probes.scaler import Scaler
-from ssvit.evaluation.probes.sgd import Sgd, batches, descend
+from ssvit.evaluation.probes.sgd import Sgd, batches
 from ssvit.options import UserError
 
 CLASSES = 4
@@ -40,13 +41,14 @@ TEST_NOISE = torch.randn(200, 5, generator=torch.Generator().manual_seed(6), dty
 NAMES = ("ant", "bee", "cat", "dog")
 
 
-def sgd(train=TRAIN, labels=LABELS, test=TEST, test_labels=TEST_LABELS, *, names=NAMES, **options):
-    probe = Sgd(**{"learning_rates": RATES, "epochs": 3, "batch_size": 32} | options)
-    return probe(Features(train, labels, names), Features(test, test_labels, names))
+SGD = Sgd(learning_rates=RATES, epochs=3, batch_size=32)
 
 
-def logistic(train=TRAIN, labels=LABELS, test=TEST, test_labels=TEST_LABELS, *, names=NAMES, **options):
-    return Logistic(**{"l2s": L2S} | options)(Features(train, labels, names), Features(test, test_labels, names))
+def probed(probe, train=TRAIN, labels=LABELS, test=TEST, test_labels=TEST_LABELS, *, names=NAMES, **options):
+    return probe.changed(**options)(Features(train, labels, names), Features(test, test_labels, names))
+
+
+sgd, logistic = partial(probed, SGD), partial(probed, Logistic(l2s=L2S))
 
 
 def standardized(features, by):
@@ -88,39 +90,28 @@ def objective(layer, features, labels, l2):
 
 
 def solve(features, labels, l2, **options):
+    """The layer for one penalty, and whether its fit converged."""
     rows = Scaler.of_features(features, False)(features)
-    return fit(rows, labels, moment=moment(rows), classes=CLASSES, l2=l2, **options)
+    layers, converged = fit(rows, labels, [l2], **{"start": rows.new_zeros(CLASSES, rows.shape[1])} | options)
+    return layers[0], converged
 
 
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.0), (0.0, 0.0), (0.5, 0.1)])
-def test_each_layer_of_the_grid_is_as_if_trained_alone(momentum, weight_decay):
-    order = list(batches(len(TRAIN), batch_size=50, epochs=4, seed=3))
-    rows = Scaler.of_features(TRAIN, False)(TRAIN)
-    options = {"momentum": momentum, "weight_decay": weight_decay}
-    layers = descend(rows, LABELS, order, classes=CLASSES, learning_rates=RATES, steps=len(order), **options)
-    assert layers.shape == (len(RATES), CLASSES, TRAIN.shape[1] + 1)
-    for rate, layer in zip(RATES, layers, strict=True):
-        alone = trained_alone(TRAIN, LABELS, order, rate=rate, **options)
-        torch.testing.assert_close(layer[:, :-1], alone.weight.data, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(layer[:, -1], alone.bias.data, rtol=1e-9, atol=1e-12)
-        assert alone.weight.abs().max() > 1e-3
-
-
-def test_a_grid_of_one_equals_the_grid_of_many():
-    many = sgd()
-    for place, rate in enumerate(RATES):
-        assert sgd(learning_rates=[rate]).numbers["validation_grid"][0] == many.numbers["validation_grid"][place]
-
-
-@pytest.mark.parametrize("standardize", [True, False])
-def test_the_sgd_probe_is_the_loop_that_one_would_write(standardize):
+@pytest.mark.parametrize(
+    ("standardize", "options"),
+    [(True, {}), (False, {"momentum": 0.0}), (False, {"momentum": 0.5, "weight_decay": 0.1})],
+)
+def test_the_sgd_probe_is_the_loop_that_one_would_write(standardize, options):
     trained, kept = hold_out_by_class(LABELS, fraction=0.2, seed=4)
     order = [trained[batch] for batch in batches(len(trained), batch_size=32, epochs=3, seed=4)]
     for train, test in ((NOISE, TEST_NOISE), (TRAIN, TEST)):
-        result = sgd(train, test=test, standardize=standardize, held_out=0.2, seed=4)
+        probe = SGD.changed(standardize=standardize, held_out=0.2, seed=4, **options)
+        result = probed(probe, train, test=test)
+        logits = probe.train(Features(train, LABELS, NAMES), trained).logits(test, range(len(RATES)))
         if standardize:
             train, test = standardized(train, train[trained]), standardized(test, train[trained])
-        layers = {rate: trained_alone(train, LABELS, order, rate=rate) for rate in RATES}
+        layers = {rate: trained_alone(train, LABELS, order, rate=rate, **options) for rate in RATES}
+        for of_rate, layer in zip(logits, layers.values(), strict=True):
+            torch.testing.assert_close(of_rate.T, layer(test), rtol=1e-8, atol=1e-10)
         expected = tuple(accuracy(layer, train[kept], LABELS[kept]) for layer in layers.values())
         numbers = result.numbers
         assert tuple(numbers["validation_grid"]) == pytest.approx(expected, abs=1e-12)
@@ -147,16 +138,6 @@ def test_of_equal_accuracies_the_least_loss_is_chosen():
     assert nearer.choice < result.choice
     assert set(logistic(train, labels, test, test_labels).scores.values()) == {1}
     assert sgd().choice[0] > sgd(NOISE, test=TEST_NOISE).choice[0] + 0.2
-
-
-def test_random_labels_stay_at_chance():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(CLASSES, (2000,), generator=generator)
-    test_labels = torch.randint(CLASSES, (4000,), generator=generator)
-    train, test = torch.randn(2000, 3, generator=generator), torch.randn(4000, 3, generator=generator)
-    chances = [probe(train, labels, test, test_labels).scores["test"] for probe in (sgd, logistic)]
-    # Four standard errors of 4,000 guesses.
-    assert chances == pytest.approx([1 / CLASSES] * 2, abs=4 * math.sqrt(0.25 * 0.75 / 4000))
 
 
 def test_standardized_features_may_have_any_scale_and_shift_and_idle_columns():
@@ -206,18 +187,17 @@ def test_every_epoch_shows_every_image_once_in_even_batches(count, batch_size):
     assert not torch.equal(torch.cat(order), other)
 
 
-def in_chunks(layers, features, size=1000):
-    """The logits of the layers for consecutive chunks of the images."""
-    standard = Scaler.of_features(features, False)
-    return (logits_of(standard, layers, part, range(len(layers))) for part in features.split(size))
+def scored(layers, features, labels) -> LinearScores:
+    classifiers = Classifiers([], partial(logits_of, Scaler.of_features(features, False), layers), {})
+    return classifiers.score(Features(features, labels, NAMES), torch.arange(len(labels)), range(len(layers)))
 
 
-def test_scores_are_those_of_a_loop_whatever_the_chunks():
+def test_scores_are_those_of_a_loop_over_more_images_than_a_chunk():
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(2500, 6, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (2500,), generator=generator)
     layers = torch.randn(3, CLASSES, 7, generator=generator, dtype=torch.float64)
-    scores = score(in_chunks(layers, features), labels)
+    scores = scored(layers, features, labels)
     for place, layer in enumerate(layers):
         logits = features @ layer[:, :-1].T + layer[:, -1]
         assert torch.equal(scores.predictions[place], logits.argmax(1))
@@ -244,7 +224,7 @@ def test_losses_are_those_of_softmax_or_of_sigmoids():
 def test_predictions_of_logits_that_are_not_finite_are_wrong(bad):
     layers = torch.zeros(2, CLASSES, 8, dtype=torch.float64)
     layers[1, 0, 0] = bad
-    scores = score(in_chunks(layers, TRAIN), LABELS)
+    scores = scored(layers, TRAIN, LABELS)
     assert scores.accuracies == [0.25, 0]
     assert scores.losses == [pytest.approx(math.log(CLASSES)), math.inf]
 
@@ -271,25 +251,23 @@ def test_rates_that_diverge_are_not_chosen_and_spoil_no_other():
 )  # fmt: skip
 def test_the_optimum_is_that_of_an_independent_solver(features, l2):
     labels = LABELS[: len(features)]
-    found = solve(features, labels, l2)
+    layer, converged = solve(features, labels, l2)
     expected = solved_alone(features, labels, l2)
-    assert found.converged
+    assert converged
     least = objective(expected, features, labels, l2)
-    assert objective(found.layer, features, labels, l2) == pytest.approx(least, abs=1e-8)
+    assert objective(layer, features, labels, l2) == pytest.approx(least, abs=1e-8)
     # The penalty makes the loss strongly convex: a loss close to the minimum implies weights close to the optimum.
-    assert (found.layer - expected)[:, :-1].norm() <= math.sqrt(2 * 1e-8 / l2)
+    assert (layer - expected)[:, :-1].norm() <= math.sqrt(2 * 1e-8 / l2)
 
 
-def test_wherever_it_starts_and_whatever_the_moment_it_is_the_same_optimum():
+def test_wherever_it_starts_it_is_the_same_optimum():
     features = standardized(TRAIN, TRAIN)
-    rows = Scaler.of_features(features, False)(features)
-    least = objective(solved_alone(features, LABELS, 1e-3), features, LABELS, 1e-3)
-    start = 3 * torch.randn(CLASSES, rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sure = 1e3 * solved_alone(features, LABELS, 1e-3)
-    for options in ({"start": start}, {"start": sure}, {"moment": moment(2 * rows[:50])}, {"moment": torch.eye(8)}):
-        found = fit(rows, LABELS, classes=CLASSES, l2=1e-3, **{"moment": moment(rows)} | options)
-        assert found.converged
-        assert objective(found.layer, features, LABELS, 1e-3) == pytest.approx(least, abs=1e-8)
+    best = solved_alone(features, LABELS, 1e-3)
+    for start in (3 * torch.randn(best.shape, generator=torch.Generator().manual_seed(0)).double(), 1e3 * best):
+        layer, converged = solve(features, LABELS, 1e-3, start=start)
+        assert converged
+        least = objective(best, features, LABELS, 1e-3)
+        assert objective(layer, features, LABELS, 1e-3) == pytest.approx(least, abs=1e-8)
 
 
 def test_single_precision_reaches_the_same_optimum():
@@ -297,24 +275,20 @@ def test_single_precision_reaches_the_same_optimum():
     labels = clusters(3000, 40)[1]
     for l2 in (1e-2, 1e-4):
         single, double = (solve(kind, labels, l2) for kind in (features.float(), features))
-        assert single.converged
-        assert single.layer.dtype == torch.float32
-        least = objective(double.layer, features, labels, l2)
-        assert objective(single.layer, features, labels, l2) == pytest.approx(least, abs=1e-7)
+        assert single[1]
+        assert single[0].dtype == torch.float32
+        least = objective(double[0], features, labels, l2)
+        assert objective(single[0], features, labels, l2) == pytest.approx(least, abs=1e-7)
 
 
-def test_correlated_features_take_few_iterations_and_the_moment_is_why():
+def test_correlated_features_take_few_iterations():
+    """Without preconditioning, they would take several times as many."""
     features, labels = clusters(1000, 60, apart=0.15)
     features = standardized(features, features)
-    rows = Scaler.of_features(features, False)(features)
     least = objective(solved_alone(features, labels, 1e-5), features, labels, 1e-5)
-    options = {"classes": CLASSES, "l2": 1e-5, "iterations": 40}
-    found = fit(rows, labels, moment=moment(rows), **options)
-    assert found.converged
-    assert objective(found.layer, features, labels, 1e-5) == pytest.approx(least, abs=1e-8)
-    plain = fit(rows, labels, moment=torch.eye(61).double(), **options)
-    assert not plain.converged
-    assert objective(plain.layer, features, labels, 1e-5) > least + 1e-5
+    layer, converged = solve(features, labels, 1e-5, iterations=40)
+    assert converged
+    assert objective(layer, features, labels, 1e-5) == pytest.approx(least, abs=1e-8)
 
 
 @pytest.mark.parametrize("standardize", [True, False])
@@ -346,11 +320,11 @@ def test_the_logistic_probe_chooses_on_held_out_images_and_fits_all_again(standa
 
 def test_large_features_that_repeat_under_a_small_penalty_are_solved():
     features = 1e6 * torch.cat([standardized(TRAIN, TRAIN)] * 2, 1)
-    found = solve(features, LABELS, 1e-9)
-    assert found.converged
+    layer, converged = solve(features, LABELS, 1e-9)
+    assert converged
     # As good as where they are small, since weights that are smaller by as much bear less of the penalty.
-    small = solve(features / 1e6, LABELS, 1e-6).layer
-    assert objective(found.layer, features, LABELS, 1e-9) <= objective(small, features / 1e6, LABELS, 1e-6)
+    small, _ = solve(features / 1e6, LABELS, 1e-6)
+    assert objective(layer, features, LABELS, 1e-9) <= objective(small, features / 1e6, LABELS, 1e-6)
 
 
 def test_classes_that_are_not_tested_or_not_trained_on_are_no_matter():

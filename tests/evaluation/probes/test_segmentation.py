@@ -91,7 +91,7 @@ def test_the_layer_is_the_optimum_in_float64():
     train = features(12, 30)
     train.masks[1] = 255
     shares = class_shares(train.masks, GRID, K)
-    layer = Segmentation(**FEW).fit(train.values, shares, 0.01)
+    (layer,) = Segmentation(**FEW).fit(train.values, shares, [0.01])
     counts = shares.sum(-1) > 0
     x, y = train.values[counts].double(), shares[counts].double()
     x = (x - x.mean(0)) / x.std(0, correction=0)
@@ -116,7 +116,7 @@ def test_the_columns_are_those_of_plain_answers():
     found = probe(train, test)
     shares = class_shares(train.masks, GRID, K)
     most = int(torch.bincount(train.masks[train.masks != 255].long()).argmax())
-    layer = probe.fit(train.values, shares, found.numbers["l2"])
+    (layer,) = probe.fit(train.values, shares, [found.numbers["l2"]])
     expected = {
         "constant": torch.full_like(test.masks, most),
         "linear": plain_label(layer(test.values)),
@@ -151,7 +151,7 @@ def test_pixels_that_do_not_count_change_nothing():
     loud = train.values.clone()
     loud[:, 0, 0] = 1e3
     shares = class_shares(train.masks, GRID, K)
-    fits = [Segmentation(**FEW).fit(values, shares, 0.1).weights for values in (train.values, loud)]
+    fits = [Segmentation(**FEW).fit(values, shares, [0.1])[0].weights for values in (train.values, loud)]
     assert torch.equal(*fits)
 
 
