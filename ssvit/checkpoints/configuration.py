@@ -6,7 +6,7 @@ installed files of those names.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,6 @@ def flatten(config: object, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, config
-
-
-def is_free(option: str, names: Iterable[str] = FREE) -> bool:
-    """Return whether an option or its group is in a list of names; by default, of those that may change in a run."""
-    return any(option == name or option.startswith(f"{name}.") for name in names)
 
 
 def has_only_references(text: str) -> bool:
@@ -139,7 +134,8 @@ class Configuration:
         for now, then, free in sides:
             for name in [*now, *then]:
                 value, before = (side.get(name, "(absent)") for side in (now, then))
-                if value != before and not is_free(name, free):
+                is_free = any(name == option or name.startswith(f"{option}.") for option in free)
+                if value != before and not is_free:
                     return name, value, before
         return None
 

@@ -108,7 +108,7 @@ class Frozen:
     Args:
         encoder: The encoder.
         readings: Readings, which the encoder must support.
-        identity: String that identifies the weights, for a `Cache`.
+        identity: String that identifies the weights, for `cached`.
         dtype: Data type of the features.
     """
 
@@ -284,61 +284,54 @@ def extract(
     return FeatureSets(joined, source, torch.cat(indices))
 
 
-class Cache:
-    """Cache features in a folder, under a hash of extractor, images, transform and precision.
+def cached(
+    folder: Path,
+    function: Extractor,
+    source: Source,
+    transform: Transform,
+    *,
+    transform_options: Mapping[str, object],
+    **options: Any,
+) -> FeatureSets:
+    """Return the features from a folder, or compute them by `extract` and store them there.
 
-    Each feature set has a file with its sha256. Damaged files are recomputed.
+    They are stored under a hash of extractor, images, transform and precision. Each feature set has a file with its
+    sha256; damaged files are recomputed. If one of the feature sets is not stored, all are recomputed, since that takes
+    a single forward pass. Labels are not stored, because features do not depend on them.
+
+    Args:
+        folder: The folder.
+        function: Extractor.
+        source: Images.
+        transform: Transform of the evaluation.
+        transform_options: Options of the transform, for the hash.
+        **options: Further arguments of `extract`.
     """
+    device = torch.device(options.get("device", "cpu"))
+    shared = {
+        "images": source.fingerprint,
+        "view": dict(transform_options),
+        "precision": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "",
+    }
+    keys = {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
+    paths = {name: folder / hashlib.sha256(key.encode()).hexdigest()[:32] for name, key in keys.items()}
+    files = {name: _read(path, keys[name]) for name, path in paths.items()}
+    complete = [file for file in files.values() if file is not None]
+    is_cached = len(complete) == len(files) and all(file[_ROWS].equal(complete[0][_ROWS]) for file in complete)
+    # All processes use the cache or none does, since their folders may be on different machines.
+    if all(gather(lambda: is_cached)):
+        values = dict(zip(files, (file[_VALUES] for file in complete), strict=True))
+        return FeatureSets(values, source, complete[0][_ROWS])
+    features = extract(function, source, transform, **options)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def write() -> None:
+        for name, path in paths.items():
+            tensors = {_VALUES: features.values[name].contiguous(), _ROWS: features.indices}
+            content = safetensors.torch.save(tensors)
+            atomic_io.write_files(folder, {path.name: _checksum(content, keys[name]) + content})
 
-    def extract(
-        self,
-        function: Extractor,
-        source: Source,
-        transform: Transform,
-        *,
-        transform_options: Mapping[str, object],
-        **options: Any,
-    ) -> FeatureSets:
-        """Return the features from the cache, or compute and store them by `extract`.
-
-        If one of the feature sets is not cached, all are recomputed, since that takes a single forward pass. Labels are
-        not cached, because features do not depend on them.
-
-        Args:
-            function: Extractor.
-            source: Images.
-            transform: Transform of the evaluation.
-            transform_options: Options of the transform, for the hash.
-            **options: Further arguments of `extract`.
-        """
-        device = torch.device(options.get("device", "cpu"))
-        shared = {
-            "images": source.fingerprint,
-            "view": dict(transform_options),
-            "precision": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "",
-        }
-        keys = {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
-        paths = {name: self.folder / hashlib.sha256(key.encode()).hexdigest()[:32] for name, key in keys.items()}
-        files = {name: _read(path, keys[name]) for name, path in paths.items()}
-        complete = [file for file in files.values() if file is not None]
-        is_cached = len(complete) == len(files) and all(file[_ROWS].equal(complete[0][_ROWS]) for file in complete)
-        # All processes use the cache or none does, since their folders may be on different machines.
-        if all(gather(lambda: is_cached)):
-            values = dict(zip(files, (file[_VALUES] for file in complete), strict=True))
-            return FeatureSets(values, source, complete[0][_ROWS])
-        features = extract(function, source, transform, **options)
-
-        def write() -> None:
-            for name, path in paths.items():
-                tensors = {_VALUES: features.values[name].contiguous(), _ROWS: features.indices}
-                content = safetensors.torch.save(tensors)
-                atomic_io.write_files(self.folder, {path.name: _checksum(content, keys[name]) + content})
-
-        gather(write if rank_and_world()[0] == 0 else lambda: None)
-        return features
+    gather(write if rank_and_world()[0] == 0 else lambda: None)
+    return features
 
 
 def _checksum(content: bytes, key: str) -> bytes:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features
-from ssvit.evaluation.features import Cache, Frozen, Pixels, extract
+from ssvit.evaluation.features import Frozen, Pixels, cached, extract
 from ssvit.evaluation.features_options import Features, Reading, reading_of
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
@@ -148,10 +148,10 @@ def counted(monkeypatch):
 
 
 def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
-    encoder, source, cache = vit(), images(), Cache(tmp_path / "deep" / "cache")
+    encoder, source, folder = vit(), images(), tmp_path / "deep" / "cache"
     function = Frozen(encoder, [Reading(1), Reading(3)], identity="seal")
-    first = cache.extract(function, source, CROP, transform_options=VIEW)
-    again = Cache(tmp_path / "deep" / "cache").extract(function, source, CROP, transform_options=VIEW, batch_size=3)
+    first = cached(folder, function, source, CROP, transform_options=VIEW)
+    again = cached(folder, function, source, CROP, transform_options=VIEW, batch_size=3)
     assert len(counted) == 1
     torch.testing.assert_close(again.values, first.values, rtol=0, atol=0)
     assert again.labels.equal(first.labels)
@@ -159,7 +159,7 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
 
     def missed(*, function=function, source=source, crop=CROP, transform_options=VIEW, **options):
         before = len(counted)
-        found = cache.extract(function, source, crop, transform_options=transform_options, **options)
+        found = cached(folder, function, source, crop, transform_options=transform_options, **options)
         return len(counted) > before, found
 
     assert missed(function=Frozen(vit(1), [Reading(1), Reading(3)], identity="other"))[0]
@@ -183,20 +183,19 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty"])
 def test_a_damaged_file_is_made_anew(tmp_path, counted, damage):
-    cache = Cache(tmp_path)
     function, source = Frozen(vit(), [Reading(3)], identity="seal"), images()
-    right = cache.extract(function, source, CROP, transform_options=VIEW)
+    right = cached(tmp_path, function, source, CROP, transform_options=VIEW)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[-5] ^= 1
-    cache.extract(Pixels(), source, CROP, transform_options=VIEW)
+    cached(tmp_path, Pixels(), source, CROP, transform_options=VIEW)
     (other,) = set(tmp_path.iterdir()) - {path}
     path.write_bytes({"truncated": whole[:-9], "flipped": flipped, "foreign": other.read_bytes(), "empty": b""}[damage])
-    found = cache.extract(function, source, CROP, transform_options=VIEW)
+    found = cached(tmp_path, function, source, CROP, transform_options=VIEW)
     torch.testing.assert_close(found.values, right.values, rtol=0, atol=0)
     assert len(counted) == 3
-    cache.extract(function, source, CROP, transform_options=VIEW)
+    cached(tmp_path, function, source, CROP, transform_options=VIEW)
     assert len(counted) == 3
 
 
@@ -210,9 +209,9 @@ def test_writing_that_fails_leaves_nothing_that_is_read(tmp_path, counted, monke
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", fail)
         with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError):
-            Cache(tmp_path).extract(function, source, CROP, transform_options=VIEW)
+            cached(tmp_path, function, source, CROP, transform_options=VIEW)
     assert not list(tmp_path.iterdir())
-    Cache(tmp_path).extract(function, source, CROP, transform_options=VIEW)
+    cached(tmp_path, function, source, CROP, transform_options=VIEW)
     assert len(counted) == 2
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -229,4 +228,4 @@ def test_cached_features_of_other_readable_images_are_reported():
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        Cache(tmp_path / "file" / "cache").extract(Pixels(), images(), CROP, transform_options=VIEW)
+        cached(tmp_path / "file" / "cache", Pixels(), images(), CROP, transform_options=VIEW)

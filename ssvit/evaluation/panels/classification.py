@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 
 import torch
-from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
-from ssvit.evaluation.panels.predictions import Mistake, MultiLabelPredictions, Predictions, percent
+from ssvit.evaluation.panels.predictions import MultiLabelPredictions, Predictions, percent
 from ssvit.evaluation.panels.real import read_real
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.figures import plot
@@ -85,17 +84,14 @@ class Classification(Evaluator):
         if unreadable:
             lines.append(f"unreadable and excluded: {unreadable:,} images")
         history = with_metrics(history, metrics)
-        mistakes = self._mistakes(
-            predictions.source_indices, predictions.mistakes(_SHOWN, classes), ~predictions.correct
-        )
-        figures: dict[str, Figure] = {"mistakes": mistakes}
+        figures: dict[str, Figure] = {"mistakes": self._mistakes(predictions)}
         if isinstance(predictions, Predictions):
             confusion = predictions.confusion(len(classes), min(len(classes), _BLOCKS))
             title = f"accuracy {percent(metrics['accuracy'])} on the {self.part} images"
             figures["confusion"] = Confusion(confusion, classes, title)
             shares = torch.bincount(predictions.truth).double() / len(predictions.truth)
             levels = [plot.chance(shares.max().item())]
-            if any("accuracy_top5" in name for row in history for name in row):
+            if "accuracy_top5" in metrics:
                 top5 = shares.topk(min(5, len(shares))).values.sum().item()
                 levels.append(Level(100 * top5, "top-5 chance (most frequent five)", ":", "{:.1f} %"))
             entropy = [Level(torch.special.entr(shares).sum().item(), "entropy of the classes", "-.")]
@@ -157,15 +153,10 @@ class Classification(Evaluator):
                     f"({len(objective.classes)}): class {number} is {of_images}, the model's is {of_model}"
                 )
 
-    def _mistakes(self, indices: Tensor, mistakes: Sequence[Mistake], wrong: Tensor) -> Gallery:
-        """Return a gallery of images with their class, the prediction and its probability.
-
-        Args:
-            indices: Index of each image in the source, (n,).
-            mistakes: The mistakes.
-            wrong: Whether the prediction of each image is wrong, (n,) bool.
-        """
-        source = self.source.take(indices[[mistake.row for mistake in mistakes]])
+    def _mistakes(self, predictions: Predictions | MultiLabelPredictions) -> Gallery:
+        """Return a gallery of the most confident mistakes with their class, the prediction and its probability."""
+        mistakes, wrong = predictions.mistakes(_SHOWN, self.source.classes), ~predictions.correct
+        source = self.source.take(predictions.source_indices[[mistake.row for mistake in mistakes]])
         batches = evaluation_batches(source, self.transform, batch_size=_SHOWN) if mistakes else ()
         images = (self.display(image) for batch in batches for image in batch.images)
         pictures = [

@@ -121,7 +121,10 @@ class Probing(Evaluator):
         start = start_of(history, metrics)
         panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
         figure = Plot(panels, (5 * len(panels), 3.8))
-        lines = describe(metrics, self.probes, start, start_name=self.start, multi_label=self._multi_label)
+        lines = [
+            describe(probe, metrics, {self.start: start.get(probe.name)}, multi_label=self._multi_label)
+            for probe in self.probes
+        ]
         lines += trends(history, self.probes)
         return Evaluation(metrics=metrics, lines=lines, figures={"probes": figure} if panels else {})
 
@@ -179,26 +182,6 @@ def start_of(history: History, metrics: Mapping[str, float]) -> Mapping[str, flo
     return next((row for row in history if row["step"] == 0 and counts.items() <= row.items()), {})
 
 
-def describe(
-    metrics: Mapping[str, float],
-    probes: Sequence[Probe],
-    start: Mapping[str, float | None],
-    *,
-    start_name: str = RANDOM,
-    multi_label: bool = False,
-) -> list[str]:
-    """Return lines that compare each probe with its baselines.
-
-    Args:
-        metrics: Metrics of `Probing`.
-        probes: The probes.
-        start: Metrics of step 0.
-        start_name: Description of the initial weights.
-        multi_label: Whether the metrics are mAPs, whose standard errors are unknown.
-    """
-    return [_line(probe, metrics, {start_name: start.get(probe.name)}, multi_label) for probe in probes]
-
-
 def trends(history: History, probes: Sequence[Probe]) -> list[str]:
     """Return for each probe whether it still improves, or the step at which it plateaued (Mann-Kendall test)."""
     lines = []
@@ -211,8 +194,17 @@ def trends(history: History, probes: Sequence[Probe]) -> list[str]:
     return lines
 
 
-def _line(probe: Probe, metrics: Mapping[str, float], baselines: Mapping[str, float | None], multi_label: bool) -> str:
-    """Return a line that compares a probe with chance, with the initial weights and with pixels."""
+def describe(
+    probe: Probe, metrics: Mapping[str, float], baselines: Mapping[str, float | None], *, multi_label: bool
+) -> str:
+    """Return a line that compares a probe with chance, with other baselines and with pixels.
+
+    Args:
+        probe: The probe.
+        metrics: Metrics of `Probing`.
+        baselines: Values of other baselines by their description; None if unknown.
+        multi_label: Whether the metrics are mAPs, whose standard errors are unknown.
+    """
     name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
     value = metrics[name]
     if math.isnan(value):

@@ -1,8 +1,12 @@
 """Read the reassessed labels of ImageNet's validation images (ReaL, Beyer et al. 2020)."""
 
-import json
 import os
 import re
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Len, Lt
+from pydantic import TypeAdapter, ValidationError
 
 from ssvit.data.sources.base import Source
 from ssvit.options import UserError
@@ -10,6 +14,7 @@ from ssvit.options import UserError
 _IMAGES, _CLASSES = 50_000, 1000
 _IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\b")
 _CLASS = re.compile(r"n\d{8}")
+_LABELS = TypeAdapter(Annotated[list[set[Annotated[int, Ge(0), Lt(_CLASSES)]]], Len(_IMAGES, _IMAGES)])
 
 
 def read_real(path: str, source: Source) -> list[set[int]]:
@@ -23,18 +28,10 @@ def read_real(path: str, source: Source) -> list[set[int]]:
         UserError: If the file, the classes or the names of the images are others.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            labels = json.load(file)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"real={path}: must be a JSON file ({type(error).__name__})") from None
-    numbers = set(range(_CLASSES))
-    try:
-        classes = [set(entry) for entry in labels]
-        valid = len(classes) == _IMAGES and all(entry <= numbers for entry in classes)
-    except TypeError:
-        valid = False
-    if not valid:
-        raise UserError(f"real={path}: must be a list of {_IMAGES} lists of class numbers from 0 to {_CLASSES - 1}")
+        classes = _LABELS.validate_json(Path(path).read_bytes(), strict=True)
+    except (OSError, ValidationError):
+        expected = f"must be a JSON list of {_IMAGES} lists of class numbers from 0 to {_CLASSES - 1}"
+        raise UserError(f"real={path}: {expected}") from None
     if len(source.classes) != _CLASSES or not all(map(_CLASS.fullmatch, source.classes)):
         raise UserError(f"real={path}: requires the {_CLASSES} classes of ImageNet, named by their wnid")
     matches = [_IMAGE.match(os.path.basename(source.name(index))) for index in range(len(source))]

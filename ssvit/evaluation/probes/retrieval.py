@@ -57,64 +57,52 @@ class Retrieval(retrieval_options.Retrieval, Probe):
         )
 
     def _measured(self, train: Features, test: Features, *, leave_one_out: bool) -> dict[str, Tensor]:
-        rows = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
-        queries, vectors = test.values[rows], train.values
+        """Return recall@k, precision@k and average precision of each query that has a relevant training image.
+
+        recall@k is 1 if one of the first k images is relevant. precision@k is the fraction of relevant images among
+        them. The average precision is the sum over i of precision@i [the i-th is relevant] / r over the full ranking.
+        All images are sorted for each query, which takes minutes for 10,000 queries and 50,000 images.
+
+        Args:
+            train: Features of the images searched.
+            test: Features of the images among which the queries are.
+            leave_one_out: Whether these are the same images, so that a query is not in its ranking.
+
+        Returns:
+            Values in [0, 1] for each measured query by column, float64.
+
+        Raises:
+            UserError: If no query has a relevant image.
+        """
+        sampled = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
+        queries, vectors = test.values[sampled], train.values
         if self.standardize:
             queries, vectors = standardized(queries, vectors)
-        excluded = rows if leave_one_out else None
-        return measure(queries, test.known_labels[rows], vectors, train.known_labels, ks=self.k, excluded=excluded)
-
-
-def measure(
-    queries: Tensor,
-    query_labels: Tensor,
-    vectors: Tensor,
-    labels: Tensor,
-    *,
-    ks: Sequence[int],
-    excluded: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """Return recall@k, precision@k and average precision of each query that has a relevant image.
-
-    recall@k is 1 if one of the first k images is relevant. precision@k is the fraction of relevant images among them.
-    The average precision is the sum over i of precision@i [the i-th is relevant] / r over the full ranking. All images
-    are sorted for each query, which takes minutes for 10,000 queries and 50,000 images.
-
-    Args:
-        queries: Features of the queries, (m, d).
-        query_labels: Labels of the queries, (m,), or multi-label targets, (m, classes) bool.
-        vectors: Features of the images searched, (n, d).
-        labels: Labels of the images searched, (n,), or multi-label targets, (n, classes) bool.
-        ks: Numbers of images, at most n.
-        excluded: Index of each query among the images searched, which is not in its ranking; None if none is.
-
-    Returns:
-        Values in [0, 1] for each measured query by column, float64.
-
-    Raises:
-        UserError: If no query has a relevant image.
-    """
-    queries, vectors = F.normalize(queries), F.normalize(vectors)
-    rank = torch.arange(1, len(vectors) + 1)
-    values: dict[str, list[Tensor]] = {}
-    for rows in torch.arange(len(queries)).split(max(1, _BLOCK // len(vectors))):
-        similarities = queries[rows] @ vectors.T
-        if is_multi_label(labels):
-            relevant = query_labels[rows].float() @ labels.float().T > 0
-        else:
-            relevant = query_labels[rows, None] == labels
-        if excluded is not None:
-            block = torch.arange(len(rows))
-            similarities[block, excluded[rows]] = -math.inf
-            relevant[block, excluded[rows]] = False
-        hit = relevant.gather(1, similarities.argsort(dim=1, descending=True, stable=True))
-        hit = hit[hit.any(1)].double()
-        precision = hit.cumsum(1) / rank
-        columns = {f"recall@{k}": hit[:, :k].amax(1) for k in ks} | {f"precision@{k}": precision[:, k - 1] for k in ks}
-        columns["mAP"] = (precision * hit).sum(1) / hit.sum(1)
-        for column, of_block in columns.items():
-            values.setdefault(column, []).append(of_block)
-    joined = {column: torch.cat(blocks) for column, blocks in values.items()}
-    if not len(joined["mAP"]):
-        raise UserError("retrieval cannot be measured: no query shares its class with another image that is searched")
-    return joined
+        queries, vectors = F.normalize(queries), F.normalize(vectors)
+        query_labels, labels = test.known_labels[sampled], train.known_labels
+        rank = torch.arange(1, len(vectors) + 1)
+        values: dict[str, list[Tensor]] = {}
+        for rows in torch.arange(len(queries)).split(max(1, _BLOCK // len(vectors))):
+            similarities = queries[rows] @ vectors.T
+            if is_multi_label(labels):
+                relevant = query_labels[rows].float() @ labels.float().T > 0
+            else:
+                relevant = query_labels[rows, None] == labels
+            if leave_one_out:
+                block = torch.arange(len(rows))
+                similarities[block, sampled[rows]] = -math.inf
+                relevant[block, sampled[rows]] = False
+            hit = relevant.gather(1, similarities.argsort(dim=1, descending=True, stable=True))
+            hit = hit[hit.any(1)].double()
+            precision = hit.cumsum(1) / rank
+            columns = {f"recall@{k}": hit[:, :k].amax(1) for k in self.k}
+            columns |= {f"precision@{k}": precision[:, k - 1] for k in self.k}
+            columns["mAP"] = (precision * hit).sum(1) / hit.sum(1)
+            for column, of_block in columns.items():
+                values.setdefault(column, []).append(of_block)
+        joined = {column: torch.cat(blocks) for column, blocks in values.items()}
+        if not len(joined["mAP"]):
+            raise UserError(
+                "retrieval cannot be measured: no query shares its class with another image that is searched"
+            )
+        return joined

@@ -188,13 +188,9 @@ class RidgePath:
         self._right = self._basis.T @ targets
         self._values = values.clamp_min(0)  # rounding may make them negative
 
-    def weights(self, l2: float) -> Tensor:
-        """Return W, (d, k)."""
-        return self._left @ self._scaled(l2)
-
     def predict(self, features: Tensor, l2: float) -> Tensor:
         """Return the predictions for other rows: (m, d) -> (m, k)."""
-        return features @ self.weights(l2)
+        return features @ (self._left @ self._scaled(l2))
 
     def leave_one_out(self, l2: float) -> Tensor:
         """Return exact leave-one-out predictions, (n, k).

@@ -16,7 +16,7 @@ from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.base import Data, Source, masks, subset
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Thumbnails, duplicates
-from ssvit.evaluation.features import Cache, Extractor, FeatureSets, Frozen, PatchPixels, Pixels, extract
+from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.against import Other
@@ -222,8 +222,7 @@ def _split(
                 sets = extract(function, source, transform, **loading)
             else:
                 view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
-                cache = Cache(Path(options.cache))
-                sets = cache.extract(function, source, transform, transform_options=view, **loading)
+                sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
     evaluated, *others = encoders

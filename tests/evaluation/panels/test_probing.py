@@ -363,7 +363,8 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31}
 )  # fmt: skip
 def test_a_line_compares_a_probe_with_its_baselines(changes, start, multi_label, verdicts):
     metrics = METRICS | changes
-    (line,) = describe(metrics, [Knn(k=4)], start_of([START | start], metrics), multi_label=multi_label)
+    baselines = {"random weights": start_of([START | start], metrics).get("knn4")}
+    line = describe(Knn(k=4), metrics, baselines, multi_label=multi_label)
     assert re.findall(r"(?:not )?(?:significantly )?better(?= than)", line) == verdicts
 
 

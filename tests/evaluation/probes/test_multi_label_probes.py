@@ -11,10 +11,8 @@ from torch import Tensor
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
 from ssvit.evaluation.probes import logistic, ridge, sgd
-from ssvit.evaluation.probes import retrieval as retrieval_module
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
-from ssvit.evaluation.probes.retrieval import Retrieval
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.sgd import Sgd
 from ssvit.options import OptionError
@@ -118,28 +116,3 @@ def test_linear_layers_by_sigmoids() -> None:
         assert list(result.scores) == ["train", "validation", "test"]
         assert result.scores["test"] > share_of_class(test.labels) + 0.2
         assert result.predictions is None
-
-
-def test_an_image_that_shares_a_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    train, test = split(40, 0), split(20, 1)
-    for size in (1 << 25, 100):
-        monkeypatch.setattr(retrieval_module, "_BLOCK", size)  # in parts
-        result = Retrieval(k=[1, 5])(train, test, choose=True)
-        precisions, recalled = [], []
-        cosines = F.normalize(test.values) @ F.normalize(train.values).T
-        for row in range(20):
-            right = [(train.labels[place] & test.labels[row]).any().item() for place in cosines[row].argsort().flip(0)]
-            if any(right):
-                found = [sum(right[: i + 1]) / (i + 1) for i in range(40) if right[i]]
-                precisions.append(sum(found) / len(found))
-                recalled.append(any(right[:5]))
-        assert result.numbers["queries"] == len(precisions) < 20
-        assert result.scores["mAP"] == pytest.approx(sum(precisions) / len(precisions))
-        assert result.scores["recall@5"] == pytest.approx(sum(recalled) / len(recalled))
-    shared = (train.labels[:, None] & train.labels[None]).any(2).fill_diagonal_(False)
-    rows, same = torch.arange(40), torch.ones(40, 3)  # equally similar, so that images are ranked by their index
-    values = retrieval_module.measure(same, train.labels, same, train.labels, ks=[1], excluded=rows)
-    orders = [[*range(row), *range(row + 1, 40)] for row in range(40) if shared[row].any()]
-    hits = [shared[row][order].double() for row, order in zip(shared.any(1).nonzero()[:, 0], orders, strict=True)]
-    expected = [(hit.cumsum(0) / torch.arange(1, 40) * hit).sum() / hit.sum() for hit in hits]
-    assert values["mAP"].allclose(torch.stack(expected))

@@ -4,40 +4,60 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssvit.evaluation.probes.retrieval import measure
+from ssvit.evaluation.features import Features
+from ssvit.evaluation.probes.retrieval import Retrieval
 from ssvit.options import UserError
 
 
-def unit(count: int, seed: int) -> torch.Tensor:
-    return F.normalize(torch.randn(count, 16, generator=torch.Generator().manual_seed(seed)))
+def images(count: int, seed: int, *, several: bool = False) -> Features:
+    """Features and labels of eight classes; the last one is of no image unless there are several classes an image."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(count, 16, generator=generator)
+    labels = torch.rand(count, 8, generator=generator) < 0.15 if several else torch.arange(count) % 7
+    return Features(values, labels, "abcdefgh")
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["other queries", "queries among the images"])
-def test_metrics_equal_loops(inside, monkeypatch):
-    monkeypatch.setattr("ssvit.evaluation.probes.retrieval._BLOCK", 500)  # a few queries at a time
-    images, labels = unit(120, 6), torch.randint(8, (120,), generator=torch.Generator().manual_seed(5))
-    labels[labels == 7] = 6
-    labels[17] = 7  # the only one of its class
-    rows = torch.tensor([17, 3, 60, 100, 5])
-    queries, query_labels = (images[rows], labels[rows]) if inside else (unit(5, 7), torch.tensor([9, 0, 3, 6, 7]))
-    expected: dict[str, list[float]] = {}
-    for row, label, cosines in zip(rows.tolist(), query_labels.tolist(), (queries @ images.T).tolist(), strict=True):
-        order = sorted((i for i in range(120) if not inside or i != row), key=lambda i: (-cosines[i], i))
-        hits = [labels[i].item() == label for i in order]
+def by_loops(train: Features, test: Features, *, leave_one_out: bool) -> dict[str, list[float]]:
+    """The measures of each query that has a relevant image."""
+    cosines = (F.normalize(test.values) @ F.normalize(train.values).T).tolist()
+    measures: dict[str, list[float]] = {name: [] for name in ("recall@1", "recall@20", "precision@1", "precision@20")}
+    measures["mAP"] = []
+    for row, of_row in enumerate(cosines):
+        others = [i for i in range(len(of_row)) if not leave_one_out or i != row]
+        order = sorted(others, key=lambda i: (-of_row[i], i))
+        same = (
+            train.labels & test.labels[row] if train.labels.ndim == 2 else (train.labels == test.labels[row])[:, None]
+        )
+        hits = same.any(1)[order].tolist()
         if any(hits):
             precisions = [sum(hits[: i + 1]) / (i + 1) for i in range(len(hits)) if hits[i]]
-            values = {"mAP": sum(precisions) / sum(hits)}
+            measures["mAP"].append(sum(precisions) / sum(hits))
             for k in (1, 20):
-                values |= {f"recall@{k}": float(any(hits[:k])), f"precision@{k}": sum(hits[:k]) / k}
-            for name, value in values.items():
-                expected.setdefault(name, []).append(value)
-    found = measure(queries, query_labels, images, labels, ks=(1, 20), excluded=rows if inside else None)
-    assert len(expected["mAP"]) == 4
-    assert {name: values.tolist() for name, values in found.items()} == {
-        name: pytest.approx(values) for name, values in expected.items()
-    }
+                measures[f"recall@{k}"].append(any(hits[:k]))
+                measures[f"precision@{k}"].append(sum(hits[:k]) / k)
+    return measures
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one class", "several classes"])
+def test_measures_equal_loops(several, monkeypatch):
+    monkeypatch.setattr("ssvit.evaluation.probes.retrieval._BLOCK", 500)  # a few queries at a time
+    train, test = images(120, 6, several=several), images(30, 7, several=several)
+    train.values[40:50] = 0  # equally similar to all, so that they are ranked by their index
+    if not several:
+        train.labels[17] = test.labels[3] = 7  # the only one of its class
+        test.labels[4] = 8
+    result = Retrieval(k=[1, 20], queries=None)(train, test, choose=True)
+    expected = by_loops(train, test, leave_one_out=False)
+    assert result.numbers["queries"] == len(expected["mAP"]) < 30
+    assert result.per_image.tolist() == pytest.approx(expected["mAP"])
+    assert list(result.scores) == list(expected)
+    assert result.scores == pytest.approx({name: sum(values) / len(values) for name, values in expected.items()})
+    left_out = by_loops(train, train, leave_one_out=True)["mAP"]
+    assert result.choice == (pytest.approx(sum(left_out) / len(left_out)),)
 
 
 def test_queries_without_relevant_images_are_an_error():
-    with pytest.raises(UserError):
-        measure(unit(2, 1), torch.tensor([3, 4]), unit(5, 0), torch.zeros(5, dtype=torch.int64), ks=(1,))
+    test = images(2, 1)
+    test.labels[:] = 7
+    with pytest.raises(UserError, match="no query shares its class"):
+        Retrieval(k=1)(images(5, 0), test)
