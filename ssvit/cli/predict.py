@@ -3,10 +3,14 @@
 Usage: ssvit predict checkpoint=PATH IMAGES….
 """
 
+import csv
+import io
 import json
-from collections.abc import Sequence
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -15,12 +19,12 @@ from ssvit.checkpoints.checkpoint import FINETUNE
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
-from ssvit.data.sources import folder, pseudo_labels
-from ssvit.data.sources.pseudo_labels import PseudoLabel
+from ssvit.data.sources import folder
 from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Finetuned
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
+_COLUMNS = ("path", "label", "split", "probability")  # of its tables
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # prefixes of its JSON files
 
 
@@ -40,8 +44,6 @@ class Predict(Finetuned):
     """Minimum probability of a pseudo-label."""
     per_class: Count | None = None
     """Maximum number of pseudo-labels per class, in order of probability; None: all."""
-    labelled: Name | None = None
-    """Table of labelled images, whose rows precede the pseudo-labels in the output; None: no such rows."""
 
     @property
     def as_table(self) -> bool:
@@ -50,15 +52,53 @@ class Predict(Finetuned):
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        if self.labelled is not None:
-            pseudo_labels.check(self.labelled)
-            if not self.as_table:
-                raise OptionError("labelled", self.labelled, "requires a table as the output: output=NAME.csv")
         if self.output is not None:
-            file_to_write("output", self.output, begins=[pseudo_labels.HEADING] if self.as_table else _ANSWERS)
+            file_to_write("output", self.output, begins=[",".join(_COLUMNS)] if self.as_table else _ANSWERS)
         if not self.images:
             raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
         return self
+
+
+class PseudoLabel(NamedTuple):
+    """The most probable class of an image and its probability."""
+
+    path: str
+    label: str
+    probability: float
+
+
+def select(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int | None) -> list[PseudoLabel]:
+    """Select pseudo-labels by probability, keeping their order.
+
+    Args:
+        labels: The pseudo-labels.
+        confidence: Minimum probability.
+        per_class: Maximum number per class, the most probable ones; None for no limit.
+    """
+    confident = [pseudo_label for pseudo_label in labels if pseudo_label.probability >= confidence]
+    by_class = defaultdict(list)
+    for position, pseudo_label in enumerate(confident):
+        by_class[pseudo_label.label].append((-pseudo_label.probability, position))
+    kept = {position for members in by_class.values() for _, position in sorted(members)[:per_class]}
+    return [pseudo_label for position, pseudo_label in enumerate(confident) if position in kept]
+
+
+def table(labels: Iterable[PseudoLabel]) -> bytes:
+    """Return the pseudo-labels as a table of training images (CSV, UTF-8), with absolute paths.
+
+    Raises:
+        UserError: A file name is not UTF-8.
+    """
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(_COLUMNS)
+    for path, label, probability in labels:
+        rows.writerow((os.path.abspath(path), label, "train", f"{probability:.4f}"))
+    try:
+        return text.getvalue().encode()
+    except UnicodeEncodeError as error:
+        name = error.object[: error.end].rpartition("\n")[2]
+        raise UserError(f"{name}: is not UTF-8, as names in a table must be; output=NAME.json supports any") from None
 
 
 def run(config: Config) -> None:
@@ -101,8 +141,8 @@ def run(config: Config) -> None:
             named = [(name, p) for name, p in named if p >= least]
         print_lines(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
     if options.output is not None and options.as_table:
-        kept = pseudo_labels.select(labels, confidence=options.confidence, per_class=options.per_class)
-        replace(Path(options.output), pseudo_labels.table_of(kept, options.labelled))
+        kept = select(labels, confidence=options.confidence, per_class=options.per_class)
+        replace(Path(options.output), table(kept))
         print_lines(f"{options.output}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
     elif options.output is not None:
         replace(Path(options.output), (json.dumps(answers, indent=1) + "\n").encode())

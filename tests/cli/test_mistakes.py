@@ -73,7 +73,6 @@ MISTAKES = (
     "pack output=x data=synthetic size=0",
     "pack output=x data=synthetic quality=101",
     "pack output=x data=synthetic workers=0",
-    "predict a.png output=a.csv labelled=none.csv",
     "predict a.png confidence=2",
     "predict a.png per_class=0",
     "pretrain data=folder data.root=few data.mean=0.5 data.std=0.5 data.channels=20",

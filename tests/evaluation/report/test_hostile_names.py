@@ -12,8 +12,7 @@ from PIL import Image
 from plots import Page
 from test_report import METADATA
 
-from ssvit.data.sources import pseudo_labels
-from ssvit.data.sources.pseudo_labels import PseudoLabel
+from ssvit.cli import predict
 from ssvit.evaluation.report import page as report
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
@@ -100,7 +99,7 @@ def test_markdown_tables_show_names_as_text(name):
 def test_tables_of_names_are_read_back_or_refused(name, tmp_path):
     table = tmp_path / "labels.csv"
     try:
-        table.write_bytes(pseudo_labels.table_of([PseudoLabel("a.png", name, 0.5)], None))
+        table.write_bytes(predict.table([predict.PseudoLabel("a.png", name, 0.5)]))
     except UserError:
         assert "\udcff" in name  # no UTF-8
     else:
