@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+import datasets
 import numpy as np
 
 from ssvit.data.sources import decode, huggingface_options
@@ -22,7 +23,6 @@ from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
 from ssvit.options import OptionError, UserError, printable
 
 _CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-_LISTS = ("List", "LargeList", "Sequence")
 
 
 class HubImages(Encoded):
@@ -50,8 +50,6 @@ class HubImages(Encoded):
         called: str,
         pixels: PixelFormat = RGB,
     ) -> None:
-        import datasets
-
         super().__init__(pixels)
         self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image, self.called = image, called
@@ -100,14 +98,13 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
     Raises:
         UserError: The data set cannot be read, or lacks a column or a split.
     """
-    datasets = _loaded(options)
-    splits = _splits(options, datasets)
-    features = datasets[splits.train[0]].features.to_dict()
-    image, label = _columns(options, features)
+    parts = _loaded(options)
+    splits = _splits(options, parts)
+    image, label = _columns(options, parts[splits.train[0]].features)
 
     def read(names: Items, classes: Sequence[str]) -> HubImages:
         (name,) = names
-        dataset, called = datasets[name], f"{options.root}/{name}".rstrip("/")
+        dataset, called = parts[name], f"{options.root}/{name}".rstrip("/")
         if missing := {image, label} - {None, *dataset.column_names}:
             raise UserError(f"{called}: has no column {min(map(str, missing))}, and {splits.train[0]} has")
         labels = _labels(dataset, label, classes, called)
@@ -117,17 +114,17 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
     return read_splits(options, splits, [f"{name}:" for name in names], read)
 
 
-def _splits(options: huggingface_options.HuggingFace, datasets: Mapping[str, Any]) -> Splits:
+def _splits(options: huggingface_options.HuggingFace, parts: Mapping[str, Any]) -> Splits:
     """Resolve the options of the splits among the splits of the data set."""
 
     def find(name: str) -> Items:
-        return (name,) if name in datasets else ()
+        return (name,) if name in parts else ()
 
     def rest(held_out: Items) -> Items:
-        others = tuple(name for name in datasets if name not in held_out)
+        others = tuple(name for name in parts if name not in held_out)
         return others if len(others) == 1 else ()
 
-    existing = ", ".join(map(printable, filter(None, datasets))) or "none"
+    existing = ", ".join(map(printable, filter(None, parts))) or "none"
     return resolve(options.names, find, rest, expected=f"a split of {options.root}, which has {existing}")
 
 
@@ -139,7 +136,7 @@ def _columns(options: huggingface_options.HuggingFace, features: Mapping[str, An
 
     Args:
         options: Options of the data set.
-        features: Features of the columns, by name, in the form of `Features.to_dict`.
+        features: Features of the columns, by name.
 
     Raises:
         OptionError: A column does not exist, or the column of labels does not contain classes.
@@ -147,12 +144,12 @@ def _columns(options: huggingface_options.HuggingFace, features: Mapping[str, An
     image, label = options.image, options.label
     columns = f"{options.root}, which has {printable(', '.join(features))}"
     if image == AUTO:
-        images = [name for name, feature in features.items() if _kind(feature) == "Image"]
+        images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
         if len(images) != 1:
             raise OptionError("image", image, f"must name the column of images of {columns}")
         image = images[0]
     if label == AUTO:
-        classes = [name for name, feature in features.items() if _kind(feature) == "ClassLabel"]
+        classes = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
         is_named = "label" in features and _is_class(features["label"])
         label = "label" if is_named else classes[0] if len(classes) == 1 else None
     for option, name in (("image", image), ("label", label)):
@@ -167,16 +164,11 @@ def _element(feature: object) -> Any:
     """Return the feature of the elements of a list column; None for a column without lists."""
     if isinstance(feature, list):  # the form of some lists in version 3 of the library
         return feature[0]
-    return feature["feature"] if isinstance(feature, Mapping) and _kind(feature) in _LISTS else None
-
-
-def _kind(feature: object) -> str:
-    return str(feature.get("_type")) if isinstance(feature, Mapping) else ""
+    return getattr(feature, "feature", None)
 
 
 def _is_class(feature: object) -> bool:
-    is_plain = isinstance(feature, Mapping) and feature.get("dtype") in _CLASSES
-    return _kind(feature) == "ClassLabel" or (_kind(feature) == "Value" and is_plain)
+    return isinstance(feature, datasets.ClassLabel | datasets.Value) and feature.dtype in _CLASSES
 
 
 def _loaded(options: huggingface_options.HuggingFace) -> dict[str, Any]:
@@ -185,8 +177,6 @@ def _loaded(options: huggingface_options.HuggingFace) -> dict[str, Any]:
     Raises:
         UserError: The data set cannot be read.
     """
-    import datasets
-
     offline = datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = offline or not options.download
     try:
@@ -219,9 +209,9 @@ def _labels(dataset: Any, label: str | None, classes: Sequence[str], called: str
     """
     if label is None:
         return None, ()
-    feature, values = dataset.features.to_dict()[label], dataset.data.column(label).to_pylist()
+    feature, values = dataset.features[label], dataset.data.column(label).to_pylist()
     of_list = _element(feature)
-    names = (of_list or feature).get("names")
+    names = getattr(of_list or feature, "names", None)
     rows = values if of_list else [(value,) for value in values]
     if any(row is None or any(value is None or (names and value < 0) for value in row) for row in rows):
         return None, ()

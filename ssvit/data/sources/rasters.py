@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from ssvit.data.sources.decode_options import RGB, PixelFormat
-from ssvit.options import UserError
 
 NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
@@ -121,18 +120,14 @@ def png(data: np.ndarray) -> np.ndarray:
     """Read a 16-bit PNG of several channels, which Pillow reduces to 8 bits: (bytes,) uint8 -> (c, h, w) uint16."""
     width, height = (int.from_bytes(data[at : at + 4].tobytes(), "big") for at in (16, 20))
     _check((height, width, 4), np.dtype(np.uint16))
-    try:
-        from imagecodecs import png_decode
-    except ModuleNotFoundError:
-        raise UserError("requires imagecodecs: pip install 'ssvit[tiff]'") from None
+    from imagecodecs import png_decode
+
     return np.moveaxis(png_decode(data.tobytes()), 2, 0)
 
 
 def _opened_tiff(file: Any) -> Any:
-    try:
-        import tifffile
-    except ModuleNotFoundError:
-        raise UserError("requires tifffile: pip install 'ssvit[tiff]'") from None
+    import tifffile
+
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # silence warnings about readable files
     return tifffile.TiffFile(file)
 

@@ -111,10 +111,9 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
 
 
 def test_lists_as_older_versions_of_the_library_describe_them() -> None:
-    text = {"dtype": "string", "_type": "Value"}
-    options = HuggingFaceOptions(root="set")
-    for kind in ([text], {"feature": text, "length": -1, "_type": "Sequence"}, {"feature": text, "_type": "LargeList"}):
-        features = {"image": {"_type": "Image"}, "tags": kind}
+    text, options = hub.Value("string"), HuggingFaceOptions(root="set")
+    for kind in ([text], hub.Sequence(text), hub.LargeList(text)):
+        features = {"image": hub.Image(), "tags": kind}
         assert huggingface._columns(options.changed(label="tags"), features) == ("image", "tags")
         assert huggingface._columns(options, features) == ("image", None)
 
