@@ -82,18 +82,42 @@ class Loader:
         units = range(first_step * self.accumulate, last_step * self.accumulate)
         read = self._from_files if self.source.in_memory is None else self._from_memory
         with contextlib.closing(read(units)) as batches:
-            device = torch.device(self.device)
-            if device.type == "cuda":
-                yield from streamed(batches, device, self._wait)
+            if torch.device(self.device).type == "cuda":
+                yield from self._streamed(batches)
                 return
             began = time.perf_counter()
             for batch in batches:
-                self._wait(time.perf_counter() - began)
+                self.waited += time.perf_counter() - began
                 yield batch
                 began = time.perf_counter()
 
-    def _wait(self, seconds: float) -> None:
-        self.waited += seconds
+    def _streamed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Prepare and copy batches on a separate CUDA stream while the GPU computes the previous steps.
+
+        In training the host does not synchronise with the GPU, so it requests a batch while earlier steps are still
+        being computed. The work for the batch (copies, crops of images in memory) overlaps with them on the second
+        stream. The time waited is that for which the GPU idled; the host's clock would give more, since the host may
+        wait for data while the GPU still has queued steps.
+        """
+        main, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        side.wait_stream(main)
+        waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        while True:
+            requested, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            main.record_event(requested)
+            with torch.cuda.stream(side):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            main.wait_stream(side)
+            main.record_event(ready)
+            for tensor in batch.tensors:
+                tensor.record_stream(main)  # otherwise the allocator could reuse its memory during the step
+            waits.append((requested, ready))
+            while waits and waits[0][1].query():
+                first, last = waits.popleft()
+                self.waited += first.elapsed_time(last) / 1000
+            yield batch
 
     def _slots(self, *units: int) -> tuple[Tensor, Tensor]:
         """Return the slots of micro-batches, numbered across steps, and the indices of their images."""
@@ -122,39 +146,6 @@ class Loader:
         reader = _Reader(self.source, self.transform, self.seed)
         work, add = map(self._slots, units), self._tally.add
         return read(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
-
-
-def streamed(batches: Iterator[Batch], device: torch.device, waited: Callable[[float], object]) -> Iterator[Batch]:
-    """Prepare and copy batches on a separate CUDA stream while the device computes the previous steps.
-
-    In training the host does not synchronise with the GPU, so it requests a batch while earlier steps are still being
-    computed. The work for the batch (copies, crops of images in memory) overlaps with them on the second stream.
-
-    Args:
-        batches: Iterator of batches, each made when it is requested.
-        device: The GPU.
-        waited: Called with the seconds that the device idled until a batch was ready. The host's clock would give more,
-            since the host may wait for data while the device still has queued steps.
-    """
-    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    side.wait_stream(main)
-    waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-    while True:
-        requested, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        main.record_event(requested)
-        with torch.cuda.stream(side):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        main.wait_stream(side)
-        main.record_event(ready)
-        for tensor in batch.tensors:
-            tensor.record_stream(main)  # otherwise the allocator could reuse its memory during the step
-        waits.append((requested, ready))
-        while waits and waits[0][1].query():
-            first, last = waits.popleft()
-            waited(first.elapsed_time(last) / 1000)
-        yield batch
 
 
 def evaluation_batches(

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from ssvit.atomic_io import replaced_folder, write
-from ssvit.exchange import card, program, timm
+from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.exchange import card, preprocessing, program, timm
 from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, ONNX, OURS, WEIGHTS, Export
 from ssvit.exchange.layout import OPTIONAL, per_channel
 from ssvit.exchange.layouts import TIMM, TIMM_HEAD
-from ssvit.exchange.preprocessing import Preprocessing
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
-from ssvit.options import UserError
+from ssvit.options import UserError, within
 
 
 def export(
@@ -51,18 +51,21 @@ def _write(
 ) -> list[str]:
     encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
     classes = () if head is None else head.classes
-    preprocessing = Preprocessing.of_checkpoint(manifest, encoder.image_size)
+    with within("view"):
+        view = CenterCrop(**{**(manifest.get("view") or {}), "size": encoder.image_size})
+    description = preprocessing.sentence(view, manifest.get("range"))
+    scaling = ["images must be scaled to [0, 1] first, as the model card describes"] if manifest.get("range") else []
     if options.format == OURS:
         remarks = _ours(encoder, head, folder)
     else:
         assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
         if options.format == ONNX:
-            remarks = _program(encoder, head, folder, preprocessing, options)
+            remarks = _program(encoder, head, folder, " ".join([description, *scaling]), options)
         else:
-            transform, remarks = preprocessing.timm()
+            transform, remarks = preprocessing.timm(view)
             _json(folder / CONFIG, timm.config(encoder, classes, transform))
             remarks = _weights(folder, _converted(encoder, head)) + remarks
-    remarks += preprocessing.remarks()
+    remarks += scaling
     if head is not None and head.options.loss == MULTI_LABEL:
         remarks.append("multi-label classifier: its probabilities are the sigmoid of each logit, not a softmax")
     text = card.write(
@@ -70,7 +73,7 @@ def _write(
         step=manifest["step"],
         encoder=encoder.arguments,
         options=options,
-        preprocessing=preprocessing.sentence(),
+        preprocessing=description,
         classes=classes,
         remarks=remarks,
     )
@@ -119,9 +122,7 @@ def _converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
     return {name: value.contiguous().clone() for name, value in tensors.items()}
 
 
-def _program(
-    encoder: ViT, head: Classify | None, folder: Path, preprocessing: Preprocessing, options: Export
-) -> list[str]:
+def _program(encoder: ViT, head: Classify | None, folder: Path, description: str, options: Export) -> list[str]:
     """Write a graph as ONNX, with its metadata in the same file, and compare it with the model."""
     any_size = f"of any size that is divisible by the patch size; positions are resized by resize={options.resize}"
     remarks = [f"any number of images, {any_size if options.any_size else 'all of one size'}"]
@@ -133,7 +134,7 @@ def _program(
         "normalisation": "inside the program: images are not normalised",
         "mean": per_channel(encoder.arguments["mean"], encoder.channels),
         "std": per_channel(encoder.arguments["std"], encoder.channels),
-        "preprocessing": " ".join([preprocessing.sentence(), *preprocessing.remarks()]),
+        "preprocessing": description,
         **({} if head is None else {"classes": list(head.classes)}),
         **({"probabilities": "the sigmoid of each logit"} if head and head.options.loss == MULTI_LABEL else {}),
     }

@@ -76,12 +76,5 @@ class Export(Options):
             return
         if self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "does not support relative positions; set image_size for each export")
-        if self.format == TIMM:
-            reason = timm.unsupported(encoder.values(), classifier)
-            if encoder.positions in ("relative", "rotary"):
-                reason = f"positions={encoder.positions}"
-            elif encoder.positions_at != "stem":
-                reason = f"positions_at={encoder.positions_at}"
-            if reason:
-                expected = f"has no model with {reason}; onnx supports any ViT"
-                raise OptionError("format", self.format, expected)
+        if self.format == TIMM and (reason := timm.unsupported(encoder, classifier)):
+            raise OptionError("format", self.format, f"has no model with {reason}; onnx supports any ViT")

@@ -4,27 +4,32 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ssvit.exchange.layout import per_channel
+from ssvit.models.vit_options import ViT as ViTOptions
 
 if TYPE_CHECKING:
     from ssvit.models.vit import ViT
 
 
-def unsupported(encoder: Mapping[str, Any], classifier: Mapping[str, Any] | None) -> str | None:
+def unsupported(encoder: ViTOptions, classifier: Mapping[str, object] | None) -> str | None:
     """Return a property of an encoder and its head that no timm model supports, or None.
 
     Args:
         encoder: Options of the encoder.
         classifier: Options of the head; None without one.
     """
-    if encoder["stem"] is not None:
+    if encoder.positions in ("relative", "rotary"):
+        return f"positions={encoder.positions}"
+    if encoder.positions_at != "stem":
+        return f"positions_at={encoder.positions_at}"
+    if encoder.stem is not None:
         return "a hybrid's stem"
-    if encoder["distillation_token"]:
-        if encoder["pooling"] != "class_token":
+    if encoder.distillation_token:
+        if encoder.pooling != "class_token":
             return "a distillation token without pooling=class_token"
-        if encoder["registers"] or encoder["mlp"] != "gelu":
+        if encoder.registers or encoder.mlp != "gelu":
             return "a distillation token and registers or mlp=swiglu"
-    if encoder["norm_epsilon"] != 1e-6:
-        return f"norm_epsilon={encoder['norm_epsilon']:g}"
+    if encoder.norm_epsilon != 1e-6:
+        return f"norm_epsilon={encoder.norm_epsilon:g}"
     if classifier is not None and classifier["hidden"] is not None:
         return "a head with a hidden layer"
     return None
@@ -36,7 +41,7 @@ def config(encoder: "ViT", classes: Sequence[str], preprocessing: Mapping[str, o
     Args:
         encoder: The encoder.
         classes: Class names, empty without a head.
-        preprocessing: Result of `Preprocessing.timm`.
+        preprocessing: Result of `ssvit.exchange.preprocessing.timm`.
     """
     name = "vit_base_patch16_224"
     options = encoder.arguments

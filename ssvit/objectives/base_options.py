@@ -82,6 +82,7 @@ class Objective(Options):
                 "augment@data.augment=two_crops for global views, multi_crop for global and local ones"
             )
             raise RootOptionError("data.augment", type(augment).__name__, expected)
-        if augment.number_of_local_views and not self.accepts_local_views:
+        local_views = getattr(augment, "local_views", 0)
+        if local_views and not self.accepts_local_views:
             expected = "must be 0: the objective supports only global views, such as augment@data.augment=two_crops"
-            raise RootOptionError("data.augment.local_views", augment.number_of_local_views, expected)
+            raise RootOptionError("data.augment.local_views", local_views, expected)

@@ -18,12 +18,11 @@ from command import LIMIT
 from PIL import Image
 from torch import Tensor
 
-from ssvit.data import loader as loader_module
 from ssvit.data import sampler
 from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
 from ssvit.data.augment.views import MultiCrop
-from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches, streamed
+from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
@@ -356,9 +355,6 @@ def test_waiting_is_counted(tmp_path: Path) -> None:
     assert loader.waited > 0
 
 
-CUDA = torch.device("cuda")
-
-
 @pytest.fixture
 def device(monkeypatch):
     """A simulated GPU with a log of the operations of each stream, and a clock in seconds."""
@@ -394,31 +390,20 @@ def device(monkeypatch):
     return gpu
 
 
-def labelled_loader():
+def test_batches_for_a_gpu_are_made_on_a_second_stream_for_which_the_step_waits(device, monkeypatch):
     crop = InceptionCrop(size=16, scale=(0.5, 1.0))
-    return Loader(source=tiny.labelled(), transform=crop, seed=0, batch_size=8)
+    loader = Loader(source=tiny.labelled(), transform=crop, seed=0, batch_size=8)
+    expected = list(loader.batches(0, 2))
 
-
-def test_batches_are_made_on_a_second_stream_for_which_the_step_waits(device):
-    def logged():
-        for batch in labelled_loader().batches(0, 2):
+    def logged(units):
+        for unit in units:
             device.log.append(f"made on {device.current}")
             device.clock += 0.5
-            yield batch
+            yield expected[unit]
 
-    waits = []
-    batches = list(streamed(logged(), CUDA, waits.append))
+    monkeypatch.setattr(loader, "_from_memory", logged)
+    loader.device, loader.waited = "cuda", 0.0
+    assert list(loader.batches(0, 2)) == expected
     of_one = ["event on main", "made on side", "main waits for side", "event on main", *["recorded on main"] * 3]
     assert device.log == ["side waits for main", *of_one, *of_one, "event on main"]
-    assert waits == [0.5, 0.5]
-    for batch, expected in zip(batches, labelled_loader().batches(0, 2), strict=True):
-        assert all(one.equal(other) for one, other in zip(batch.tensors, expected.tensors, strict=True))
-
-
-def test_a_loader_for_a_gpu_streams_and_counts_what_the_gpu_waited(device, monkeypatch):
-    loader = labelled_loader()
-    monkeypatch.setattr(loader_module, "streamed", lambda batches, device, waited: waited(2.0) or batches)
-    monkeypatch.setattr(loader, "_from_memory", lambda units: (unit for unit in units))
-    loader.device = "cuda"
-    assert list(loader.batches(0, 3)) == [0, 1, 2]
-    assert loader.waited == 2.0
+    assert loader.waited == 1.0

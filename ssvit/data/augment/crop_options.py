@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import model_validator
@@ -16,7 +16,6 @@ from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
 Fit = Literal["cover", "squash"]
-FITS = get_args(Fit)
 SIGMA = (0.1, 2.0)  # DINO's range of the standard deviation of a blur
 MAGNITUDES = 30  # RandAugment's maximum magnitude
 

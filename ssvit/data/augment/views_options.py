@@ -41,11 +41,6 @@ class MultiCrop(InceptionCrop):
     """Probability of solarisation for the first global view, the second, and each local view."""
 
     @property
-    def number_of_local_views(self) -> int:
-        """Return the number of local views per image."""
-        return self.local_views
-
-    @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Return height and width of global and of local views."""
         return self.size, self.local_size

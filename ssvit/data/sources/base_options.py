@@ -18,9 +18,6 @@ NO_LABELS = "the images have no labels to learn: put the images of each class in
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
 
 
-HeldOutPart = Annotated[float, Gt(0), Le(0.9)]
-
-
 class Images(Options):
     """The group `data`, next to the options of its source."""
 
@@ -49,11 +46,6 @@ class Augmentation(Options):
 
     size: Annotated[Pair, From("data.image_size")]
     """Pixels of an image's side, or [height, width]."""
-
-    @property
-    def number_of_local_views(self) -> int:
-        """Return the number of local views of an image."""
-        return 0
 
 
 class FileImages(Images):
@@ -123,7 +115,7 @@ class DataSet(Options):
 class HeldOut(DataSet):
     """A data set that may consist of training images alone; a fraction of them is then held out for testing."""
 
-    held_out: HeldOutPart = 0.1
+    held_out: Annotated[float, Gt(0), Le(0.9)] = 0.1
     """Fraction of the images to hold out for testing if there are neither validation nor test images."""
     seed: Whole = 0
     """Seed of the choice of held-out images, the same for every run."""

@@ -164,11 +164,7 @@ class Shards(ImageFiles):
 
 def _sample(files: Sequence[str], most: int) -> Sample:
     chosen = files[:: max(1, len(files) // most)]
-    return Sample(len(files), files[0], [partial(_file, path) for path in chosen])
-
-
-def _file(path: str) -> IO[bytes]:
-    return open(path, "rb")
+    return Sample(len(files), files[0], [partial(open, path, "rb") for path in chosen])
 
 
 def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:

@@ -25,7 +25,7 @@ from ssvit.data.sources import packing_options
 from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.shard_folder import INDEX, SUFFIX, ending
-from ssvit.data.sources.shards import Index, Row, Shards, read_index
+from ssvit.data.sources.shards import SCHEMA, Index, Row, Shards, index_path, read_index
 from ssvit.options import OptionError, UserError
 
 _AHEAD = 16  # images per thread that are read ahead
@@ -142,7 +142,7 @@ class _Packer:
             size = file.tell()
         classes = () if self.source.labels is None else self.source.classes
         index = Index(rows, classes=classes, size=size, plan=self.plan, next=done)
-        index.write(path)
+        atomic_io.replace(index_path(path), json.dumps({"schema": SCHEMA, **vars(index)}).encode())
         part.replace(path)
         return index
 

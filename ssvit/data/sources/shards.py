@@ -67,10 +67,6 @@ class Index:
     plan: str = ""
     next: int = 0
 
-    def write(self, shard: Path) -> None:
-        """Write the index next to its shard, atomically; OSError if that fails."""
-        atomic_io.replace(index_path(shard), json.dumps({"schema": SCHEMA, **vars(self)}).encode())
-
 
 class Shards(Encoded):
     """The images of some shards.
@@ -189,17 +185,14 @@ def read_index(shard: str | Path) -> Index | None:
     try:
         stored = json.loads(path.read_bytes())
         atomic_io.check_schema(stored.pop("schema", None), SCHEMA, path, UserError)
-        images = [Row(name, offset, size, _text(label)) for name, offset, size, label in stored.pop("images")]
+        rows = stored.pop("images")
+        images = [Row(*rest, tuple(label) if isinstance(label, list) else label) for *rest, label in rows]
         index = Index(images, **stored)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{path}: is not an index of a shard ({error}): delete it to read the headers") from None
     if os.path.exists(shard) and (size := os.path.getsize(shard)) != index.size:
         raise UserError(f"{shard}: has {size} bytes, but its index states {index.size}: copy both again")
     return index
-
-
-def _text(label: str | list[str] | None) -> Label:
-    return tuple(label) if isinstance(label, list) else label
 
 
 def _copied(root: str, names: Sequence[str], cache: str | None) -> str:
