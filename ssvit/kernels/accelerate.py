@@ -7,17 +7,13 @@ shapes or devices that the kernels do not support, and for modules with hooks or
 Letters: b images, t tokens, m output tokens, d width.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ssvit.kernels.attention import attend_packed
-from ssvit.kernels.fused import Branch, branches, layer_norm, linear
+from ssvit.kernels.fused import Branch, attention, branches, layer_norm, linear
 from ssvit.models import block, vit
 from ssvit.models.block import ALL, Ids, TokenInfo
-from ssvit.models.positions import rotate
 from ssvit.private import has_hooks
 
 
@@ -40,25 +36,15 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Attention(block.Attention):
-    """Apply attention to the packed projections by `attend_packed`."""
+    """Apply attention to the packed projections by `fused.attention`."""
 
-    def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-        """Apply attention to tokens; see `block.Attention.forward`."""
-        if output_ids is None:
-            query, packed = None, self.qkv(x)
-        else:
-            sizes = x.shape[-1], 2 * x.shape[-1]
-            (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
-            query, packed = linear(block.gather(x, output_ids), weight, bias), linear(x, rest, rest_bias)
-        ids = {"position_ids": info.position_ids, "output_ids": output_ids}
-        bias = self.relative and partial(self.relative, tokens=x.shape[1], **ids)
-        dropout = self.dropout if self.training else 0.0
-        turn = None if info.rotation is None else partial(_turn, info.rotation, output_ids)
-        return self.out(attend_packed(query, packed, self.heads, turn=turn, bias=bias, dropout=dropout))
+    linear = staticmethod(linear)
 
-
-def _turn(rotation: Tensor, output_ids: Ids, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    return rotate(query, rotation, output_ids), rotate(key, rotation)
+    def mix(self, query: Tensor | None, packed: Tensor, output_ids: Ids, info: TokenInfo) -> Tensor:
+        """Mix the values of the tokens; see `block.Attention.mix`."""
+        is_plain = info.rotation is None and self.relative is None and not (self.training and self.dropout > 0)
+        mixed = attention(query, packed, self.heads) if is_plain else None
+        return super().mix(query, packed, output_ids, info) if mixed is None else mixed
 
 
 class Block(block.Block):

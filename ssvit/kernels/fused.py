@@ -4,7 +4,7 @@ torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector
 kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 with float32 weights, as under autocast,
 `ssvit.kernels.operators` computes complete layers. docs/performance.md has the figures.
 
-Letters: b images, t tokens, r rows (the tokens of all images), i inputs, o outputs, d width.
+Letters: b images, t tokens, q queries, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
 
 from typing import NamedTuple, Protocol
@@ -82,6 +82,21 @@ class _Linear(torch.autograd.Function):
         return to_x, *(operators.linear_weights(rows, x) if any(needs_rest) else (None, None))
 
 
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
+        query, packed = None if query is None else query.contiguous(), packed.contiguous()
+        out, norms = operators.attention(query, packed, heads)
+        ctx.save_for_backward(query, packed, norms)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, packed, norms = ctx.saved_tensors
+        return *operators.attention_backward(query, packed, gradient.contiguous(), norms), None
+
+
 class _Branches(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -133,6 +148,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if here and dtype in TYPES and x.numel() > 0:
         return _OneDNN.apply(x, weight, bias, dtype)
     return F.linear(x, weight, bias)
+
+
+def attention(query: Tensor | None, packed: Tensor, heads: int) -> Tensor | None:
+    """Compute attention on the outputs of projections.
+
+    Args:
+        query: Queries, (b, q, d); None: `packed` contains them.
+        packed: Queries, keys and values of all tokens, (b, t, 3 * d), or with `query` keys and values, (b, t, 2 * d).
+        heads: Number of heads.
+
+    Returns:
+        Outputs, (b, q, d), or None if the operators do not support the tensors.
+    """
+    width = packed.shape[-1] // (3 if query is None else 2)
+    if packed.dtype != torch.bfloat16 or not operators.supports_matmul(packed, width // heads):
+        return None
+    return _Attention.apply(query, packed, heads)
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -3,8 +3,8 @@
 torch and oneDNN take longer: they write and read the tensors between the products of a layer, round weights and
 gradients in separate passes, and multiply the shapes of attention at half of the processor's speed. The kernels are
 compiled at the first call, in about a second, and not stored. Without a compiler or the required instructions, for
-tensors of other types, shapes or devices, and in exported graphs, `supports_layer_norm` and `supports_matmul` return
-False and the callers use torch. docs/performance.md has the figures.
+tensors of other types, shapes or devices, and in compiled or exported graphs, `supports_layer_norm` and
+`supports_matmul` return False and the callers use torch. docs/performance.md has the figures.
 
 Letters: b images, q queries, t keys and values, h heads, k width of a head, d = h * k, r rows, i inputs, o outputs.
 Tensors are bfloat16 unless stated otherwise.
@@ -16,11 +16,11 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ _LANES = 16  # products.h: widths must be multiples of this
 _DEEP, _GROUP = 1102, 48  # linear.c: sizes that determine its scratch memory
 _BLOCKS = 32  # blocks of rows whose gradients of a layer norm are summed separately, for threads
 
-T = TypeVar("T")
 Argument = Tensor | float | None  # argument of a kernel
 
 
@@ -54,44 +53,18 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-@torch.compiler.assume_constant_result
-def _has_products() -> bool:
-    return hasattr(library(), "linear")
-
-
 def supports_layer_norm(tensor: Tensor) -> bool:
     """Return whether the layer norm kernel supports a tensor."""
-    if torch.compiler.is_compiling() or not tensor.is_contiguous() or tensor.dtype != torch.bfloat16:
-        return False
-    return _here(tensor) and library() is not None
+    return tensor.is_contiguous() and tensor.dtype == torch.bfloat16 and _here(tensor) and library() is not None
 
 
 def supports_matmul(tensor: Tensor, *widths: int) -> bool:
     """Return whether products support a tensor, converted to bfloat16, and widths of heads, inputs or outputs."""
-    if torch.compiler.is_exporting() or any(width % _LANES for width in widths):
-        return False
-    return _here(tensor) and _has_products()
+    return not any(width % _LANES for width in widths) and _here(tensor) and hasattr(library(), "linear")
 
 
 def _here(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.numel() > 0
-
-
-def _operator(shapes: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Register a function as an operator for compiled graphs; `shapes` returns empty results of the same shapes."""
-
-    def wrap(function: Callable[..., T]) -> Callable[..., T]:
-        operator = torch.library.custom_op(f"ssvit::{function.__name__}", function, mutates_args=(), device_types="cpu")
-        operator.register_fake(shapes)
-
-        @functools.wraps(function)
-        def call(*arguments: object) -> T:
-            # Dispatching an operator through torch takes as long as a small product.
-            return (operator if torch.compiler.is_compiling() else function)(*arguments)
-
-        return call
-
-    return wrap
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.numel() > 0
 
 
 def _call(kernel: str, *arguments: Argument | Sequence[Argument]) -> None:
@@ -118,12 +91,6 @@ def _pairs(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.int32)
 
 
-def _outputs(x: Tensor, weight: Tensor, *_: object) -> Tensor:
-    assert x.shape[1] == weight.shape[1]
-    return x.new_empty(len(x), len(weight))
-
-
-@_operator(_outputs)
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply a linear layer.
 
@@ -135,22 +102,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         Outputs, (r, o).
     """
-    out = _outputs(x, weight)
+    assert x.shape[1] == weight.shape[1]
+    out = x.new_empty(len(x), len(weight))
     _call("linear", x, weight, bias, None, out, None, 0, *x.shape, len(weight), _pairs(weight.numel() // 2))
     return out
 
 
-def _inputs(gradient: Tensor, weight: Tensor) -> Tensor:
-    assert gradient.shape[1] == len(weight)
-    return gradient.new_empty(len(gradient), weight.shape[1])
-
-
-@_operator(_inputs)
 def linear_inputs(gradient: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of the inputs of `linear`, (r, i), from that of its outputs, (r, o)."""
-    out = _inputs(gradient, weight)
-    r, o = gradient.shape
-    _call("linear_inputs", gradient, weight, None, out, r, out.shape[1], o, _pairs(weight.numel() // 2))
+    (r, o), i = gradient.shape, weight.shape[1]
+    assert o == len(weight)
+    out = gradient.new_empty(r, i)
+    _call("linear_inputs", gradient, weight, None, out, r, i, o, _pairs(weight.numel() // 2))
     return out
 
 
@@ -159,17 +122,11 @@ def _weights_scratch(inputs: int) -> int:
     return _DEEP // 2 * (inputs + torch.get_num_threads() * _GROUP)
 
 
-def _weight_and_bias(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    assert len(gradient) == len(x)
-    o, i = gradient.shape[1], x.shape[1]
-    return gradient.new_empty(o, i, dtype=torch.float32), gradient.new_empty(o, dtype=torch.float32)
-
-
-@_operator(_weight_and_bias)
 def linear_weights(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight (o, i) and bias (o,), float32, from that of the outputs (r, o) and x (r, i)."""
-    to_weight, to_bias = _weight_and_bias(gradient, x)
-    o, i = to_weight.shape
+    assert len(gradient) == len(x)
+    o, i = gradient.shape[1], x.shape[1]
+    to_weight, to_bias = (torch.empty(*shape, dtype=torch.float32) for shape in ((o, i), (o,)))
     _call("linear_weights", gradient, x, to_weight, to_bias, len(x), i, o, _pairs(_weights_scratch(i)))
     return to_weight, to_bias
 
@@ -195,12 +152,6 @@ def _heads(query: Tensor, key: Tensor, heads: int) -> tuple[float | Tensor, ...]
     return b, heads, q, t, k, k**-0.5, _pairs(_attention_scratch(q, t, k))
 
 
-def _attended(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    b, q, d = _parts(query, packed)[0].shape
-    return packed.new_empty(b, q, d), packed.new_empty(b, heads, q, 2, dtype=torch.float32)
-
-
-@_operator(_attended)
 def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Compute attention.
 
@@ -212,19 +163,17 @@ def attention(query: Tensor | None, packed: Tensor, heads: int) -> tuple[Tensor,
     Returns:
         Outputs, (b, q, d), and the maximum logit of each query with its weight, (b, h, q, 2) float32.
     """
-    out, norms = _attended(query, packed, heads)
     query, key, value = _parts(query, packed)
+    b, q, d = query.shape
+    out, norms = packed.new_empty(b, q, d), packed.new_empty(b, heads, q, 2, dtype=torch.float32)
     inputs = query, query.stride(1), key, value, key.stride(1)
     _call("attention", *inputs, out, norms, *_heads(query, key, heads))
     return out, norms
 
 
-def _attended_backward(query: Tensor | None, packed: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return packed.new_empty(0) if query is None else torch.empty_like(query), torch.empty_like(packed)
-
-
-@_operator(_attended_backward)
-def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+def attention_backward(
+    query: Tensor | None, packed: Tensor, gradient: Tensor, norms: Tensor
+) -> tuple[Tensor | None, Tensor]:
     """Return the gradients of the inputs of `attention`.
 
     Args:
@@ -234,10 +183,10 @@ def attention_backward(query: Tensor | None, packed: Tensor, gradient: Tensor, n
         norms: Second result of `attention`.
 
     Returns:
-        Gradients of query (empty if None) and packed.
+        Gradients of query, or None, and packed.
     """
-    to_query, to_packed = _attended_backward(query, packed)
-    to = _parts(None if query is None else to_query, to_packed)
+    to_query, to_packed = None if query is None else torch.empty_like(query), torch.empty_like(packed)
+    to = _parts(to_query, to_packed)
     query, key, value = _parts(query, packed)
     inputs = query, query.stride(1), key, value, key.stride(1)
     _call("attention_backward", *inputs, gradient, norms, *to, *_heads(query, key, norms.shape[1]))
@@ -311,18 +260,6 @@ def _kept(x: Tensor, first: int, second: int, heads: int, learns: bool) -> Kept:
     return torch.empty_like(x), torch.empty_like(x), moments, between, x.new_empty(b, t, second), norms
 
 
-def _results(kept: Sequence[Kept]) -> list[Tensor]:
-    return [part for parts in kept for part in parts if part is not None]
-
-
-def _branched(
-    x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
-) -> list[Tensor]:
-    sizes = _sizes(x, weights, heads)
-    return _results([_kept(x, *size, True) for size in sizes]) if learns else [torch.empty_like(x)]
-
-
-@_operator(_branched)
 def branches(
     x: Tensor, weights: Sequence[Tensor], heads: Sequence[int], epsilon: float, adds: bool, learns: bool
 ) -> list[Tensor]:
@@ -352,14 +289,9 @@ def branches(
     scratch = _branch_scratch(weights, heads, t, d)
     arguments = [*weights], [*chain(*kept)], [*chain(*sizes)], len(heads), b, t, d, int(adds), epsilon
     _call("branches", x, *arguments, _pairs(max(scratch)))
-    return _results(kept) if learns else [kept[-1][0]]
+    return [part for part in chain(*kept) if part is not None] if learns else [kept[-1][0]]
 
 
-def _branched_backward(gradient: Tensor, x: Tensor, weights: Sequence[Tensor], *_: object) -> list[Tensor]:
-    return [torch.empty_like(x), *map(torch.empty_like, weights)]
-
-
-@_operator(_branched_backward)
 def branches_backward(
     gradient: Tensor, x: Tensor, weights: Sequence[Tensor], kept: Sequence[Tensor], adds: bool
 ) -> list[Tensor]:
@@ -376,7 +308,7 @@ def branches_backward(
         Gradients of x (b, t, d) and of the weights, float32.
     """
     assert gradient.shape == x.shape
-    results = to_x, *to_weights = _branched_backward(gradient, x, weights)
+    to_x, *to_weights = map(torch.empty_like, (x, *weights))
     heads = [norms.shape[1] for *_, norms in _by_branch(kept)]
     (b, t, d), sizes = x.shape, _sizes(x, weights, heads)
     widest = max(chain(*sizes))
@@ -384,4 +316,4 @@ def branches_backward(
     wide, narrow = x.new_empty(b, t, widest), x.new_empty(2, b, t, d)
     arguments = [*weights], [*kept], to_weights, [*chain(*sizes)], len(heads), b, t, d, int(adds), _BLOCKS, to_x
     _call("branches_backward", gradient, x, *arguments, wide, narrow, _pairs(max(scratch)))
-    return results
+    return [to_x, *to_weights]

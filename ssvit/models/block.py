@@ -3,7 +3,7 @@
 Letters: b images, t tokens, q queries, m selected tokens, h heads, k width of a head, d width.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import torch
@@ -131,6 +131,8 @@ class Attention(nn.Module):
         relative: Patch grid and number of prefix tokens for `positions.Relative`; None: no relative positions.
     """
 
+    linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(F.linear)
+
     def __init__(self, *, width: int, heads: int, dropout: float, relative: tuple[Grid, int] | None) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
@@ -149,23 +151,44 @@ class Attention(nn.Module):
         Returns:
             Outputs, (b, t, d), or (b, m, d) with output_ids.
         """
-        query, key, value = self._project(x, output_ids)
-        if info.rotation is not None:
-            query, key = positions.rotate(query, info.rotation, output_ids), positions.rotate(key, info.rotation)
-        bias = None if self.relative is None else self.relative(query, x.shape[1], info.position_ids, output_ids)
-        dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, bias, dropout)
-        return self.out(rearrange(mixed, "b h q k -> b q (h k)"))
+        return self.out(self.mix(*self.project(x, output_ids), output_ids, info))
 
-    def _project(self, x: Tensor, output_ids: Ids) -> tuple[Tensor, ...]:
-        """Return queries (b, h, q, k), of all tokens or of output_ids, and keys and values (b, h, t, k)."""
+    def project(self, x: Tensor, output_ids: Ids) -> tuple[Tensor | None, Tensor]:
+        """Project tokens to queries, keys and values.
+
+        Returns:
+            None, and queries, keys and values, (b, t, 3 * d); or with output_ids the queries of these tokens,
+            (b, m, d), and the keys and values of all tokens, (b, t, 2 * d).
+        """
         if output_ids is None:
-            return rearrange(self.qkv(x), "b t (parts h k) -> parts b h t k", parts=3, h=self.heads).unbind()
+            return None, self.qkv(x)
         sizes = x.shape[-1], 2 * x.shape[-1]
         (weight, rest), (bias, rest_bias) = self.qkv.weight.split(sizes), self.qkv.bias.split(sizes)
-        query = rearrange(F.linear(gather(x, output_ids), weight, bias), "b q (h k) -> b h q k", h=self.heads)
-        packed = F.linear(x, rest, rest_bias)
-        return query, *rearrange(packed, "b t (parts h k) -> parts b h t k", parts=2, h=self.heads).unbind()
+        return self.linear(gather(x, output_ids), weight, bias), self.linear(x, rest, rest_bias)
+
+    def mix(self, query: Tensor | None, packed: Tensor, output_ids: Ids, info: TokenInfo) -> Tensor:
+        """Mix the values of the tokens.
+
+        Args:
+            query: First result of `project`.
+            packed: Second result of `project`.
+            output_ids: Indices of the tokens whose outputs are computed, (b, m); None: all tokens.
+            info: Positions of the tokens.
+
+        Returns:
+            Outputs, (b, t, d), or (b, m, d) with output_ids.
+        """
+        split = "b t (parts h k) -> parts b h t k"
+        if query is None:
+            query, key, value = rearrange(packed, split, parts=3, h=self.heads)
+        else:
+            query = rearrange(query, "b q (h k) -> b h q k", h=self.heads)
+            key, value = rearrange(packed, split, parts=2, h=self.heads)
+        if info.rotation is not None:
+            query, key = positions.rotate(query, info.rotation, output_ids), positions.rotate(key, info.rotation)
+        bias = None if self.relative is None else self.relative(query, packed.shape[1], info.position_ids, output_ids)
+        mixed = attend(query, key, value, bias, self.dropout if self.training else 0.0)
+        return rearrange(mixed, "b h q k -> b q (h k)")
 
 
 class Block(nn.Module):
