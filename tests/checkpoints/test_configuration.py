@@ -204,7 +204,7 @@ def test_a_relevant_difference_is_named(config):
         ({}, None),
         ({"recipe": {**config["recipe"], "lr": 7}}, ("recipe.lr", 7, config["recipe"]["lr"])),
         ({"recipe": {**config["recipe"], "new": 7}}, ("recipe.new", 7, "(absent)")),
-        ({"workers": 3}, None),
+        ({"workers": 3, "probe": {"mine": {}}, "probing": {"every": 7}}, None),
         ({"data": {**config["data"], "root": "elsewhere"}}, None),
         (chosen(config, objective="supervised"), ("objective", "supervised", "masked_patch")),
         (chosen(config, experiment="x", data="y"), None),

@@ -157,7 +157,7 @@ def folder_of(path, count=3, **classes):
         ("knn", (), ("ab", "ac"), 3, "the class c is not among the 2"),
         ("knn", (), ([""], [""]), 3, "the images have no labels"),
         ("few_shot", ("shots=[4]",), ("ab", "ab"), 3, r"shots=4: class 0 \(a\) has 3 training images"),
-        ("knn", ("k=[6]",), ("ab", "ab"), 3, "k=6: must be below 6, "),
+        ("knn", ("k=[6]",), ("ab", "ab"), 3, "k=6: must be at most 5, "),
         ("linear_probe", (), ("ab", "ab"), 1, r"held_out=0\.1: no class has two training images"),
     ],
 )

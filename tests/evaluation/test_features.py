@@ -223,9 +223,3 @@ def test_cached_features_of_other_readable_images_are_reported():
     }  # fmt: skip
     with pytest.raises(UserError, match="cache=null"):
         all_of_them.joined(few)
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        cached(tmp_path / "file" / "cache", Pixels(), images(), CROP, transform_options=VIEW)

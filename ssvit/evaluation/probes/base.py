@@ -12,7 +12,7 @@ from torch import Tensor
 from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.titles import title
-from ssvit.options import OptionError, UserError
+from ssvit.options import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +117,3 @@ def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[st
     if is_multi_label(train) and not probe.multi_label and probe.truth == "labels":
         raise UserError(f"{probe.title} does not support multi-label images")
     probe.check_classes(train, test, classes)
-
-
-def check_others(k: int, images: int) -> None:
-    """Raise OptionError unless k is below the number of training images, since leave-one-out needs k other images."""
-    if k >= images:
-        raise OptionError("k", k, f"must be below {images}, the number of training images")

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
-from ssvit.evaluation.neighbours import search
+from ssvit.evaluation.neighbours import check_k, search
 from ssvit.evaluation.neighbours_options import Flat
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import knn_options
-from ssvit.evaluation.probes.base import Probe, Result, check_others
+from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import standardized
 from ssvit.options import OptionError
 
@@ -41,7 +41,7 @@ class Knn(knn_options.Knn, Probe):
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless the largest k is below the number of training images."""
-        check_others(self.k[-1], len(train_labels))
+        check_k(self.k[-1], len(train_labels), excludes=True)
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return one column for each k: the accuracy on the test images.

@@ -129,7 +129,8 @@ class Linear(linear_options.Linear, Probe):
         trained, held_out = hold_out_by_class(labels, fraction=self.held_out, seed=self.seed)
         classifiers = self.train(train, trained)
         validated = classifiers.score(train, held_out, range(len(classifiers.settings)))
-        chosen = best(validated)
+        ranks = list(zip(validated.accuracies, (-loss for loss in validated.losses), strict=True))
+        chosen = ranks.index(max(ranks))
         if validated.losses[chosen] == math.inf:
             raise UserError("no classifier has a finite loss: try smaller learning rates, or standardize=true")
         trained, final, number = self.refit(train, trained, classifiers, chosen)
@@ -211,9 +212,3 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.dtype == torch.bool:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
     return F.cross_entropy(logits, targets, reduction="none")
-
-
-def best(scores: LinearScores) -> int:
-    """Return the index of the classifier of highest accuracy; ties are broken by lower loss, then lower index."""
-    ranks = list(zip(scores.accuracies, (-loss for loss in scores.losses), strict=True))
-    return ranks.index(max(ranks))

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.neighbours import check_k
 from ssvit.evaluation.probes import retrieval_options
-from ssvit.evaluation.probes.base import Probe, Result, check_others
+from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import standardized
 from ssvit.options import UserError
 from ssvit.randomness import permutation
@@ -41,7 +42,7 @@ class Retrieval(retrieval_options.Retrieval, Probe):
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless the largest k is below the number of training images."""
-        check_others(self.k[-1], len(train_labels))
+        check_k(self.k[-1], len(train_labels), excludes=True)
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return recall@k and precision@k for each k, and the mAP, one column for each."""

@@ -163,25 +163,6 @@ def write(
     """
     metadata = _plain(metadata)
     commands = [one_line(command) for command in commands]
-    values = {
-        "checkpoint": metadata["checkpoint"],
-        "data": data(metadata),
-        "conclusion": conclusion,
-        "summary": summary,
-        "method": comparison.METHOD,
-        "figures": [_inlined(name, figure) for name, figure in figures.items()],
-        "probes": [
-            {
-                "title": result.title,
-                "chosen": choice(result, readings),
-                "rows": scores_table(result, readings),
-                "best": result.best,
-            }
-            for result in scores
-        ],
-        "readings": readings,
-        "commands": commands,
-    }
     numbers = {
         "headline": " ".join(conclusion),
         "metadata": metadata,
@@ -194,23 +175,29 @@ def write(
         "method": comparison.METHOD,
         "commands": commands,
     }
-    files = {"report.html": _page(values), "report.json": json.dumps(_plain(numbers), indent=1) + "\n"}
+    # Each text is shown on a single line; the output of macros is Markup and not changed.
+    environment = Environment(
+        loader=PackageLoader("ssvit.evaluation.report"),
+        autoescape=True,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
+    )
+    html = environment.get_template("report.html.j2").render(
+        numbers,
+        data=data(metadata),
+        conclusion=conclusion,
+        summary=summary,
+        figures=[_inlined(name, figure) for name, figure in figures.items()],
+        scores=scores,
+        choice=choice,
+        scores_table=scores_table,
+    )
+    files = {"report.html": html, "report.json": json.dumps(_plain(numbers), indent=1) + "\n"}
     return atomic_io.write_files(folder, {name: text.encode() for name, text in files.items()})
 
 
 def _plain(value: object) -> Any:
     """Convert to JSON types: tuples to lists, paths to strings, non-finite numbers to None."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
-
-
-def _page(values: Mapping[str, object]) -> str:
-    """Render the page, with each text on a single line; the output of macros is Markup and not changed."""
-    environment = Environment(
-        loader=PackageLoader("ssvit.evaluation.report"),
-        autoescape=True,
-        finalize=lambda value: one_line(value) if type(value) is str else value,
-    )
-    return environment.get_template("report.html.j2").render(values)
 
 
 def _inlined(name: str, figure: Figure) -> dict[str, Any]:

@@ -75,28 +75,6 @@ def test_it_finds_what_the_mean_over_the_patches_hides():
     assert found.numbers["grid"][grid.index(max(grid))]["weight_decay"] == 5e-4
 
 
-def several(images, seed, *, width=12):
-    """Return multi-label features where a separate patch, marked by its first feature, indicates each class."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.rand(images, 3, generator=generator) < 0.5
-    flat = torch.randn(images, 16, width, generator=generator)
-    flat[..., 0] = 0
-    for image in range(images):
-        patches = torch.randperm(16, generator=generator)
-        for number in labels[image].nonzero()[:, 0].tolist():
-            flat[image, patches[number], 0] = 8
-            flat[image, patches[number], 1:4] = 3 * torch.eye(3)[number]
-    return Features(flat.unflatten(1, (4, 4)).half(), labels, CLASSES)
-
-
-def test_images_of_several_classes_are_measured_by_their_average_precision():
-    train, test = several(600, 0), several(300, 1)
-    result = Attentive(learning_rates=[1e-2, 3e-2], weight_decays=[5e-4], epochs=30, batch_size=64)(train, test)
-    means = [Features(of.values.float().mean((1, 2)), of.labels, CLASSES) for of in (train, test)]
-    assert result.scores["test"] > 0.98
-    assert result.scores["test"] > Logistic(l2s=[1e-3, 1e-2, 1e-1])(*means).scores["test"]
-
-
 def test_a_classifier_does_not_depend_on_the_others_of_its_grid():
     train, test = hidden(90, 0), hidden(30, 1)
     both, alone = (

@@ -1,5 +1,7 @@
 """Retrieval metrics equal their definitions in plain loops."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,20 +40,25 @@ def by_loops(train: Features, test: Features, *, leave_one_out: bool) -> dict[st
     return measures
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one class", "several classes"])
-def test_measures_equal_loops(several, monkeypatch):
+@pytest.mark.parametrize(("several", "standardize"), [(False, False), (False, True), (True, False)])
+def test_measures_equal_loops(several, standardize, monkeypatch):
     monkeypatch.setattr("ssvit.evaluation.probes.retrieval._BLOCK", 500)  # a few queries at a time
     train, test = images(120, 6, several=several), images(30, 7, several=several)
     train.values[40:50] = 0  # equally similar to all, so that they are ranked by their index
     if not several:
         train.labels[17] = test.labels[3] = 7  # the only one of its class
         test.labels[4] = 8
-    result = Retrieval(k=[1, 20], queries=None)(train, test, choose=True)
+    probe = Retrieval(k=[1, 20], queries=None, standardize=standardize)
+    result = probe(train, test, choose=True)
+    if standardize:
+        deviation, mean = torch.std_mean(train.values, dim=0, correction=0)
+        train, test = (replace(part, values=(part.values - mean) / deviation) for part in (train, test))
     expected = by_loops(train, test, leave_one_out=False)
     assert result.numbers["queries"] == len(expected["mAP"]) < 30
     assert result.per_image.tolist() == pytest.approx(expected["mAP"])
     assert list(result.scores) == list(expected)
     assert result.scores == pytest.approx({name: sum(values) / len(values) for name, values in expected.items()})
+    assert probe.changed(queries=6)(train, test).numbers["queries"] <= 6
     left_out = by_loops(train, train, leave_one_out=True)["mAP"]
     assert result.choice == (pytest.approx(sum(left_out) / len(left_out)),)
 

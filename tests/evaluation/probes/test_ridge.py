@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.ridge import Ridge, RidgePath, sample, signs, whiten
+from ssvit.evaluation.probes.ridge import Ridge, RidgePath, sample, whiten
 from ssvit.options import UserError
 from ssvit.randomness import permutation
 
@@ -101,10 +101,6 @@ def test_rows_are_whitened_by_the_support_and_end_in_the_bias(n):
         np.testing.assert_allclose(found.numpy(), prepared(support, features), rtol=1e-9, atol=1e-6)
 
 
-def test_targets_are_one_for_the_class_and_minus_one_for_others():
-    assert signs(torch.tensor([2, 0, 2]), 4).tolist() == [[-1, -1, 1, -1], [1, -1, -1, -1], [-1, -1, 1, -1]]
-
-
 @pytest.mark.parametrize("width", [12, 200])
 def test_samples_and_fits_of_few_shots_are_those_of_plain_loops(width):
     train, labels, test, test_labels = sets(width=width, distance=0.5)
@@ -144,40 +140,6 @@ def test_the_penalty_is_chosen_by_leaving_one_out(shots, width):
     guesses = (prepared(train[support], test) @ solved(x, y, fit["l2"])).argmax(1)
     assert fit["accuracy"] == pytest.approx((guesses == test_labels.numpy()).mean())
     assert result.choice == pytest.approx((correct[fit["l2"]] / len(support), -errors[fit["l2"]]))
-
-
-def test_a_sample_is_a_permutation_of_each_class_by_the_seed_alone():
-    labels = blobs(30)[1]
-    first = sample(labels, 4, 0)
-    for number, rows in enumerate(first):
-        assert rows.sort().values.tolist() == (labels == number).nonzero()[:, 0].tolist()
-    assert all(map(torch.equal, first, sample(labels, 4, 0)))
-    assert not any(map(torch.equal, first, sample(labels, 4, 1)))
-    orders = [(labels == number).nonzero()[:, 0].tolist().index(rows[0]) for number, rows in enumerate(first)]
-    assert len(set(orders)) > 1, "every class must have an order of its own"
-
-
-def test_scale_and_shift_of_the_features_and_the_order_of_test_images_do_not_matter():
-    train, labels, test, test_labels = sets(30)
-    options = {"shots": [1, 5, "all"], "l2": 1024.0}
-    plain = ridge(train, labels, test, test_labels, **options).scores
-    order = permutation(0, "test", len(test))
-    assert plain == ridge(train, labels, test[order], test_labels[order], **options).scores
-    scale, shift = torch.logspace(1, -1, 12, dtype=torch.float64), torch.linspace(-5, 5, 12, dtype=torch.float64)
-    moved = ridge(train * scale + shift, labels, test * scale + shift, test_labels, **options).scores
-    assert moved == pytest.approx(plain, abs=0.005)
-
-
-@pytest.mark.parametrize("l2", [{}, {"l2": 1024.0}])
-def test_accuracy_is_full_where_classes_are_apart_and_chance_where_they_are_not(l2):
-    for distance, low, high in ((20.0, 1.0, 1.0), (0.0, 0.2, 0.3)):
-        assert low <= ridge(*sets(30, 500, distance=distance), shots=25, **l2).scores["25 labels per class"] <= high
-
-
-def test_more_shots_are_better():
-    means = list(ridge(*sets(100, 300, distance=0.7), shots=[2, 10, "all"], seeds=5).scores.values())
-    assert means == sorted(means)
-    assert means[-1] > means[0] + 0.1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from PIL import Image
 from scipy.ndimage import zoom
 from sklearn.metrics import jaccard_score
 
-from ssvit.data.sources import datasets, datasets_options
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
@@ -129,17 +128,6 @@ def test_the_columns_are_those_of_plain_answers():
     assert found.scores["constant"] < found.scores["linear"]
 
 
-def test_perfect_features_give_what_the_patches_can_tell():
-    masks = torch.randint(K, (20, *GRID), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    one_hot = F.one_hot(masks.long(), K).float()
-    masks = masks.repeat_interleave(SIZE[0] // GRID[0], 1).repeat_interleave(SIZE[1] // GRID[1], 2)
-    train, test = (Features(one_hot[part], None, (), masks[part]) for part in (slice(12), slice(12, None)))
-    found = Segmentation(**FEW)(train, test)
-    assert found.scores["linear"] == pytest.approx(plain_iou(plain_label(test.values), test.masks), abs=0.02)
-    # The borders alone are lost, where the scores of two patches mix.
-    assert found.scores["linear"] > 0.8
-
-
 def test_pixels_that_do_not_count_change_nothing():
     train, test = features(20, 60), features(8, 70)
     hidden = test.masks == 255
@@ -219,8 +207,10 @@ def picture_folder(folder: Path, *, masks: bool) -> list[str]:
 
 
 def test_measures_a_folder_with_masks(tool, tmp_path):
-    tool("pretrain", *TINY, "probe=[]", "name=run")
     data = picture_folder(tmp_path, masks=True)
+    model = [option for option in TINY if not option.startswith("data")]
+    trained = tool("pretrain", *model, *data[:-1], "name=run").stdout.splitlines()
+    assert trained.count("no probes: the images have no labels") == 1
     done = tool("evaluate", *QUICK, *data, f"output={tmp_path}/report")
     assert "12 training and 6 test images, no labels" in done.stdout
     (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["measured"]
@@ -230,30 +220,3 @@ def test_measures_a_folder_with_masks(tool, tmp_path):
     failed = tool("evaluate", *QUICK, *data[:-1], status=1)
     (line,) = failed.stderr.splitlines()
     assert "data.masks=PATH" in line
-
-
-def test_the_layout_of_ade20k_is_a_folder_with_masks(tmp_path):
-    """images/training/a.jpg has its mask in annotations/training/a.png; images have no class label."""
-    expected = {}
-    for part, count in (("training", 3), ("validation", 2)):
-        for number in range(count):
-            mask = random_masks(1, number)[0]
-            expected[f"{part}{number}"] = mask
-            for folder, picture, ending in (
-                ("images", torch.zeros(*SIZE, 3, dtype=torch.uint8), "jpg"),
-                ("annotations", mask, "png"),
-            ):
-                (tmp_path / folder / part).mkdir(parents=True, exist_ok=True)
-                Image.fromarray(picture.numpy()).save(tmp_path / folder / part / f"ADE_{number}.{ending}")
-    data = datasets.folder(
-        datasets_options.Folder(
-            root=str(tmp_path / "images"),
-            train="training",
-            validation="validation",
-            masks=str(tmp_path / "annotations"),
-        )
-    )
-    assert (data.train.labels, data.test) == (None, None)
-    for part, source in (("training", data.train), ("validation", data.validation)):
-        for index in range(len(source)):
-            assert torch.equal(source.mask(index), expected[f"{part}{index}"])
