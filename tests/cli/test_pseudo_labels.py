@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ssvit.cli import find
 from ssvit.cli.predict import PseudoLabel, select
-from ssvit.cli.predict import command as predict
 from ssvit.data.sources import datasets
 from ssvit.data.sources.datasets_options import Csv
 from ssvit.options import Failure
@@ -34,7 +34,8 @@ RUN = STORED / "outputs" / "finetune_masked_patch_synthetic"
 
 def test_a_table_of_pseudo_labels_is_a_data_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    predict.call([f"checkpoint={RUN}", "output=pseudo.csv", "confidence=0", "per_class=2", str(STORED / "pictures")])
+    options = ["output=pseudo.csv", "confidence=0", "per_class=2"]
+    find("predict").call([f"checkpoint={RUN}", *options, str(STORED / "pictures")])
     with open("pseudo.csv") as file:
         found = list(csv.DictReader(file))
     assert max(Counter(row["label"] for row in found).values()) == 2
@@ -43,19 +44,26 @@ def test_a_table_of_pseudo_labels_is_a_data_set(tmp_path, monkeypatch):
     assert {train.name(i) for i in range(len(train))} < {row["path"] for row in found}
 
 
-@pytest.mark.parametrize("output", ["all.csv", "answers.json"])
-def test_only_files_of_the_command_are_overwritten(tmp_path, monkeypatch, output):
+OF_PREDICT = ["predict", f"checkpoint={RUN}", str(STORED / "pictures")]
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "change"),
+    [
+        (OF_PREDICT, "all.csv", "confidence=1"), (OF_PREDICT, "answers.json", "top=1"),
+        (["normalization", f"data={STORED / 'pictures'}"], "statistics.yaml", "data.held_out=0.5"),
+    ],
+)  # fmt: skip
+def test_only_files_of_the_command_are_overwritten(tmp_path, monkeypatch, command, output, change):
     monkeypatch.chdir(tmp_path)
-    command = [f"checkpoint={RUN}", f"output={output}", str(STORED / "pictures")]
-    for mine in ('["mine"]\n', "path,label\n1.png,cat\n"):
+    name, *options = *command, f"output={output}"
+    for mine in ('["mine"]\n', "path,label\n1.png,cat\n", "channels: 3\n"):
         Path(output).write_text(mine)
         with pytest.raises(Failure, match=f"^output={output}: "):
-            predict.call(command)
+            find(name).call(options)
         assert Path(output).read_text() == mine
     Path(output).write_text("")  # as mktemp leaves it
-    predict.call(command)
+    find(name).call(options)
     first = Path(output).read_bytes()
-    predict.call([*command, "top=1"] if output.endswith("json") else [*command, "confidence=1"])
-    assert 0 < len(Path(output).read_bytes()) < len(first)
-    predict.call(command)
-    assert Path(output).read_bytes() == first
+    find(name).call([*options, change])
+    assert Path(output).read_bytes() not in (b"", first)

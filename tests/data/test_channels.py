@@ -333,21 +333,6 @@ def test_pictures_show_three_of_many_channels() -> None:
     assert torch.allclose(PLAIN(images), images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
 
 
-def test_only_files_of_the_command_are_overwritten(tmp_path: Path) -> None:
-    command = [f"data={labelled_set(tmp_path / 'set', 3, 'uint16', '.npy', 12)}", f"output={tmp_path}/bands.yaml"]
-    file = tmp_path / "bands.yaml"
-    file.write_text("channels: 3\n")
-    for output in (command[1], f"output={tmp_path}"):
-        with pytest.raises(Failure, match=r"^output="):
-            find("normalization").call([command[0], output])
-    assert file.read_text() == "channels: 3\n"
-    file.unlink()
-    find("normalization").call(command)
-    first = file.read_text()
-    find("normalization").call([*command, "data.range=[0,70000]"])
-    assert file.read_text() != first
-
-
 @pytest.fixture(scope="module")
 def bands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with TIFF files of 5 channels, their statistics, and a finished run."""

@@ -1,7 +1,6 @@
 """`ssvit embed` writes features with names and classes to a file, and resumes an interrupted command."""
 
 import os
-import socket
 
 import numpy as np
 import pytest
@@ -132,21 +131,6 @@ def test_nothing_is_written_if_nothing_can_be_read(tmp_path):
     with pytest.raises(UserError, match="none of the 1 pictures"):
         embed(tmp_path / "g.npz", Numbers(["bad"]))
     assert not os.listdir(tmp_path)
-
-
-def test_a_second_command_for_the_same_output_names_the_process_that_writes_it(tmp_path):
-    path, messages = tmp_path / "f.npz", []
-
-    class Second(Numbers):
-        def read(self, index):
-            with pytest.raises(UserError) as error:
-                embed(path, Numbers(["1"]))
-            messages.append(str(error.value))
-            return super().read(index)
-
-    embed(path, Second(["1", "2"]))
-    assert f"{path}.parts: process {os.getpid()} on {socket.gethostname()} " in messages[0]
-    assert in_file(path) == ["1", "2"]
 
 
 def test_a_folder_with_other_files_is_not_deleted(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from command import LIMIT, TINY, one_line, program
+from command import TINY, one_line
 from images import class_names, picture, pixels, put
 from PIL import Image
 from runs import final, kill_after
@@ -229,18 +228,8 @@ def test_a_shard_that_differs_from_its_index_is_named(tmp_path: Path, data: Data
         datasets.shards(Shards(root=str(tmp_path / "shards")))
 
 
-def command(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        program("pack", *options), cwd=folder, capture_output=True, text=True, timeout=LIMIT,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-
-
 def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", 40)
-    assert (
-        "packed/train: 40 images in " in command(tmp_path, "data=./images", "output=packed", "shard_size=0.01").stdout
-    )
+    pack_command.call([f"data={write_folder(tmp_path / 'images', 40)}", f"output={tmp_path}/packed", "shard_size=0.01"])
     options = (*TINY[4:], "data=shards", "data.root=packed", "data.image_size=16", "encoder.patch_size=4")
     tool("pretrain", *options, "name=whole")
     kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
