@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import JsonValue, TypeAdapter
 
 from ssvit.atomic_io import check_schema
 from ssvit.config.composed import Config
@@ -32,6 +33,7 @@ SCHEMA = 1
 _MAX_BYTES = 1 << 20  # of a config.yaml; typical files have a few thousand
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # to another option; a resolver has a colon
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*)*")
+_CONTENT = TypeAdapter(dict[str, JsonValue])
 _GROUP = re.compile(r"[A-Za-z]\w*(@[A-Za-z][\w.]*)?")
 
 
@@ -53,12 +55,16 @@ def has_only_references(text: str) -> bool:
     return "${" not in _REFERENCE.sub("", text)
 
 
-def code_entry(node: object) -> str:
+def code_entry(node: object, name: str = "") -> str:
     """Return the name of the first of nested options that could execute code; "" if all are values or references."""
-    for name, key, value in _walk(node):
-        if str(key).startswith("_") or (isinstance(value, str) and not has_only_references(value)):
-            return name
-    return ""
+    if name.rpartition(".")[2].startswith("_") or (isinstance(node, str) and not has_only_references(node)):
+        return name
+    parts: list[tuple[str, object]] = []
+    if isinstance(node, Mapping):
+        parts = [(f"{name}.{key}" if name else str(key), value) for key, value in node.items()]
+    elif isinstance(node, list):
+        parts = [(f"{name}[{index}]", value) for index, value in enumerate(node)]
+    return next(filter(None, (code_entry(value, part) for part, value in parts)), "")
 
 
 @dataclass(frozen=True)
@@ -146,17 +152,13 @@ def _load(path: Path) -> dict[str, Any]:
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise ConfigurationError(f"{path}: has more than {_MAX_BYTES} bytes, so it was not written by a run")
-        config = yaml.load(text, _Loader)
+        return _CONTENT.validate_python(yaml.load(text, _Loader) or {})
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
         raise ConfigurationError(f"{path}: is damaged, or was not written by a run") from None
-    if not isinstance(config, dict) or not all(isinstance(key, str | None) for _, key, _ in _walk(config)):
-        problem = "is empty" if config is None else "is damaged, or was not written by a run"
-        raise ConfigurationError(f"{path}: {problem}")
-    return config
 
 
 class _Loader(yaml.SafeLoader):
@@ -166,17 +168,6 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("an alias")
         return super().compose_node(parent, index)
-
-
-def _walk(node: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield all nested entries, also in lists, with dotted name, key (None in a list) and value."""
-    if isinstance(node, Mapping):
-        parts = [(f"{name}.{key}" if name else str(key), key, value) for key, value in node.items()]
-    else:
-        parts = [(f"{name}[{i}]", None, value) for i, value in enumerate(node if isinstance(node, list) else ())]
-    for full, key, value in parts:
-        yield full, key, value
-        yield from _walk(value, full)
 
 
 def _without_builders(node: object) -> Any:

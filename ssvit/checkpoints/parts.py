@@ -7,7 +7,7 @@ checkpoints are unchanged.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -26,28 +26,13 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.manifest import CheckpointError
 
 
-class Saving:
-    """Wait for a sharded checkpoint that is written in the background."""
-
-    def __init__(self, future: "Future[Metadata]") -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        """Wait until it is complete; raise CheckpointError in all processes if one of them could not write its part."""
-        try:
-            self._future.result()
-        except CheckpointException as error:
-            first = min(error.failures)
-            raise CheckpointError(str(error.failures[first][0])) from None
-
-
 def save(
     folder: Path,
     step: int,
     states: Mapping[str, Mapping[str, Tensor]],
     entries: Mapping[str, object],
     group: ProcessGroup | None,
-) -> Saving:
+) -> Callable[[], None]:
     """Start writing a sharded checkpoint in the background.
 
     All processes must call this function. The states are copied before it returns, so they may change afterwards.
@@ -60,11 +45,20 @@ def save(
         group: A gloo process group that is used for nothing else.
 
     Returns:
-        The checkpoint that is being written.
+        A function that waits until the checkpoint is complete, and raises CheckpointError in all processes if one of
+        them could not write its part.
     """
     flat = {f"{state}/{name}": tensor for state, tensors in states.items() for name, tensor in tensors.items()}
     writer = _Writer(storage.Pending(folder, step, entries))
-    return Saving(cast("Future[Metadata]", async_save(flat, storage_writer=writer, process_group=group)))
+    future = cast("Future[Metadata]", async_save(flat, storage_writer=writer, process_group=group))
+
+    def wait() -> None:
+        try:
+            future.result()
+        except CheckpointException as error:
+            raise CheckpointError(str(error.failures[min(error.failures)][0])) from None
+
+    return wait
 
 
 class _Writer(StorageWriter):

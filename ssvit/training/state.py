@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -39,9 +39,6 @@ from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from ssvit.checkpoints import parts
 
 Moments = dict[str, dict[str, Tensor]]  # optimiser state: {parameter: {name: tensor}}
 
@@ -185,7 +182,7 @@ class State:
         self._saves: ProcessGroup | None = None
         if sharding.is_sharded(fabric):
             self._saves = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
-        self._saving: parts.Saving | None = None
+        self._saving: Callable[[], None] | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
         self._statistics = RunningStatistics(objective)
         self._weight_decay = Schedule(start=recipe.weight_decay, end=recipe.weight_decay_end)
@@ -319,7 +316,7 @@ class State:
         """Wait until the pending checkpoint is written."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.wait()
+            saving()
 
     def _in_main(self, write: Callable[[], object]) -> None:
         """Call `write` on rank 0 while all processes wait; raise CheckpointError in all of them if it fails."""

@@ -59,32 +59,6 @@ def test_three_are_kept_and_leftovers_removed(three):
     assert not (three / ".step_00000006.part").exists()
 
 
-class Killed(BaseException):
-    """Simulate SIGKILL: no handler of the code under test catches this exception."""
-
-
-@pytest.mark.parametrize("deleted", range(4))
-def test_a_process_killed_while_deleting_leaves_no_incomplete_checkpoint(three, monkeypatch, deleted):
-    (three / ".step_00000001.old").mkdir()  # of a process that was killed before
-    (three / ".step_00000001.old" / "model.safetensors").write_bytes(b"half")
-
-    def killed(folder, **_):
-        for path in sorted(folder.iterdir())[:deleted]:
-            path.unlink()
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", killed)
-        with pytest.raises(Killed):
-            storage.save(three, 4, STATES, {})
-    for path in three.glob("step_*"):
-        storage.load(Checkpoint.open(path))
-    assert storage.newest(three, pytest.fail)[0].step == 4
-    assert all(path.name.startswith("step_") for path in three.iterdir())
-    storage.save(three, 5, STATES, {})
-    assert names(three) == steps(3, 4, 5)
-
-
 def test_an_old_checkpoint_is_deleted_when_the_new_one_and_then_its_own_renaming_are_durable(three, monkeypatch):
     done = []
 

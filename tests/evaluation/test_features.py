@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -197,23 +196,6 @@ def test_a_damaged_file_is_made_anew(tmp_path, counted, damage):
     assert len(counted) == 3
     cached(tmp_path, function, source, CROP, transform_options=VIEW)
     assert len(counted) == 3
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_writing_that_fails_leaves_nothing_that_is_read(tmp_path, counted, monkeypatch, error):
-    function, source = Frozen(vit(), [Reading(3)], identity="seal"), images()
-
-    def fail(part, path):
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", fail)
-        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError):
-            cached(tmp_path, function, source, CROP, transform_options=VIEW)
-    assert not list(tmp_path.iterdir())
-    cached(tmp_path, function, source, CROP, transform_options=VIEW)
-    assert len(counted) == 2
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_cached_features_of_other_readable_images_are_reported():

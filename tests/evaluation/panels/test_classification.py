@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -293,20 +292,6 @@ def test_lines_have_the_classes_of_the_lowest_recall():
     ]  # fmt: skip
     assert len(lines(labels * 0)) == len(lines(guesses)) + 1  # not above chance
     assert "(" not in lines(labels)[-1]
-
-
-@torch.no_grad()
-def test_names_of_folders_that_are_no_text_can_be_written():
-    odd = (os.fsdecode(b"caf\xe9"), "line\nbreak", "a$b{", "x" * 300)
-    source = Memory(tagged(8), [0, 1, 2, 3] * 2, odd)
-    found, model = evaluation(source), Table(torch.eye(4).roll(1, 1).repeat(2, 1), odd)
-    evaluated = found(model, [{"step": 0}])
-    for text in (evaluated.tables["classes.csv"], *evaluated.lines):
-        text.encode()
-    rows = list(csv.DictReader(io.StringIO(evaluated.tables["classes.csv"])))
-    assert [row["class"] for row in rows][1:] == list(odd[1:])
-    assert all("\n" not in line for line in evaluated.lines)
-    assert all(figure.png() for figure in evaluated.figures.values())
 
 
 HISTORY = [

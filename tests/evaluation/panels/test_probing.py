@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from composing import composed
 from PIL import Image
 from ranks import own_rank, results, start
 
@@ -30,7 +29,6 @@ from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.processes import gather
 from ssvit.training import loop
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 CLASSES = ("dark", "pale", "red")
 VIEW = CenterCrop(size=16)
 PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
@@ -99,21 +97,6 @@ def test_the_interval_is_the_smallest_that_stays_below_the_share():
         limit = base.SHARE * steps * batch_size
         affordable = [n for n in range(evaluate_every, steps, evaluate_every) if cost(n) < limit]
         assert every == min(affordable, default=steps)
-
-
-@pytest.mark.parametrize(
-    ("options", "evaluations"), [((), 2), (("experiment=cifar10_small", f"data.root={CONFIGS}"), 13)]
-)
-def test_by_default_a_run_is_measured_on_its_way_too(options, evaluations):
-    config = composed(*options)
-    recipe, shared = config.recipe, config.probing
-    assert shared.every == "auto"
-    every = base.interval(
-        images=shared.train_images + shared.test_images,
-        **{name: recipe[name] for name in ("steps", "batch_size", "evaluate_every")},
-    )  # fmt: skip
-    assert 1 + math.ceil(recipe.steps / every) == evaluations
-    assert list(config.probe) == ["ridge", "knn"]
 
 
 @torch.no_grad()

@@ -74,6 +74,7 @@ def test_pages_show_names_as_text(name, tmp_path):
     shown = Page(page.read_text())
     assert {"script", "a"}.isdisjoint(tag for tag, _ in shown.tags)
     assert len(shown.all("img")) == 1
+    assert shown.text.count(one_line(name)) >= 3
     assert all(line.isprintable() for line in page.read_text().split("\n"))
     assert json.loads(numbers.read_text())["metadata"]["classes"] == [name]
     (tmp_path / "config.yaml").write_text(json.dumps({"schema": 1, "choices": {"objective": name}}))
