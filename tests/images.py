@@ -1,7 +1,9 @@
 """Image files of tests: numbered pictures of noise, their pixels, and the folders that hold them."""
 
 import io
+import struct
 import tarfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +23,15 @@ def picture(number: int, kind: str = "PNG", size: tuple[int, int] | None = None)
 def pixels(body: bytes) -> torch.Tensor:
     """The pixels of a file, (3, h, w) uint8."""
     return torch.from_numpy(np.array(Image.open(io.BytesIO(body)).convert("RGB"))).permute(2, 0, 1)
+
+
+def png_of(height: int, width: int, rows: bytes, bits: int = 8, colour: int = 0) -> bytes:
+    """A PNG with this header, whose rows, each after a byte for its filter, may be any bytes."""
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    chunks = b""
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        chunks += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def put(path: Path, body: bytes = b"") -> Path:

@@ -7,12 +7,13 @@ import resource
 import struct
 import subprocess
 import sys
-import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from images import png_of
 from PIL import Image
 
 from ssvit.data.sources import decode
@@ -109,23 +110,13 @@ def test_truncated_files_are_unreadable(tmp_path: Path, kind: str) -> None:
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def png_of_size(height: int, width: int) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
-    )
-
-
 def jpeg_of_size(height: int, width: int) -> bytes:
     data = encoded("JPEG")
     at = data.index(b"\xff\xc0") + 5
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
-@pytest.mark.parametrize("make", [png_of_size, jpeg_of_size])
+@pytest.mark.parametrize("make", [partial(png_of, rows=b""), jpeg_of_size])
 def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bomb").write_bytes(make(60000, 50000))
 

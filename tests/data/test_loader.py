@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_batch
 import tiny
 import torch
 from command import LIMIT
@@ -51,13 +52,7 @@ def tags(batches: Iterable[Batch]) -> list[int]:
 
 
 def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
-    return all(
-        a.views.keys() == b.views.keys()
-        and all(torch.equal(view, b.views[name]) for name, view in a.views.items())
-        and torch.equal(a.labels, b.labels)
-        and torch.equal(a.slots, b.slots)
-        for a, b in zip(first, second, strict=True)
-    )
+    return all(test_batch.same(*both) for both in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("order", ["permutation", "bijection"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from command import TINY, one_line
-from PIL import Image
+from images import picture, put
 
 import ssvit
 from ssvit.data.sources.base import Source, Unreadable
@@ -21,13 +21,10 @@ def photos(tool, tmp_path):
     """A folder of pictures, next to a tiny run."""
     tool("pretrain", *TINY)
     for place in range(10):
-        pixels = np.random.default_rng(place).integers(0, 256, (20, 24, 3), dtype=np.uint8)
         path = tmp_path / "photos" / ("train" if place < 7 else "test") / "ab"[place % 2] / f"{place}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    (tmp_path / "photos" / "train" / "a" / "broken.png").write_bytes(b"no picture")
-    (tmp_path / "photos" / "unsorted").mkdir()
-    Image.new("RGB", (20, 24)).save(tmp_path / "photos" / "unsorted" / "10.png")
+        put(path, picture(place, size=(20, 24)))
+    put(tmp_path / "photos" / "train" / "a" / "broken.png", b"no picture")
+    put(tmp_path / "photos" / "unsorted" / "10.png", picture(10, size=(20, 24)))
     return tmp_path / "photos"
 
 

@@ -12,6 +12,7 @@ import tiny
 import torch
 from command import TINY
 from composing import composed
+from images import picture, put
 from PIL import Image
 
 from ssvit.checkpoints import manifest, storage
@@ -38,9 +39,7 @@ RUN = "masked_patch_synthetic"
 
 def paint(path: Path, seed: int, size: tuple[int, int] = (20, 16)) -> None:
     """A picture of noise, of (width, height)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(path)
+    put(path, picture(seed, size=size[::-1]))
 
 
 def album(folder: Path, *, first: int, count: int, classes: tuple[str, ...] = ("ant", "bee")) -> Path:

@@ -1,11 +1,10 @@
 """Images of several classes or none: tables, subsets, batches and shards."""
 
-import csv
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from images import put, put_grey
 from torch import Tensor
 
 from ssvit.data.augment.crop import CenterCrop
@@ -25,13 +24,11 @@ TAGS = ("cat|dog", "", "owl", "dog | cat|owl", "dog", "cat", "yak|dog", "owl|dog
 
 def table(folder: Path) -> Path:
     """Write a CSV file of ten images of different greys, with tags in one column."""
-    with open(folder / "t.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["path", "tags", "split"])
-        for i, tags in enumerate(TAGS):
-            Image.new("RGB", (20, 16 + i), (i, 0, 0)).save(folder / f"{i}.png")
-            rows.writerow([f"{i}.png", tags, "test" if i in (4, 7) else "train"])
-    return folder / "t.csv"
+    rows = ["path,tags,split"]
+    for i, tags in enumerate(TAGS):
+        put_grey(folder / f"{i}.png", i, (20, 16 + i))
+        rows.append(f"{i}.png,{tags},{'test' if i in (4, 7) else 'train'}")
+    return put(folder / "t.csv", "\n".join(rows).encode())
 
 
 def expected(*places: int) -> Tensor:
@@ -70,7 +67,7 @@ def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
     for one in (source, memory):
         loader = Loader(source=one, transform=CenterCrop(size=8), seed=0, batch_size=4)
         for batch in loader.batches(0, 3):
-            number = batch.images[:, 0, 0, 0].long()  # the red of an image is its number in the table
+            number = batch.images[:, 0, 0, 0].long()  # the grey of an image is its number in the table
             assert batch.labels.dtype == torch.bool
             assert batch.labels.equal(expected(*number.tolist()))
     with pytest.raises(UserError, match="for 9 images and 4 classes"):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets as hub
-import fsspec
 import numpy as np
 import pytest
 import torch
 from command import error_of
 from images import class_names, picture, pixels, put, put_tar
+from test_shards import in_memory
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
@@ -74,11 +74,8 @@ def shards(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **opt
 
 def store(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
     write_shards(root / "far", parts, bodies)
-    system, top = fsspec.url_to_fs(f"memory://{root.name}")
-    if system.exists(top):
-        system.rm(top, recursive=True)
-    system.put(str(root / "far"), top, recursive=True)
-    return datasets.shards(Shards(root=f"memory://{root.name}", cache=str(root / "copies"), **options))
+    address = in_memory(root / "far", f"memory://{root.name}")
+    return datasets.shards(Shards(root=address, cache=str(root / "copies"), **options))
 
 
 def saved(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
@@ -228,7 +225,9 @@ def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case)
     [
         ({"validation": "nowhere"}, "validation"), ({"train": "nowhere"}, "train"),
         ({"validation": "train"}, "validation"), ({"test": "val"}, "test"), ({"held_out": 1.5}, "held_out"),
-        ({"channels": 0}, "channels"), ({"range": [2, 1]}, "range"), ({"train": ["a"]}, "train"),
+        ({"channels": 0}, "channels"), ({"channels": 17}, "channels"), ({"range": [1]}, "range"),
+        ({"range": [2, 1]}, "range"), ({"range": [0, "x"]}, "range"), ({"range": 7}, "range"),
+        ({"channels": 4, "range": [[0, 0], 1]}, "range"), ({"train": ["a"]}, "train"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_named(tmp_path: Path, case: Case, options: dict, option: str) -> None:
