@@ -127,18 +127,12 @@ def run(config: Config) -> None:
         best = answer.topk(len(answer) if classifier.is_multi_label else min(options.top, len(answer)))
         named = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
         labels.append(PseudoLabel(path, *named[0]))
-        several, least = classifier.is_multi_label, options.threshold
-        answers.append(
-            {
-                "image": path,
-                "classes": [
-                    {"class": name, "probability": p, **({"present": p >= least} if several else {})}
-                    for name, p in named
-                ],
-            }
-        )
-        if several:
-            named = [(name, p) for name, p in named if p >= least]
+        classes: list[dict[str, object]] = [{"class": name, "probability": p} for name, p in named]
+        if classifier.is_multi_label:
+            for entry, (_, p) in zip(classes, named, strict=True):
+                entry["present"] = p >= options.threshold
+            named = [(name, p) for name, p in named if p >= options.threshold]
+        answers.append({"image": path, "classes": classes})
         print_lines(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
     if options.output is not None and options.as_table:
         kept = select(labels, confidence=options.confidence, per_class=options.per_class)

@@ -11,11 +11,10 @@ import yaml
 
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
 from ssvit.checkpoints.run_folder import rows
-from ssvit.exchange.export_options import ONNX, Export
+from ssvit.exchange.export_options import ONNX, OURS, Export
 from ssvit.exchange.layout import per_channel
 from ssvit.options import markdown, pair
 
-_LIBRARIES = {"timm": "timm", "onnx": "onnx"}
 _LOCAL = ("root", "path", "download")  # options that describe the machine
 _OPEN = {
     "onnx": """import onnxruntime
@@ -72,7 +71,7 @@ def write(
         "Metrics": _table(metrics(run, step)),
     }
     front_matter = {
-        "library_name": _LIBRARIES.get(options.format, "ssvit"),
+        "library_name": "ssvit" if options.format == OURS else options.format,
         "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
         "tags": ["ssvit", "vision", "vision-transformer"],
     }

@@ -31,16 +31,14 @@ def fetch(address: str) -> Path:
     weights = parts["file"] or _WEIGHTS
     descriptions = [str(PurePosixPath(weights).with_name(name)) for name in ("config.json", "preprocessor_config.json")]
     try:
-        snapshot = snapshot_download(
-            parts["repository"], revision=parts["revision"], allow_patterns=[weights, *descriptions]
-        )
+        files = [weights, *descriptions]
+        snapshot = snapshot_download(parts["repository"], revision=parts["revision"], allow_patterns=files)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OptionError("checkpoint", address, f"cannot be read from the Hub: {reason}") from None
     if not (path := Path(snapshot, weights)).is_file():
-        raise OptionError(
-            "checkpoint", address, f"the repository has no file {weights}; name one, as hf://OWNER/NAME/FILE"
-        )
+        expected = f"the repository has no file {weights}; name one, as hf://OWNER/NAME/FILE"
+        raise OptionError("checkpoint", address, expected)
     return path
 
 

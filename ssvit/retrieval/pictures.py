@@ -57,10 +57,8 @@ class PictureSet:
         """
         one_of("split", split, [*(part for part in PARTS if getattr(data, part) is not None), HELD_OUT])
         part, source = data.reported if split == HELD_OUT else (split, getattr(data, split))
-        names = [f"{name}/{part}/{index}" for index in range(len(source))]
-        for index in range(len(source)):
-            if os.path.isfile(path := source.name(index)):
-                names[index] = os.path.abspath(path)
+        paths = enumerate(map(source.name, range(len(source))))
+        names = [os.path.abspath(path) if os.path.isfile(path) else f"{name}/{part}/{index}" for index, path in paths]
         labels = () if source.labels is None else source.labels
         classes = [class_text(label, source.classes) or None for label in labels]
         return cls(source, names, classes or [None] * len(source))

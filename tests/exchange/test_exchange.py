@@ -180,6 +180,7 @@ def test_a_file_is_read_once_until_it_or_an_option_changes(plain, tmp_path, monk
         ({"patch_embed.proj.weight": torch.ones(48, 192)}, "number of axes"),
         ({"norm.weight": torch.full((48,), torch.nan)}, "norm.weight must contain finite numbers"),
         ({"norm.weight": torch.ones(48, dtype=torch.int64)}, "norm.weight must contain finite numbers"),
+        ({"norm.weight": torch.full((48,), 1e300, dtype=torch.float64)}, "norm.weight must contain finite numbers"),
         ({"blocks.0.norm1.bias": torch.ones(47)}, "blocks.0.norm1.bias: has shape 47, must be 48"),
     ],
 )  # fmt: skip

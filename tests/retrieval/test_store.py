@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import pickle
-import shutil
 import socket
 from hashlib import sha256
 from pathlib import Path
@@ -142,59 +141,29 @@ class Killed(BaseException):
     """No handler of the code under test may catch it, as none catches SIGKILL."""
 
 
-class Countdown:
-    """Calls that synchronise or rename are counted, and call number `turn` fails."""
-
-    def __init__(self, patch, turn: int, failure: BaseException) -> None:
-        self.remaining = turn
-        for owner, name in ((os, "fsync"), (Path, "replace")):
-            patch.setattr(owner, name, self.counting(getattr(owner, name), failure))
-
-    def counting(self, call, failure):
-        def counted(*arguments):
-            self.remaining -= 1
-            if self.remaining == -1:
-                raise failure
-            return call(*arguments)
-
-        return counted
-
-
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("failure", [Killed(), FULL], ids=["killed", "disk full"])
-@pytest.mark.parametrize("before", [0, 6])
+@pytest.mark.parametrize(("failure", "error"), [(Killed(), Killed), (FULL, StoreError)], ids=["killed", "disk full"])
+@pytest.mark.parametrize(
+    ("call", "added"), [("os.fsync", 0), ("pathlib.Path.replace", 0), ("ssvit.retrieval.store.synchronise", 3)]
+)
 def test_an_interrupted_add_leaves_the_old_store_or_the_new_one_and_can_be_repeated(
-    tmp_path, monkeypatch, failure, before
+    tmp_path, monkeypatch, failure, error, call, added
 ):
-    counts = [before] * bool(before)
-    make(tmp_path / "before", *counts)
-    after = content(make(tmp_path / "after", *counts, 3))
-    sizes, messages = [], []
-    for turn in range(100):
-        folder = tmp_path / f"store{turn}"
-        if before:
-            shutil.copytree(tmp_path / "before", folder)
-        store = Store.open(folder, ENCODER, create=True)
-        with monkeypatch.context() as patch:
-            countdown = Countdown(patch, turn, failure)
-            try:
-                store.add(*images(3, before))
-            except Killed:
-                pass
-            except StoreError as error:
-                messages.append(str(error))
-        if countdown.remaining >= 0:
-            break
-        opened = Store.open(folder, ENCODER, create=True)
-        sizes.append(len(opened))
-        if len(opened) == before:
-            opened.add(*images(3, before))
-        assert content(Store.open(folder, ENCODER)) == after
-    # The file, its rename, the folder: the last failure comes after the rename.
-    assert sizes == [before, before, before + 3]
-    assert len(messages) == (3 if failure is FULL else 0)
+    def fail(*arguments):
+        raise failure
+
+    store, after = make(tmp_path / "store", 6), content(make(tmp_path / "after", 6, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(call, fail)
+        with pytest.raises(error):
+            store.add(*images(3, 6))
+    opened = Store.open(tmp_path / "store", ENCODER)
+    assert len(opened) == 6 + added
+    if not added:
+        opened.add(*images(3, 6))
+    assert content(Store.open(tmp_path / "store", ENCODER)) == after
 
 
 def test_a_second_writer_is_refused_with_the_process_that_writes(tmp_path):

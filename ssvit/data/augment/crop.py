@@ -61,9 +61,18 @@ class RandomCrop(crop_options.RandomCrop):
             out = change(out, slots, seed, view)
         return out
 
+    def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+        """Sample crop boxes and flips; arguments as for `geometry`.
+
+        Returns:
+            Boxes (b, 4) int64, top, left, height and width of each crop in pixels, and flips (b,) bool.
+        """
+        raise NotImplementedError
+
     def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the maps (b, 2, 3) of crop and flip, without further augmentations; arguments as for `geometry`."""
-        raise NotImplementedError
+        boxes, flips = self.sample(seed, slots, sides, view)
+        return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
 
     def geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the maps from views to their images; see `ssvit.data.augment.geometry`.
@@ -106,23 +115,10 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
     antialias.
     """
 
-    def sample(self, seed: int, slots: Tensor, heights: Tensor, widths: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
-        """Sample crop boxes and flips.
-
-        A box is the first of ten attempts that fits into the image, else the largest centred crop of an allowed ratio.
-
-        Args:
-            seed: Seed of the run.
-            slots: (b,) int64.
-            heights: Heights of the images in pixels, (b,).
-            widths: Widths of the images in pixels, (b,).
-            view: Number of the view.
-
-        Returns:
-            Boxes (b, 4) int64, top, left, height and width of each crop, and flips (b,) bool.
-        """
+    def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+        """Sample boxes: the first of ten attempts that fits into the image, else the largest centred one of a ratio."""
         numbers = uniform(seed, "inception crop", slots, 2 * _TRIES + 3, view)
-        heights, widths = heights.double(), widths.double()
+        heights, widths = sides.double().unbind(1)
         low, high = self.scale
         area = (heights * widths)[:, None] * (low + (high - low) * numbers[:, :_TRIES])
         low, high = self.ratio
@@ -137,16 +133,11 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
         start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
 
-    def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) of crop and flip."""
-        boxes, flips = self.sample(seed, slots, sides[:, 0], sides[:, 1], view)
-        return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
-
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop, resize and flip images."""
         shapes = [images.shape[2:]] if isinstance(images, Tensor) else [image.shape[1:] for image in images]
-        heights, widths = torch.tensor(shapes, device=slots.device).expand(len(images), 2).unbind(1)
-        boxes, flips = self.sample(seed, slots, heights, widths, view)
+        sides = torch.tensor(shapes, device=slots.device).expand(len(images), 2)
+        boxes, flips = self.sample(seed, slots, sides, view)
         if isinstance(images, Tensor):
             return resample(images, boxes, flips, self.size)
         cropped = []
@@ -178,24 +169,18 @@ class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
         if min(free_h, free_w) < 0 or self.padding >= min(h, w):
             crop = f"{self.size[1]}x{self.size[0]}"
             raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={self.padding}")
-        top, left, flips = self._sample(torch.tensor([[h, w]], device=slots.device), slots, seed, view)
-        rows, columns = self._positions(top, self.size[0], h), self._positions(left, self.size[1], w)
+        boxes, flips = self.sample(seed, slots, torch.tensor([[h, w]], device=slots.device), view)
+        rows, columns = (self._positions(boxes[:, axis], self.size[axis], side) for axis, side in enumerate((h, w)))
         columns = columns.flip(1).where(flips[:, None], columns)
         taken = images.reshape(b * c * h, w).index_select(0, _flat_rows(rows[:, :, None], c, h).flatten())
         return taken.view(b, c, -1, w).gather(3, columns[:, None, None].expand(-1, c, rows.shape[1], -1))
 
-    def _sample(self, sides: Tensor, slots: Tensor, seed: int, view: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the top and left of crops, (b,) int64, and which images are flipped, (b,) bool."""
+    def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
+        """Sample boxes, whose top and left may be in the padding."""
         numbers = uniform(seed, "shift crop", slots, 3, view)
-        free = sides + 2 * self.padding - torch.tensor(self.size, device=slots.device)
-        top, left = ((numbers[:, :2] * (free + 1)).long() - self.padding).unbind(1)
-        return top, left, numbers[:, 2] < self.flip
-
-    def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
-        """Return the maps (b, 2, 3) of crop and flip."""
-        top, left, flips = self._sample(sides, slots, seed, view)
-        boxes = torch.stack((top, left, *(torch.full_like(top, side) for side in self.size)), dim=1)
-        return geometry.composed(geometry.cropped(boxes, self.size), geometry.flipped(flips, self.size, axis=0))
+        size = torch.tensor(self.size, device=slots.device)
+        start = (numbers[:, :2] * (sides + 2 * self.padding - size + 1)).long() - self.padding
+        return torch.cat((start, size.expand_as(start)), dim=1), numbers[:, 2] < self.flip
 
     @staticmethod
     def _positions(start: Tensor, crop: int, n: int) -> Tensor:

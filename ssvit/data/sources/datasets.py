@@ -97,13 +97,9 @@ def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[st
 def vtab(options: datasets_options.Vtab) -> Data:
     """Build a task of VTAB-1k, with class numbers as names; UserError for a damaged list."""
     lists = [vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
-    classes = [
-        str(number)
-        for number in range(1 + max(max(paths_and_labels[1]) for paths_and_labels in lists if paths_and_labels))
-    ]
-    train, validation, test = (
-        paths_and_labels and Files(*paths_and_labels, classes, named=False) for paths_and_labels in lists
-    )
+    count = 1 + max(max(numbers) for _, numbers in filter(None, lists))
+    classes = list(map(str, range(count)))
+    train, validation, test = (part and Files(*part, classes, named=False) for part in lists)
     assert train
     called = [f"{options.task}, {name}:" for name in options.lists]
     return split_data(called, train, validation, test, held_out=0.1, seed=0)

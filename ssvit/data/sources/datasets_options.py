@@ -153,11 +153,9 @@ class Shards(ImageFiles):
                 members = [member for member in shard if member.isreg()]
         except (OSError, tarfile.TarError) as error:
             raise UserError(f"{first}: cannot be read: {error}") from None
-        groups = (
-            [member for member in members if member.name.lower().endswith(suffixes)]
-            for suffixes in (IMAGE_SUFFIXES, NPY)
-        )
-        images = next(filter(None, groups), [])
+        for suffixes in (IMAGE_SUFFIXES, NPY):
+            if images := [member for member in members if member.name.lower().endswith(suffixes)]:
+                break
         count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(first))
         return Sample(count, first, [partial(_member, first, member) for member in images[:most]])
 

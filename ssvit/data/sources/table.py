@@ -119,9 +119,9 @@ def splits(table: str, columns: Columns, names: Mapping[str, str | None]) -> Spl
         return (name,) if columns.split and name in lines else ()
 
     def rest(held_out: Items) -> Items:
-        return (
-            tuple(name for name in lines if name not in held_out) if not columns.split or names["train"] is None else ()
-        )
+        if columns.split and names["train"] is not None:
+            return ()
+        return tuple(name for name in lines if name not in held_out)
 
     existing = ", ".join(map(printable, lines)) if columns.split else "none; data.split names the column of splits"
     return resolve(names, find, rest, expected=f"a split of {table}, which has {existing}")

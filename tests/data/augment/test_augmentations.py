@@ -150,7 +150,7 @@ def test_an_image_too_small_for_a_window_is_an_error() -> None:
 
 
 def boxes(crop: InceptionCrop, height: int, width: int, count: int = COUNT) -> tuple[torch.Tensor, torch.Tensor]:
-    return crop.sample(0, torch.arange(count), torch.full((count,), height), torch.full((count,), width))
+    return crop.sample(0, torch.arange(count), torch.tensor([[height, width]]).expand(count, 2))
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (32, 32), (20, 90)])
@@ -189,7 +189,7 @@ def test_crops_are_torchvisions_within_one_grey_level(size: int | tuple[int, int
     crop, slots = InceptionCrop(size=size), torch.arange(40) + 1000
     c, h, w = shape
     batch = images(40, h, w, c)
-    found, flips = crop.sample(3, slots, torch.full((40,), h), torch.full((40,), w))
+    found, flips = crop.sample(3, slots, torch.tensor([[h, w]]).expand(40, 2))
     expected = []
     for image, box, flip in zip(batch, found.tolist(), flips.tolist(), strict=True):
         cropped = tvf.resized_crop(image, *box, list(crop.size), antialias=True)
