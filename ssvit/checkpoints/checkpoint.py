@@ -4,10 +4,10 @@ A run folder contains config.yaml and checkpoints, step_*/, each with a manifest
 same description for files of foreign weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ssvit.checkpoints.manifest import complete, read
 from ssvit.checkpoints.run_folder import reported_run
@@ -20,26 +20,13 @@ PRETRAIN, FINETUNE = "pretrain", "finetune"  # stages
 SCRATCH = "scratch"  # value of checkpoint= for random weights
 
 
-class Foreign(Protocol):
-    """Interface of an encoder in a file of foreign weights, as `ssvit.exchange.reading.Foreign`."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of its repository, or of the file without suffix."""
-        ...
-
-    def weights(self) -> dict[str, "Tensor"]:
-        """Return its weights under ssvit's names."""
-        ...
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint with a verified manifest, or a file of foreign weights."""
 
     path: Path  # folder of the checkpoint, or the foreign file
     manifest: Mapping[str, Any]  # the manifest, or equivalent entries of a foreign file
-    foreign: Foreign | None = None  # the encoder of a foreign file; None for a checkpoint of ssvit
+    foreign: Callable[[], dict[str, "Tensor"]] | None = None  # reads the weights of a foreign file
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
@@ -81,7 +68,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """Return the name of the run, or of the foreign file."""
-        return self.foreign.name if self.foreign else self.path.parent.name
+        return self.manifest["name"] if self.foreign else self.path.parent.name
 
     def home(self, outputs: str | Path) -> Path:
         """Return the output folder for this checkpoint: the run folder, or a folder in `outputs` for a foreign file."""

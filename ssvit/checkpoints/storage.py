@@ -236,7 +236,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
         CheckpointError: A file is damaged or cannot be read.
     """
     if checkpoint.foreign:
-        return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign.weights().items()}}
+        return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign().items()}}
     states: dict[str, dict[str, Tensor]] = {}
     pieces: dict[str, list[tuple[tuple[slice, ...], Tensor]]] = {}
     for name, expected in checkpoint.manifest["sha256"].items():

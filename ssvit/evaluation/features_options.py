@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator
+from annotated_types import MinLen
 
-from ssvit.config.declaration import Count, Expect, OneOf, Options
+from ssvit.config.declaration import Count, Distinct, Expect, OneOf, Options
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.timm_options import options_from
 from ssvit.options import OptionError, one_of, whole
@@ -54,12 +54,6 @@ def reading_of(name: str) -> Reading | None:
     return match and Reading(int(match[1]), match[2], "before" if match[3] else "after")
 
 
-def _layers(value: object) -> object:
-    if isinstance(value, list | tuple) and (not value or len(set(value)) < len(value)):
-        raise ValueError
-    return value
-
-
 class Outputs(Options):
     """Select the outputs of a layer that are used as features."""
 
@@ -81,8 +75,7 @@ class Features(Outputs):
     """Select the outputs of one or more layers that are used as features."""
 
     layer: Annotated[
-        Literal["last", "all"] | Count | Sequence[Count],
-        AfterValidator(_layers),
+        Literal["last", "all"] | Count | Annotated[Sequence[Count], Distinct, MinLen(1)],
         Expect("last, all, a layer's number, or a list of different numbers"),
     ] = "last"
     """Layer: last, a number counted from 1, a list of numbers, or all."""

@@ -46,7 +46,8 @@ def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Chec
 
     foreign = reading.read(path, json.loads(options))
     entries = {"step": 0, "encoder": dict(foreign.arguments), "notes": list(foreign.notes)}
-    return Checkpoint(path, {**entries, "seal": seal({**entries, "file": files.digest(path)})}, foreign)
+    checksum = seal({**entries, "file": files.digest(path)})
+    return Checkpoint(path, {**entries, "name": foreign.name, "seal": checksum}, foreign.weights)
 
 
 def find(

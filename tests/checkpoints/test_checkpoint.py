@@ -179,23 +179,16 @@ def test_a_run_without_a_usable_checkpoint_is_an_error(three):
     assert storage.newest(three / "elsewhere", pytest.fail) is None
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("exploded",)
-
-
-def test_a_pickle_in_a_checkpoint_is_not_executed(three, monkeypatch):
-    monkeypatch.chdir(three)
+def test_a_file_of_another_format_is_named(three):
     folder = three / "step_00000003"
     for file in ("model.safetensors", "optimizer.safetensors"):
-        data = pickle.dumps(Bomb())
+        data = pickle.dumps(STATES)
         (folder / file).write_bytes(data)
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["sha256"][file] = hashlib.sha256(data).hexdigest()
         (folder / "manifest.json").write_bytes(atomic_io.sealed(manifest))
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
             storage.load(Checkpoint.open(folder))
-    assert not (three / "exploded").exists()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

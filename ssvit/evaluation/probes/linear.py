@@ -107,18 +107,9 @@ class Linear(linear_options.Linear, Probe):
         """Train a classifier for each setting of the grid on the images at `rows`."""
         raise NotImplementedError
 
-    def refit(
-        self, train: Features, rows: Tensor, classifiers: Classifiers, chosen: int
-    ) -> tuple[Tensor, Classifiers, int]:
-        """Return the images that the final classifier is trained on, and this classifier as one of a grid.
-
-        Args:
-            train: Features of all training images.
-            rows: Indices of the images used by `train`.
-            classifiers: The classifiers of the grid.
-            chosen: Index of the chosen classifier.
-        """
-        return rows, classifiers, chosen
+    def of_setting(self, setting: Mapping[str, float]) -> "Linear | None":
+        """Return the probe that fits the chosen setting again, to all training images; None to keep the classifier."""
+        return None
 
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
@@ -133,7 +124,10 @@ class Linear(linear_options.Linear, Probe):
         chosen = ranks.index(max(ranks))
         if validated.losses[chosen] == math.inf:
             raise UserError("no classifier has a finite loss: try smaller learning rates, or standardize=true")
-        trained, final, number = self.refit(train, trained, classifiers, chosen)
+        final, number = classifiers, chosen
+        if probe := self.of_setting(classifiers.settings[chosen]):
+            trained, number = torch.arange(len(labels)), 0
+            final = probe.train(train, trained)
         on_train = final.score(train, trained, [number])
         on_test = final.score(test, torch.arange(len(test.values)), [number])
         accuracies = (on_train.accuracies[0], validated.accuracies[chosen], on_test.accuracies[0])

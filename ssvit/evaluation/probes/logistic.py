@@ -3,7 +3,7 @@
 Shapes use n images, d width, k classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -37,12 +37,9 @@ class Logistic(logistic_options.Logistic, Linear):
         settings = [{"l2": l2} for l2 in l2s]
         return Classifiers(settings, partial(logits_of, scaler, layers), {"converged": converged})
 
-    def refit(
-        self, train: Features, rows: Tensor, classifiers: Classifiers, chosen: int
-    ) -> tuple[Tensor, Classifiers, int]:
-        """Fit the chosen penalty to all training images, see `Linear.refit`."""
-        rows = torch.arange(len(train.values))
-        return rows, self.changed(l2s=[classifiers.settings[chosen]["l2"]]).train(train, rows), 0
+    def of_setting(self, setting: Mapping[str, float]) -> "Logistic":
+        """Return the probe of the chosen penalty, see `Linear.of_setting`."""
+        return self.changed(l2s=[setting["l2"]])
 
 
 def fit(

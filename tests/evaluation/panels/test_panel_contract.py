@@ -24,7 +24,6 @@ from ssvit.evaluation.panels import (
     prediction_options,
 )
 from ssvit.evaluation.panels.base import Evaluator, with_metrics
-from ssvit.evaluation.panels.reconstruction import compare, conclude
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.figures.base import Figure
 from ssvit.figures.plot import Plot
@@ -138,11 +137,3 @@ def test_a_history_has_the_metrics_of_its_last_row_and_none_for_values_that_are_
     changed = with_metrics(history, {"a": 3.0, "b": math.nan})
     assert changed == [history[0], {"step": 4, "other/a": 2.0, "a": 3.0, "b": None}]
     assert history[1] == {"step": 4, "other/a": 2.0}
-
-
-@pytest.mark.parametrize("better", [[True, True], [True, False], [False, False]])
-def test_a_conclusion_is_positive_if_all_baselines_are_beaten(better):
-    line = compare("loss", "1", {str(number): ("2", one) for number, one in enumerate(better)})
-    assert line.count("not better") == better.count(False)
-    assert ("not learned" in conclude(better)) == (not all(better))
-    assert all(better) or f"{sum(better)} of 2" in conclude(better)

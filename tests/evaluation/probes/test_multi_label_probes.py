@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
-from ssvit.evaluation.probes import logistic, ridge, sgd
+from ssvit.evaluation.probes import logistic, ridge
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.ridge import Ridge
@@ -98,19 +98,6 @@ def test_linear_layers_by_sigmoids() -> None:
         model = LogisticRegression(C=1 / (200 * 0.01), tol=1e-8, max_iter=1000).fit(train.values, train.labels[:, k])
         assert np.allclose(layer[k, :-1], model.coef_[0], atol=2e-3)
         assert layer[k, -1].item() == pytest.approx(model.intercept_[0], abs=2e-3)
-    order = list(sgd.batches(200, batch_size=50, epochs=2, seed=0))
-    probe = Sgd(learning_rates=[0.1, 0.5], epochs=2, batch_size=50, standardize=False)
-    found = probe.train(train, torch.arange(200)).logits(test.values, [1])[0].T
-    plain = torch.zeros(4, 7, requires_grad=True)
-    optimizer = torch.optim.SGD([plain], lr=0.5, momentum=0.9)
-    for step, places in enumerate(order):
-        optimizer.zero_grad()
-        optimizer.param_groups[0]["lr"] = 0.5 * (1 + np.cos(np.pi * step / 8)) / 2
-        logits = rows[places] @ plain.T
-        target = train.labels[places].float()
-        (F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(places)).backward()
-        optimizer.step()
-    assert found.allclose(F.pad(test.values, (0, 1), value=1) @ plain.detach().T, atol=1e-3)
     for probe in (Logistic(l2s=[0.1, 0.01]), Sgd(learning_rates=[0.1, 0.5], epochs=4, batch_size=50)):
         result = probe(train, test)
         assert list(result.scores) == ["train", "validation", "test"]
