@@ -311,7 +311,6 @@ def test_pictures_show_three_of_many_channels() -> None:
     one = Display.of_pixels(PixelFormat(channels=1, range=[0, 9]), mean=0.5, std=0.1, shown=())
     assert torch.allclose(one(torch.full((1, 2, 2), 0.6)), torch.tensor(0.75))
     other = Display.of_pixels(PixelFormat(channels=6, range=[0, 1]), mean=mean, std=std, shown=[0, 1, 4])
-    assert torch.equal(display(images), shown)
     assert torch.equal(other(images)[:, 0], ((images[:, 0] / 0.2).clamp(0, 1)))
     assert torch.allclose(PLAIN(images), images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
 

@@ -16,62 +16,6 @@ from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.options import Failure, UserError
 
-OPTIONS = '''
-from typing import Annotated, ClassVar
-from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, From, Size
-from ssvit.models.encoder_options import Normalized
-
-@choice("encoder", "conv")
-class Conv(Normalized):
-    """Two convolutions."""
-
-    depth: ClassVar[int] = 2
-    poolings: ClassVar[tuple[str, ...]] = ("patch_mean",)
-
-    image_size: Annotated[Size, From("data.image_size")]
-    """Pixels."""
-    width: Count = 8
-    """Channels of the layers."""
-    pooling: str = "patch_mean"
-    """The mean of the feature map."""
-'''
-ENCODER = """
-import torch
-from torch import nn
-from PACKAGE import encoder_options
-from ssvit.models.encoder import Encoder
-from ssvit.options import pair
-
-class Conv(Encoder):
-    def __init__(self, options: encoder_options.Conv) -> None:
-        super().__init__()
-        self.options, self.channels, self.width = options, options.channels, options.width
-        self.image_size, self.pooling = pair("image_size", options.image_size), options.pooling
-        self.norm = nn.Identity()
-        self.register_normalisation(options.mean, options.std)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(inputs, options.width, 3, padding=1, stride=2) for inputs in (options.channels, options.width)
-        )
-
-    @property
-    def depth(self):
-        return 2
-
-    def layers(self, images):
-        self.check_values(images)
-        x = self.normalise(images)
-        for convolution in self.convolutions:
-            x = torch.tanh(convolution(x))
-            yield x
-
-    def pooled(self, outputs, pooling, images):
-        return outputs.movedim(1, -1) if pooling == "patches" else outputs.mean((2, 3))
-
-    def represent(self, images, *, depth_noise=None):
-        *_, outputs = self.layers(images)
-        return self.pooled(outputs, self.pooling, images)
-"""
 TINY = (
     "data=synthetic", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",
     "recipe.steps=4", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=4", "recipe.precision=32-true",
@@ -84,17 +28,11 @@ PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", 
 def conv(tmp_path, monkeypatch):
     """Return the arguments that select the user-defined encoder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     choices.import_options.cache_clear()
-    package = "with_conv"
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").touch()
-    (tmp_path / package / "encoder.py").write_text(ENCODER.replace("PACKAGE", package))
-    (tmp_path / package / "encoder_options.py").write_text(OPTIONS)
     Image.new("RGB", (20, 20)).save("picture.png")
-    yield ["--plugin", package]
+    yield ["--plugin", "with_conv"]
     choices._CHOICES.pop(("encoder", "conv"), None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "with_conv"]:
         del sys.modules[name]
 
 
