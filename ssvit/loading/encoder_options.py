@@ -97,10 +97,7 @@ class LoadLayers(Options):
         """Check that both encoders have the same patch size and number of channels."""
         if self.checkpoint is None or not isinstance(run.encoder, ViT):
             return
-        encoders = run.encoder, vit(self.checkpoint.encoder)
-        trained, loaded = ("x".join(map(str, (vit.channels, *pair("patch_size", vit.patch_size)))) for vit in encoders)
-        if trained != loaded:
-            raise OptionError("path", self.path, f"must have patches of {trained}, as the encoder; has {loaded}")
+        _check_sizes(self.path, "patches", "patch_size", run.encoder, vit(self.checkpoint.encoder))
 
 
 class LoadClassifier(LoadEncoder):
@@ -119,12 +116,15 @@ class LoadClassifier(LoadEncoder):
 
     def check(self, run: Run) -> None:
         """Check that the classifier accepts the images of the encoder, as a teacher must."""
-        if not isinstance(run.encoder, Normalized):
-            return
-        encoders = run.encoder, options_from(self.checkpoint().encoder)
-        size, loaded = ("x".join(map(str, (vit.channels, *pair("image_size", vit.image_size)))) for vit in encoders)
-        if size != loaded:
-            raise OptionError("path", self.path, f"must have images of {size}, as the encoder; has {loaded}")
+        if isinstance(run.encoder, Normalized):
+            _check_sizes(self.path, "images", "image_size", run.encoder, options_from(self.checkpoint().encoder))
+
+
+def _check_sizes(path: object, noun: str, name: str, *encoders: Normalized) -> None:
+    """Check that the option `name` and the channels of an encoder and of the one at a path are equal."""
+    expected, loaded = ("x".join(map(str, (vit.channels, *pair(name, getattr(vit, name))))) for vit in encoders)
+    if expected != loaded:
+        raise OptionError("path", path, f"must have {noun} of {expected}, as the encoder; has {loaded}")
 
 
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:

@@ -59,18 +59,6 @@ def test_an_image_does_not_depend_on_threads_or_chunks(monkeypatch, chunk):
         torch.set_num_threads(threads)
 
 
-def test_arithmetic_before_rounding_has_the_same_bits_in_any_batch():
-    # Rounding to 8 bits would hide most differences of a float's last bit, so look at the canvas before it.
-    grid, indices, labels = synthetic._Grid(13, 19, torch.device("cpu")), torch.arange(50), torch.arange(50) % 10
-
-    def paint(rows: slice) -> torch.Tensor:
-        return synthetic._paint(indices[rows], labels[rows], 0, grid)[0]
-
-    together = paint(slice(0, 50))
-    for rows in (slice(7, 8), slice(1, 18), slice(20, 50)):
-        assert torch.equal(paint(rows), together[rows])
-
-
 def test_seeds_and_indices_differ():
     first, first_labels, _ = render(torch.arange(100), seed=0, size=16)
     second, second_labels, _ = render(torch.arange(100), seed=1, size=16)
