@@ -9,7 +9,7 @@ contenders it is the matrix products of ssvit's step.
 import copy
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,19 +19,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import benchmark
 from ssvit.config.composed import Config
 from ssvit.options import OptionError
-from ssvit.training import runtime
-from ssvit.training.benchmark import (
-    Rate,
-    Steps,
-    compare,
-    cpu_seconds,
-    few,
-    flops,
-    gpu_seconds,
-    products,
-    table,
-    with_shares,
-)
+from ssvit.training.benchmark import Rate, Steps, gflop_of_image, measure_steps, table
 from ssvit.training.session import Session
 
 OURS, PLAIN, COMPILED = "ssvit", ", plain attention", ", compiled"
@@ -70,7 +58,7 @@ def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float
     """
     session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
     recipe, _, ours, loader = session.build(config)
-    gflop = flops(ours.train(), [few(loader)]) / 2 / 1e9
+    gflop = gflop_of_image(ours, loader)
     images = next(loader.batches(0, 1))
     scaled = images._replace(views={key: view / 255 for key, view in images.views.items()})
     steps = {}
@@ -96,16 +84,7 @@ def measure(config: Config) -> list[Rate]:
     compiled = [f"{name}{COMPILED}" for name in names]
     names = {"eager": names, "compile": compiled}.get(options.recipe.backend, [*names, *compiled])
     steps, gflop = build(names, config)
-    device = steps[names[0]].state.fabric.device
-    peak = products(runtime.precision(config.options.recipe, device), device.type)
-    works: dict[str, Callable[[], float]] = {**steps, **peak}
-    rates = compare(
-        works,
-        rounds=options.rounds,
-        reference=names[0],
-        seconds=gpu_seconds if device.type == "cuda" else cpu_seconds,
-    )
-    return with_shares(rates, list(peak), gflop)
+    return measure_steps(steps, gflop=gflop, rounds=options.rounds, reference=names[0])
 
 
 def run(config: Config) -> None:

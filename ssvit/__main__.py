@@ -3,13 +3,13 @@
 import difflib
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ssvit.cli import COMMANDS, find
 
 if TYPE_CHECKING:
+    from ssvit.config.command import Command
     from ssvit.config.composed import Config
 
 _DRY_RUN = "--dry-run"
@@ -32,10 +32,6 @@ def main(name: str | None = None) -> None:
         from importlib.metadata import version
 
         print(version("ssvit"))
-    elif name in ("-sc", "--shell-completion"):
-        from ssvit.config import completion
-
-        completion.complete("".join(arguments[:1]), list(COMMANDS), find)
     elif name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"must be one of {', '.join(COMMANDS)}"
@@ -58,31 +54,30 @@ def _run(name: str, arguments: list[str]) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for pipes to head
         with exit_on_failure():
             print(help.text(command, COMMANDS[name], arguments, everything="--help-all" in flags))
-        return
-    if flags:
-        # A dry run previews the jobs of a sweep on this machine; nothing is submitted.
-        launcher = ("hydra/launcher", "hydra.launcher")
-        arguments = [argument for argument in arguments if not argument.startswith(launcher)]
-        if command.dry_run is None:
-            with exit_on_failure():
-                raise Failure(f"{min(flags)}: must be a flag of pretrain or finetune, the commands that train", 2)
-        preview = _with_configuration(command.dry_run) if _SHOW_CONFIG in flags else command.dry_run
-        command = replace(command, run=preview, results=None)
-    command.main(arguments)
+    elif not flags:
+        command.main(arguments)
+    elif command.dry_run is None:
+        with exit_on_failure():
+            raise Failure(f"{min(flags)}: must be a flag of pretrain or finetune, the commands that train", 2)
+    else:
+        _preview(command, arguments, show_config=_SHOW_CONFIG in flags)
 
 
-def _with_configuration(dry_run: "Callable[[Config], Config]") -> "Callable[[Config], None]":
-    """Return a dry run that also prints the completed configuration as YAML."""
+def _preview(command: "Command", arguments: list[str], *, show_config: bool) -> None:
+    """Preview a run, or the jobs of a sweep on this machine; nothing is submitted."""
 
-    def run(config: "Config") -> None:
+    def preview(config: "Config") -> None:
         from ssvit.config import composition
         from ssvit.processes import is_main_process
 
-        completed = dry_run(config)
-        if is_main_process():
+        assert command.dry_run is not None
+        completed = command.dry_run(config)
+        if show_config and is_main_process():
             print(composition.as_yaml(completed), end="")
 
-    return run
+    launcher = ("hydra/launcher", "hydra.launcher")
+    arguments = [argument for argument in arguments if not argument.startswith(launcher)]
+    replace(command, run=preview, results=None).main(arguments)
 
 
 def usage() -> str:
@@ -93,7 +88,7 @@ def usage() -> str:
             "",
             *(f"  {name:<13} {purpose}" for name, purpose in COMMANDS.items()),
             "",
-            'ssvit COMMAND --help explains a command\'s options; eval "$(ssvit -sc install=bash)" completes them.',
+            "ssvit COMMAND --help explains a command's options.",
         ]
     )
 

@@ -103,6 +103,15 @@ def print_lines(*lines: object) -> None:
     print(*map(printable, lines), sep="\n", end="\n" * bool(lines), flush=True)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for the terminal: the first column is aligned left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
+        for first, *row in rows
+    ]
+
+
 def _is_whole(value: object, at_least: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= at_least
 
@@ -135,12 +144,6 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
     allowed = tuple(allowed)
     if value not in allowed:
         raise OptionError(name, value, f"must be one of {', '.join(map(str, allowed))}")
-
-
-def flag(name: str, value: object) -> None:
-    """Raise OptionError unless `value` is true or false."""
-    if not isinstance(value, bool):
-        raise OptionError(name, value, "must be true or false")
 
 
 def pair(name: str, value: object, at_least: int = 1) -> tuple[int, int]:

@@ -285,17 +285,3 @@ def test_each_command_line_spells_other_commands_in_the_way_that_it_was_started(
     ):
         assert normalize.line([]).changed([]).command("finetune") == f"{prefix}finetune"
         assert help.text(normalize, "a purpose", [], everything=False).startswith(f"{prefix}normalization")
-
-
-def test_a_folder_is_a_data_set(tmp_path):
-    for place in range(12):
-        pixels = np.random.default_rng(place).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        folder = tmp_path / "my photos" / "ab"[place % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / f"{place}.png")
-    options = {
-        name: value for name, value in OPTIONS.items() if name not in ("data", "data.images", "data.held_out_images")
-    }
-    run = ssvit.pretrain(tmp_path / "my photos", **options | {"batch_size": 4}, outputs=tmp_path, verbose=False)
-    assert run.folder.name == "masked_patch_folder"
-    assert run.metrics["step"] == 6

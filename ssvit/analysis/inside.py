@@ -90,14 +90,7 @@ class Report:
 
 
 def analyse(
-    encoder: ViT,
-    pictures: Pictures,
-    *,
-    layer: int,
-    pooling: str,
-    shown: int,
-    batch_size: int,
-    display: Display,
+    encoder: ViT, pictures: Pictures, *, layer: int, pooling: str, shown: int, batch_size: int, display: Display
 ) -> Report:
     """Analyse an encoder in eval mode on some images.
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TextIO
 
 from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
-from ssvit.options import OptionError, UserError, flag
+from ssvit.options import OptionError, UserError
 
 # Files in the folder of a run that has not started.
 _UNSTARTED = {"lock", "config.yaml", ".config.yaml.part"}
@@ -97,11 +97,9 @@ class RunFolder:
             overwrite: Whether to delete an existing run.
 
         Raises:
-            OptionError: `overwrite` is not a flag.
             RunError: Another process uses the folder, it contains a run with other options or files of other programs,
                 or it cannot be written.
         """
-        flag("overwrite", overwrite)
         try:
             is_run = self._contains("step_*/manifest.json", "*/step_*/manifest.json") or self._is_configured()
             # These are the only files of a run that ended before its configuration was stored.

@@ -18,11 +18,10 @@ from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
-from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
-from ssvit.options import folder_to_write, print_lines, within
+from ssvit.options import aligned, folder_to_write, print_lines, within
 from ssvit.progress import progress
 
 _OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint sets
@@ -36,7 +35,11 @@ def run(config: Config) -> Path | None:
     Returns the path of the output, or None without output.
     """
     options: Evaluate = config.options
-    checkpoint, readings, others = check(options)
+    Run(options).check()
+    checkpoint = options.encoder.checkpoint()
+    with within("features"):
+        readings = options.features.readings(checkpoint.encoder)
+    others = against.others(options, checkpoint)
     if options.report:
         folder = Path(options.output or checkpoint.home(options.outputs) / features_options.FOLDER)
         folder_to_write("output", folder)
@@ -70,8 +73,8 @@ def run(config: Config) -> Path | None:
     first, *more = page.data(metadata)
     print_lines(f"{metadata['checkpoint']}: {first}", *more)
     if len(scores) == 1:
-        print_lines(*page.aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
-    print_lines(*page.aligned(summary), *conclusion)
+        print_lines(*aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
+    print_lines(*aligned(summary), *conclusion)
     if options.report:
         by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
         best = next((by_name[result.best] for result in scores if result.best in by_name), None)
@@ -130,20 +133,6 @@ def data_options(config: Config) -> list[str]:
         if not isinstance(value, dict) and value != defaults.get(name) and name not in _OF_ENCODER
     }
     return [f"data={line.brought['data']}", *(f"{name}={quoted(value)}" for name, value in changed.items())]
-
-
-def check(options: Evaluate) -> tuple[Checkpoint, list[features_options.Reading], list[Other]]:
-    """Return the checkpoint, the features to evaluate, and the encoders to compare them with.
-
-    Raises:
-        OptionError: The encoder, the images and the features do not fit each other.
-        UserError: A checkpoint cannot be read.
-    """
-    Run(options).check()
-    checkpoint = options.encoder.checkpoint()
-    with within("features"):
-        readings = options.features.readings(checkpoint.encoder)
-    return checkpoint, readings, against.others(options, checkpoint)
 
 
 command = Command(

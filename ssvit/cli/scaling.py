@@ -6,13 +6,14 @@ fine-tune each run of a grid. A run is one row, in a file. The table and the fig
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import MinLen
 
 from ssvit.config.command import Command
+from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
@@ -92,13 +93,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     ]
     for point in points:
         with within("encoder"):
-            encoder = options.encoder.changed(
-                depth=point["depth"],
-                width=point["width"],
-                patch_size=point["patch"],
-                heads=heads(point["width"]),
-                mlp_width=None,
-            )
+            encoder = options.encoder.changed(**shape(point))
         Run(options.changed(encoder=encoder)).check()
     return points
 
@@ -111,9 +106,11 @@ def check_grid(options: Sequence[str]) -> None:
             raise OptionError(name, value, f"must be set by {axis}=…, an axis of the grid")
 
 
-def heads(width: int) -> int:
-    """Return the number of attention heads of an encoder."""
-    return max(1, width // _HEAD)
+def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the options of the ViT of a point."""
+    depth, width = point["depth"], point["width"]
+    heads = max(1, width // _HEAD)
+    return {"depth": depth, "width": width, "mlp_width": None, "heads": heads, "patch_size": point["patch"]}
 
 
 class Grid(Trials):
@@ -127,10 +124,7 @@ class Grid(Trials):
             point: Value of each axis by name.
             seed: Seed of the runs.
         """
-        model = [
-            f"encoder.depth={point['depth']}", f"encoder.width={point['width']}", "encoder.mlp_width=null",
-            f"encoder.heads={heads(point['width'])}", f"encoder.patch_size={point['patch']}",
-        ]  # fmt: skip
+        model = [f"encoder.{name}={quoted(value)}" for name, value in shape(point).items()]
         self._row(objective, "d{depth}_w{width}_p{patch}".format(**point), [*self.pretraining, *model], point, seed)
 
     def compared(self, encoder: str, point: dict[str, Any], seed: int) -> None:
@@ -155,7 +149,7 @@ class Grid(Trials):
         (stage,) = stages(objective, self.line)
         options = [*stage.options, *options]
         cost = self.cost(f"{objective}_{size}", options)
-        subset = f"subset.images={'null' if point['images'] is None else point['images']}"
+        subset = f"subset.images={quoted(point['images'])}"
         # Supervised runs evaluate on all test images each time, so they evaluate only at the start and at the end.
         rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
         self.call("pretrain", [*recipe_options(point["steps"], seed, cost), *options, *rarely, subset, f"name={name}"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
@@ -21,16 +21,6 @@ from ssvit.options import Failure, OptionError, UserError, print_lines, printabl
 from ssvit.processes import end_with_launcher, is_main_process, keep_memory
 
 _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
-
-
-class Results(Protocol):
-    """Interface of the collected results of a sweep (-m)."""
-
-    def add(self, config: Config, folder: Path) -> float | None:
-        """Add the run in a folder, and return its objective value for sweepers such as Optuna."""
-
-    def table(self) -> str:
-        """Return the table of all runs; "" if there are none."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,8 @@ class Command:
         aliases: Replacements of prefixes of options.
         common: Prefixes of the options that --help shows; all options if empty.
         dry_run: Called by --dry-run instead of `run`; returns the completed configuration.
-        results: Dotted name of the class that collects the results of a sweep, if `run` returns the folder of a run.
+        results: Dotted name of the class that collects the results of a sweep (-m), if `run` returns the folder of a
+            run, such as `ssvit.studies.sweep.Sweep`.
         prefix: As in `CommandLine`.
     """
 
@@ -78,7 +69,7 @@ class Command:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # for characters outside the terminal's encoding
         with exit_on_failure():
-            with _configuration():
+            with _failures(2):
                 line = self.line(arguments)
             if line.sweep:
                 self._sweep(line)
@@ -96,7 +87,7 @@ class Command:
             The result of `run`.
         """
         users = [] if config_dir is None else ["--config-dir", str(config_dir)]
-        with _configuration():
+        with _failures(2):
             line = self.line([*users, *arguments])
         return self._start(self.compose(line))
 
@@ -120,7 +111,7 @@ class Command:
         return line
 
     def described(self, arguments: Sequence[str]) -> Config:
-        """Return the configuration for --help and completion, which do not require a checkpoint."""
+        """Return the configuration for --help, which does not require a checkpoint."""
         try:
             line = self.line(arguments)
         except UserError:
@@ -134,11 +125,11 @@ class Command:
             line: The command line.
             incomplete: Whether required options may be missing.
         """
-        with _configuration():
+        with _failures(2):
             return composition.compose(self.name, line, self.options, incomplete=incomplete)
 
     def _sweep(self, line: CommandLine) -> None:
-        results: Results | None = locate(self.results)() if self.results else None
+        results = locate(self.results)() if self.results else None
 
         def job(config: Config) -> float | None:
             with exit_on_failure():  # otherwise, Hydra would report the failure in its format
@@ -152,14 +143,8 @@ class Command:
     def _start(self, config: Config) -> Any:
         """Call `run` with a composed configuration, and convert errors that a user can correct to Failure."""
         end_with_launcher()
-        try:
+        with _failures(1), config.names_as_typed():
             return self.run(config)
-        except OptionError as error:
-            raise Failure(str(OptionError(config.option(error.name), error.value, error.expectation)), 2) from None
-        except UserError as error:
-            raise Failure(str(error), getattr(error, "status", 1)) from None
-        except OSError as error:
-            raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
 
 
 def named(config: Config, name: str | None) -> Config:
@@ -170,14 +155,15 @@ def named(config: Config, name: str | None) -> Config:
 
 
 @contextmanager
-def _configuration() -> Iterator[None]:
-    """Convert user errors raised in the block to Failure with the exit status of an invalid configuration."""
+def _failures(status: int) -> Iterator[None]:
+    """Convert errors that a user can correct to Failure with an exit status; that of an invalid option is 2."""
     try:
         yield
     except Failure:
         raise
     except UserError as error:
-        raise Failure(str(error), 2) from None
+        usual = 2 if isinstance(error, OptionError) else status
+        raise Failure(str(error), getattr(error, "status", usual)) from None
     except OSError as error:
         raise Failure(f"{error.filename or 'system'}: {error.strerror or error}", 1) from None
 

@@ -120,17 +120,13 @@ class CommandLine:
         folder = [] if self.config_dir is None else [_CONFIG_DIR[0], str(self.config_dir)]
         return [*folder, *(part for plugin in self.plugins for part in (_PLUGIN, plugin))]
 
-    def has_file(self, name: str) -> bool:
-        """Return whether a configuration file of this name exists."""
-        return any((folder / f"{name}.yaml").is_file() for folder in self.folders())
-
     def folders(self) -> list[Path]:
         """Return the folders of configuration files, the user's folder first."""
         return [folder for folder in (self.config_dir, CONFIGS) if folder is not None]
 
-    def files(self, group: str, name: str) -> list[Path]:
-        """Return the files of a choice in a group of options, the user's file first."""
-        return [file for folder in self.folders() if (file := folder / group / f"{name}.yaml").is_file()]
+    def file(self, name: str) -> Path | None:
+        """Return the configuration file of a name, such as encoder/small, if there is one; the user's file first."""
+        return next((file for folder in self.folders() if (file := folder / f"{name}.yaml").is_file()), None)
 
     def is_group(self, name: str) -> bool:
         """Return whether there is a group of options of this name, with files or declared choices."""
@@ -143,11 +139,11 @@ class CommandLine:
 
     def has_choice(self, group: str, name: str) -> bool:
         """Return whether a group has a choice of this name."""
-        return bool(self.files(group, name)) or lookup(group, name) is not None
+        return self.file(f"{group}/{name}") is not None or lookup(group, name) is not None
 
     def part(self, group: str, name: str) -> str | None:
         """Return the dotted name of the part of a choice, from its file, a base of the file, or its declaration."""
-        for file in self.files(group, name)[:1]:
+        if file := self.file(f"{group}/{name}"):
             content = yaml.safe_load(file.read_text()) or {}
             options = content.get(group) or content
             bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
@@ -157,8 +153,7 @@ class CommandLine:
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """Yield the bases of a configuration file, from its list of defaults, and then the file."""
-        file = next((path for folder in self.folders() if (path := folder / f"{name}.yaml").is_file()), None)
-        if file is not None:
+        if file := self.file(name):
             for base in (yaml.safe_load(file.read_text()) or {}).get("defaults", []):
                 if isinstance(base, str) and base != "_self_":
                     yield from self.with_bases(str(Path(name).parent / base))

@@ -2,14 +2,15 @@
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, at, select
-from ssvit.options import within
+from ssvit.options import OptionError, within
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
@@ -59,25 +60,12 @@ class Config:
         """Return a configuration with other values of some options, such as {"recipe.lr": 0.1}."""
         config = replace(self, written=copy.deepcopy(self.written))
         for name, value in changes.items():
-            group, key = config._place(name)
-            group[key] = value
+            *groups, key = name.split(".")
+            node = config.written
+            for group in groups:
+                node = node[group]
+            node[key] = value
         return config
-
-    def without(self, *names: str) -> "Config":
-        """Return a configuration without some options."""
-        config = self.changed({})
-        for name in names:
-            group, key = config._place(name)
-            del group[key]
-        return config
-
-    def _place(self, name: str) -> tuple[Plain, str]:
-        """Return the group that contains an option, with unresolved references, and the option's name within it."""
-        *groups, key = name.split(".")
-        node = self.written
-        for group in groups:
-            node = node[group]
-        return node, key
 
     def option(self, name: str) -> str:
         """Return the name to type for an option behind a reference: target.bits for objective.target.bits."""
@@ -88,6 +76,14 @@ class Config:
             if isinstance(node, str) and (reference := _REFERENCE.fullmatch(node)):
                 return self.option(".".join([reference[1], *keys[length:]]))
         return name
+
+    @contextmanager
+    def names_as_typed(self) -> Iterator[None]:
+        """Name options in errors raised within the block as `option` does."""
+        try:
+            yield
+        except OptionError as error:
+            raise OptionError(self.option(error.name), error.value, error.expectation) from None
 
     def build(self, name: str, /, **objects: object) -> Any:
         """Build a part.

@@ -20,11 +20,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import (
-    InterpolationToMissingValueError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from ssvit.config.choices import Choice, declared, is_group, lookup
 from ssvit.config.command_line import CONFIGS, CommandLine, Plain
@@ -81,15 +77,13 @@ def compose(
             return config
         if line.finish:
             config = line.finish(config)
-        try:
+        with config.names_as_typed():
             _ = config.options
-        except OptionError as error:
-            raise OptionError(config.option(error.name), error.value, error.expectation) from None
         return config
 
 
 def _file(name: str, line: CommandLine) -> str | None:
-    return name if line.has_file(name) else None
+    return name if line.file(name) else None
 
 
 def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
@@ -102,6 +96,12 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
         group = name.partition("@")[0]
         is_choice = "@" in name or group in groups or group.startswith("hydra") or line.is_group(group)
         (choices if is_choice else values).append(option)
+    for override in OverridesParser.create().parse_overrides(choices):
+        group, chosen = override.key_or_group, override.value()
+        is_named = all(isinstance(name, str) for name in (chosen if isinstance(chosen, list) else [chosen]))
+        if not (is_named or override.is_sweep_override() or group.startswith("hydra")):
+            typed_as = str(override.input_line).removeprefix("probe@")
+            raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
     return choices, values
 
 
@@ -186,12 +186,7 @@ def _unknown(options: Plain, name: str, missing: str, group: Plain) -> NoReturn:
     raise Failure(f"{name}: there is no such option; {hint}", 2)
 
 
-def sweep(
-    name: str,
-    line: CommandLine,
-    options_class: type[Options],
-    job: Callable[[Config], float | None],
-) -> None:
+def sweep(name: str, line: CommandLine, options_class: type[Options], job: Callable[[Config], float | None]) -> None:
     """Call a function with the configuration of each combination of values (-m), through Hydra's launcher and sweeper.
 
     Args:
@@ -239,12 +234,6 @@ def as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(config.values))
 
 
-def completion_script(action: str) -> None:
-    """Print Hydra's script for the completion of options in a shell (install=SHELL, uninstall=SHELL)."""
-    sys.argv[1:] = ["-sc", action]
-    hydra.main(version_base="1.3", config_path=str(CONFIGS))(lambda config: None)()
-
-
 @contextmanager
 def _hydra(line: CommandLine) -> Iterator[None]:
     """Initialise Hydra within the block, and restore the state of an application that also uses Hydra."""
@@ -252,10 +241,7 @@ def _hydra(line: CommandLine) -> Iterator[None]:
     former = hydra_config.cfg
     GlobalHydra.instance().clear()
     try:
-        with (
-            _stored(line.nodes),
-            hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"),
-        ):
+        with _stored(line.nodes), hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             yield
     finally:
         hydra_config.cfg = former
@@ -345,26 +331,6 @@ def _failures(name: str, line: CommandLine, options_class: type[Options]) -> Ite
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise Failure(_reason(error, name, line, options_class), 2) from None
-    except (TypeError, ValueError):  # raised by Hydra for a choice that is not a name
-        if not (reason := _misplaced(line)):
-            raise
-        raise Failure(reason, 2) from None
-
-
-def _misplaced(line: CommandLine) -> str:
-    """Return an error message for a choice that is neither a name nor a list of names; "" if there is none."""
-    for argument in line.options:
-        group = re.split("[@=]", argument)[0]
-        if not (names := line.names(group)):
-            continue
-        override = OverridesParser.create().parse_override(argument)
-        choice = override.value()
-        if not override.is_sweep_override() and not all(
-            isinstance(name, str) for name in (choice if isinstance(choice, list) else [choice])
-        ):
-            typed_as = argument.removeprefix("probe@")
-            return f"{typed_as}: must be one of {', '.join(names)}"
-    return ""
 
 
 def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:

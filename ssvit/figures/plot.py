@@ -155,15 +155,7 @@ class Plot(Figure):
         if self.legend == "below":
             pairs = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes)
             named = {label: line for line, label in chain.from_iterable(pairs)}
-            labels = list(named)
-            figure.legend(
-                [named[label] for label in labels],
-                labels,
-                loc="outside lower center",
-                ncols=4,
-                frameon=False,
-                fontsize=8,
-            )
+            figure.legend([*named.values()], [*named], loc="outside lower center", ncols=4, frameon=False, fontsize=8)
             return figure
         under = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
         location: dict[str, Any] = under if self.legend == "under" else {"loc": "best"}

@@ -147,7 +147,9 @@ def _without_fixed_options(config: Config) -> Config:
     if values.get("distillation_token") and not trained.get("distillation_token"):
         expected = "must have a distillation token, which distillation=… requires, or be null for random weights"
         raise OptionError("checkpoint", config.value("checkpoint"), expected)
-    return config.without(*(f"encoder.{name}" for name in _FIXED.intersection(values) - {*_REFERRED}))
+    fixed = _FIXED.difference(_REFERRED)
+    kept = {name: value for name, value in config.written["encoder"].items() if name not in fixed}
+    return config.changed({"encoder": kept})
 
 
 def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:

@@ -8,7 +8,6 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,14 +167,19 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
     Returns:
         The ranking as text; "" for fewer than two objectives.
     """
+    import numpy as np
+
     runs_of = curves(rows)
     if len(runs_of) < 2:
         return ""
     least = min(points[-1][amount] for runs in runs_of.values() for points in runs)
     probe, words = next(iter(probes_in(runs_of).items()))
-    reached = {
-        name: statistics.fmean(_at(points, amount, least, probe) for points in runs) for name, runs in runs_of.items()
-    }
+
+    def at_least(points: Sequence[Mapping[str, float]]) -> float:
+        spent, scores = ([point[name] for point in points] for name in (amount, probe))
+        return float(np.interp(least, spent, scores))
+
+    reached = {name: statistics.fmean(map(at_least, runs)) for name, runs in runs_of.items()}
     ordered = sorted(reached, key=lambda name: -reached[name])
     return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
 
@@ -215,22 +219,6 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
         ylabel = f"{words} in training (%)"
         panels.append(Panel(ylabel, lines, [chance(chance_level)], "CPU minutes of pre-training", close=True))
     return Plot(panels, (5 * len(panels), 5.5), legend="under")
-
-
-def _at(points: Sequence[Mapping[str, float]], amount: str, least: float, probe: str) -> float:
-    """Return the probe result at a cost, linearly interpolated.
-
-    Args:
-        points: Points of a curve.
-        amount: Kind of cost.
-        least: The cost.
-        probe: Name of the probe.
-    """
-    for first, second in pairwise(points):
-        if least <= second[amount]:
-            part = (least - first[amount]) / max(second[amount] - first[amount], 1e-12)
-            return first[probe] + part * (second[probe] - first[probe])
-    return points[-1][probe]
 
 
 def _total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:

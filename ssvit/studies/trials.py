@@ -90,7 +90,7 @@ def stages(name: str, line: CommandLine) -> list[Stage]:
     Raises:
         OptionError: If there is no method of that name.
     """
-    for file in line.files("comparison", name):
+    if file := line.file(f"comparison/{name}"):
         return [Stage(**stage) for stage in yaml.safe_load(file.read_text())["stages"]]
     if name in line.names("objective"):
         return [Stage([f"objective={name}"])]

@@ -22,8 +22,10 @@ from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
+from ssvit.options import aligned
 from ssvit.schedule import Progress
 from ssvit.training import runtime
+from ssvit.training.estimate import few
 from ssvit.training.loop import update
 from ssvit.training.recipe import Recipe
 from ssvit.training.session import Session
@@ -159,33 +161,37 @@ class Steps:
         return self.numbers.values[self.numbers.names.index("loss")].item()
 
 
-def few(loader: Loader, images: int = 2) -> Batch:
-    """Return a batch with `images` images on the CPU."""
-    return next(replace(loader, batch_size=images, accumulate=1, workers=0, device="cpu").batches(0, 1))
+def gflop_of_image(objective: Objective, loader: Loader) -> float:
+    """Return the GFLOP of the matrix products in the step of an image."""
+    return flops(objective.train(), [few(loader, 2)]) / 2 / 1e9
 
 
-def products(precision: str, device: str) -> dict[str, Callable[[], float]]:
-    """Return a contender that measures the machine's peak rate with products of matrices, in GFLOP."""
-    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
-    side = _SIDE[device]
-    matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    giga = 2 * side**3 / 1e9
-    product = f"product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
-    return {f"torch {product}": lambda: (matrix @ matrix, giga)[1]}
-
-
-def with_shares(rates: Sequence[Rate], peak: Sequence[str], gflop: float) -> list[Rate]:
-    """Return rates with their share of the machine's peak.
+def measure_steps(steps: Mapping[str, Steps], *, gflop: float, rounds: int, reference: str | None = None) -> list[Rate]:
+    """Measure training steps and, in the same rounds, a product of large matrices, whose rate is the machine's peak.
 
     Args:
-        rates: The rates.
-        peak: Names of the contenders whose items are GFLOP; the highest of their rates is the peak.
+        steps: The steps by name.
         gflop: GFLOP of the matrix products of an image's step.
+        rounds: Number of rounds.
+        reference: Step that ratios are relative to; None for no ratios.
+
+    Returns:
+        The rate of each step with its share of the peak, and the peak in GFLOP per second.
     """
-    highest = max(rate.per_work_second for rate in rates if rate.name in peak)
-    return [
-        rate if rate.name in peak else replace(rate, share=rate.per_work_second * gflop / highest) for rate in rates
-    ]
+    state = next(iter(steps.values())).state
+    device = state.fabric.device
+    dtype = torch.bfloat16 if runtime.precision(state.recipe, device) == "bf16-mixed" else torch.float32
+    side = _SIDE[device.type]
+    matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+
+    def product() -> float:
+        torch.mm(matrix, matrix)
+        return 2 * side**3 / 1e9
+
+    name = f"torch product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
+    seconds = gpu_seconds if device.type == "cuda" else cpu_seconds
+    *rates, peak = compare({**steps, name: product}, rounds=rounds, reference=reference, seconds=seconds)
+    return [*(replace(rate, share=rate.per_work_second * gflop / peak.per_work_second) for rate in rates), peak]
 
 
 def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
@@ -198,28 +204,25 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     torch.compiler.reset()  # a new batch size would otherwise compile a dynamic shape
     session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
     recipe, _, objective, loader = session.build(config)
-    device = session.fabric.device.type
-    gflop = flops(objective.train(), [few(loader)]) / 2 / 1e9
-    case = f"{recipe.batch_size} images, {(precision := runtime.precision(recipe, session.fabric.device))}"
-    if device == "cuda":
+    device = session.fabric.device
+    case = f"step, {recipe.batch_size} images, {runtime.precision(recipe, device)}"
+    gflop = gflop_of_image(objective, loader)
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     try:
         steps = Steps(session.fabric, objective, recipe, next(loader.batches(0, 1)))
         steps.state.prepare(loader)
-        peak = products(precision, device)
-        seconds = gpu_seconds if device == "cuda" else cpu_seconds
-        rates = compare({f"step, {case}": steps} | peak, rounds=rounds, seconds=seconds)
+        step, peak = measure_steps({case: steps}, gflop=gflop, rounds=rounds)
     except torch.OutOfMemoryError:
-        return [Rate(f"step, {case}: out of memory", 0.0, 0.0, (0.0, 0.0))]
-    step, *rest = with_shares(rates, list(peak), gflop)
-    if device == "cuda":
+        return [Rate(f"{case}: out of memory", 0.0, 0.0, (0.0, 0.0))]
+    if device.type == "cuda":
         step = replace(step, memory=torch.cuda.max_memory_allocated() / 1e6)
     count = -(-(_FILES if loader.source.in_memory is None else _IN_MEMORY) // recipe.batch_size)
     batches = loader.batches(0, (rounds + 1) * count)
     images = recipe.batch_size // loader.accumulate
     reading = f"loader, {recipe.batch_size} images, {loader.workers} workers"
     read = {reading: lambda: sum(images for _ in itertools.islice(batches, count * loader.accumulate))}
-    return [step, *compare(read, rounds=rounds, seconds=clock_seconds), *rest]
+    return [step, *compare(read, rounds=rounds, seconds=clock_seconds), peak]
 
 
 def table(title: str, rates: Sequence[Rate]) -> str:
@@ -234,16 +237,8 @@ def table(title: str, rates: Sequence[Rate]) -> str:
         "share": ["" if rate.share is None else f"{rate.share:.0%}" for rate in rates],
         "memory": ["" if rate.memory is None else f"{rate.memory:,.0f} MB" for rate in rates],
     }
-    shown = {name: [name, *cells] for name, cells in columns.items() if any(cells)}
-    widths = {name: max(map(len, cells)) for name, cells in shown.items()}
-    lines = zip(
-        *(
-            [f"{cell:>{widths[name]}}" if name else f"{cell:{widths['']}}" for cell in cells]
-            for name, cells in shown.items()
-        ),
-        strict=True,
-    )
-    return "\n".join([title, *(f"  {'  '.join(line)}".rstrip() for line in lines)])
+    shown = [[name, *cells] for name, cells in columns.items() if any(cells)]
+    return "\n".join([title, *(f"  {line}".rstrip() for line in aligned(list(zip(*shown, strict=True))))])
 
 
 @dataclass(frozen=True)

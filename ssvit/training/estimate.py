@@ -13,6 +13,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from tqdm import tqdm
 
+from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import COST, Evaluator
 from ssvit.objectives.base import Objective
@@ -102,12 +103,16 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) 
     )
 
 
+def few(loader: Loader, images: int) -> Batch:
+    """Return a batch with `images` images on the CPU."""
+    small = replace(loader, batch_size=images, accumulate=1, rank=0, world=1, workers=0, device="cpu")
+    return next(small.batches(0, 1))
+
+
 def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:
     """Return the seconds of the passes of a batch, and the bytes that the forward pass keeps for the backward pass."""
     fabric, objective = state.fabric, state.objective
-    small = replace(loader, batch_size=images, accumulate=1, rank=0, world=1, workers=0)
-    (batch,) = small.batches(0, 1)
-    batch = batch.to(fabric.device)
+    batch = few(loader, images).to(fabric.device)
     began = time.perf_counter()
     noise = fabric.to_device(objective.sample(batch.slots, seed=state.recipe.seed))
     kept: dict[int, int] = {}

@@ -8,7 +8,6 @@ from ssvit.analysis import filters
 from ssvit.figures.display import PLAIN
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import UserError
 
 
 def encoder(**options) -> ViT:
@@ -63,9 +62,3 @@ def test_every_component_is_drawn(channels):
             drawn = one.permute(1, 2, 0).numpy()
             assert np.allclose(picture, (drawn - drawn.min()) / (drawn.max() - drawn.min()))
     assert figure.png()
-
-
-def test_a_hybrid_has_no_filters():
-    hybrid = encoder(image_size=16, patch_size=8, stem={"layers": [1], "width": 32})
-    with pytest.raises(UserError, match="filters: not available, since a hybrid"):
-        filters.filters(hybrid)

@@ -9,7 +9,6 @@ import torch
 from ssvit.analysis import positions
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import UserError
 
 
 def encoder(kind: str, **options) -> ViT:
@@ -29,12 +28,6 @@ def test_similarity_is_the_cosine_of_each_pair_of_patches(kind, options):
         for j, b in enumerate(rows):
             cosine = sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
             assert found[i, j].item() == pytest.approx(cosine, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["relative", "none"])
-def test_what_adds_no_embedding_has_none_to_compare(kind):
-    with pytest.raises(UserError, match=f"positions: not available, since positions={kind}"):
-        positions.similarity(encoder(kind))
 
 
 def test_a_tile_stands_where_its_patch_does():

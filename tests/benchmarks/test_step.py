@@ -5,11 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from command import LIMIT
-from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import step
@@ -18,6 +18,7 @@ from ssvit.cli import benchmark
 from ssvit.data.batch import Batch
 from ssvit.options import OptionError
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "data=synthetic", "data.images=16", "data.held_out_images=8", "data.image_size=16", "encoder.patch_size=4",
     "encoder.width=32", "encoder.depth=2", "encoder.heads=2", "recipe.batch_size=4", "recipe.precision=bf16-mixed",

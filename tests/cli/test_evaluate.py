@@ -18,7 +18,6 @@ from plots import Page
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
-from ssvit.cli.pretrain import command as pretrain
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, extract
@@ -185,32 +184,6 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     assert one == two
 
 
-def test_features_kept_of_other_pixels_are_left_aside(tmp_path):
-    """Return the images of the same files with other channels."""
-    for place in range(24):
-        path = tmp_path / "set" / "ab"[place % 2] / f"{place}.ppm"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (20, 20), (10 * place,) * 3).save(path)
-    places = [f"data={tmp_path}/set", f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
-    small = [
-        option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "fabric", "target"))
-    ]
-    runs = [
-        pretrain.call([*places, *small, f"data.channels={channels}", f"name={channels}", "probe=[]"])
-        for channels in (3, 1)
-    ]
-
-    def reported(run, *options):
-        folder = tmp_path / "report"
-        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=last"]
-        evaluate.command.call([f"checkpoint={run}", *places, *probe, f"output={folder}", *options])
-        return json.loads((folder / "report.json").read_text())["measured"]
-
-    reported(runs[0])
-    alone = reported(runs[1], "cache=null")
-    assert reported(runs[1]) == alone
-
-
 def test_mistakes_name_the_option_of_the_probe(run):
     with pytest.raises(OptionError, match=r"probes\.knn\.k=64: must be at most 63, "):
         measured(run, "probes.knn.k=[64]", "probes.few_shot_big_vision=null")
@@ -219,13 +192,6 @@ def test_mistakes_name_the_option_of_the_probe(run):
     names = ("ridge", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
     with pytest.raises(UserError, match="name at least one"):
         measured(run, *(f"probes.{name}=null" for name in names))
-
-
-def test_one_probe_has_its_table(run, tool, tmp_path):
-    done = tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=[3]", f"output={tmp_path}/report")
-    assert "3-NN" in done.stdout
-    assert "chosen by leave-one-out" in done.stdout
-    assert (tmp_path / "report" / "report.html").is_file()
 
 
 def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):

@@ -336,18 +336,6 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
         loading_options.LoadEncoder(path=tmp_path / "exported" / "model.safetensors", heads=2)
     )
     torch.testing.assert_close(exported.blocks[0].attention.qkv.weight, weights[0])
-    write_png(torch.zeros(3, 20, 20, dtype=torch.uint8), str(tmp_path / "black.png"))
-    tool("predict", "black.png", "output=answers.json", f"checkpoint={run}", "top=10")
-    (answer,) = json.loads((tmp_path / "answers.json").read_text())
-    with torch.no_grad():
-        classifier = loading.load_classifier(loading_options.LoadEncoder(path=run))
-        expected = classifier.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).softmax(-1)[0]
-    found = torch.tensor([one["probability"] for one in answer["classes"]])
-    torch.testing.assert_close(found, expected.topk(len(found)).values, atol=1e-6, rtol=0)
+    classifier = loading.load_classifier(loading_options.LoadEncoder(path=run))
+    torch.testing.assert_close(classifier.encoder.blocks[0].attention.qkv.weight, weights[0])
     tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")
-
-
-def test_without_a_finished_run_it_says_what_to_do(tool, no_torch):
-    line = one_line(tool("finetune", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("ssvit: checkpoint=newest: ")
-    assert "pretrain" in line

@@ -25,6 +25,15 @@ BANDS = (
 MISTAKES = (
     "pretrain recipe.lrr=1 -> recipe.lrr: there is no such option; did you mean recipe.lr?",
     "pretrain recipe.lr=-0.1",
+    "pretrain --dry-run recipe.steps=0",
+    "pretrain --help objective=no -> objective=no: must be one of classify, ",
+    "predict --dry-run -> --dry-run: ",
+    "benchmark data=synthetic rounds=0",
+    "benchmark data=synthetic batch_sizes=[0]",
+    "benchmark data=synthetic batch_sizes=[1000000] -> recipe.batch_size=1000000",
+    "benchmark data=synthetic precisions=[fp8]",
+    "benchmark data=synthetic output=no/folder",
+    "pretrain evaluators.held_out.images=-1",
     "pretrain probe=5",
     "pretrain probing.every=0",
     "pretrain probing.every=often",
@@ -138,6 +147,7 @@ MISTAKES = (
     "pretrain objective=supervised objective.trained=9",
     "pretrain objective=supervised 'objective.lora={rank: 4, alpha: 8}' -> objective.trained=all",
     "pretrain objective=supervised distillation=deit teacher={classifier} -> teacher=",
+    "finetune outputs=empty -> checkpoint=newest: empty contains no finished run of pretrain; run",
     "finetune checkpoint=/no/where",
     f"finetune checkpoint={LONG} -> checkpoint={LONG[:200]}…",
     "finetune encoder=ti",
@@ -230,6 +240,9 @@ MISTAKES = (
     "visualize layer=first",
     "visualize output=file.txt",
     "visualize device=tpu",
+    "visualize count=0",
+    "visualize batch_size=0",
+    "visualize pooling=max",
     "visualize data.image_size=18 -> encoder.patch_size=4",
 )
 # Run each command in one process, in which torch cannot be imported; print its exit status, stdout and stderr.

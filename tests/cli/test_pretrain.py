@@ -6,29 +6,17 @@ import os
 import re
 import shutil
 import signal
-import struct
-import subprocess
 import sys
-import termios
 import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import prefork
 import pytest
 import yaml
 from command import LIMIT, TINY, one_line, start
 from PIL import Image
-from runs import final, kill_after
-
-
-def pictures(folder: Path, count: int) -> Path:
-    folder.mkdir()
-    noise = np.random.default_rng(0)
-    for number in range(count):
-        Image.fromarray(noise.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return folder
+from runs import kill_after
 
 
 def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
@@ -85,12 +73,6 @@ def test_a_run_tells_and_leaves_what_it_should(run):
 def again(run, tmp_path, tool):
     shutil.copytree(run[0] / "outputs", tmp_path / "outputs")
     return tmp_path / "outputs" / "masked_patch_synthetic"
-
-
-def test_the_same_command_again_says_that_it_is_finished(again, tool):
-    done = tool("pretrain", *TINY)
-    assert "is finished (6 steps)" in done.stdout
-    assert "step 1/6" not in done.stdout
 
 
 @pytest.mark.parametrize("option", ["recipe.lr=0.1", "data.augment.flip=0"])
@@ -161,60 +143,11 @@ def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
     assert not Path(f"/proc/{worker}").exists()
 
 
-@pytest.mark.slow
-def test_a_file_size_limit_keeps_the_last_good_checkpoint(tool, tmp_path):
-    options = (*TINY, "encoder.width=64", "recipe.evaluate_every=100")
-    tool("pretrain", *options, "name=whole")
-    size = max(path.stat().st_size for path in (tmp_path / "outputs/whole").rglob("*.safetensors"))
-    kill_after(tmp_path, "step 3/6", *options, "name=full")
-    full = tmp_path / "outputs/full"
-    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size - 1}, {size - 1}))"
-    limited = (sys.executable, "-c", f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])")
-    done = tool("pretrain", *options, "name=full", status=1, prefix=limited)
-    (line,) = done.stderr.splitlines()
-    assert "step_00000004/optimizer.safetensors: cannot be written (File too large)" in line
-    assert [path.name for path in full.glob("*step*")] == ["step_00000002"]
-    tool("pretrain", *options, "name=full")
-    assert final(full) == final(tmp_path / "outputs/whole")
-
-
-def test_killed_with_workers_the_same_command_goes_on_at_once(tool, tmp_path):
-    root = pictures(tmp_path / "many", 40)
-    options = (*TINY[4:], "data=folder", f"data.root={root}", "data.image_size=16", "encoder.patch_size=4")
-    tool("pretrain", *options, "name=whole")
-    kill_after(tmp_path, "step 3/6", *options, "name=killed", "workers=2")
-    done = tool("pretrain", *options, "name=killed", "workers=1")
-    assert "continues after step 2" in done.stdout
-    assert final(tmp_path / "outputs/killed") == final(tmp_path / "outputs/whole")
-
-
 def test_a_fault_that_only_the_data_show_is_told_in_one_line(tool, tmp_path):
     (tmp_path / "cifar").mkdir()
     done = tool("pretrain", *TINY[4:], "data=cifar10", "data.root=cifar", status=1)
     (line,) = done.stderr.splitlines()
     assert line.startswith("ssvit: data.root=cifar: ")
-    done = tool("pretrain", *TINY, "evaluators.held_out.images=-1", status=2)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("ssvit: evaluators.held_out.images=-1: ")
-
-
-def test_on_a_terminal_there_is_a_live_bar(tmp_path):
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
-    command = [sys.executable, str(Path(__file__).parents[2] / "tools/pretrain.py"), "outputs=outputs", *TINY]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(ours, 4096)
-        except OSError:  # the terminal is closed
-            break
-    assert process.wait() == 0
-    text = shown.decode()
-    assert "step 1/6  loss" not in text  # on a separate line, as without a terminal
-    for word in ("step 6/6", "images/s", "loss ", "the most frequent class"):
-        assert word in text
 
 
 # Runs a tool and prints the remaining threads after all other exit handlers.

@@ -145,9 +145,3 @@ def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):
     numbers = json.loads((run.parent / "visualize" / "numbers.json").read_text())
     assert (numbers["image_size"], numbers["grid"]) == ([16, 32], [4, 8])
     assert [len(row) for row in numbers["rollout"]["attention"]] == [32, 32]
-
-
-@pytest.mark.parametrize(("option", "value"), [("count", 0), ("batch_size", 0), ("pooling", "max")])
-def test_options_out_of_their_range_are_named(run, look, option, value):
-    with pytest.raises(UserError, match=f"^{option}={value}: "):
-        look(f"checkpoint={run}", f"{option}={value}")

@@ -24,6 +24,12 @@ def names(group: str) -> list[str]:
 
 
 @pytest.fixture
+def many_images(monkeypatch):
+    """A folder counts as many images as a batch needs."""
+    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+
+
+@pytest.fixture
 def pretrained_run(tmp_path, monkeypatch):
     """A finished run of a small model, the newest in the folder outputs/."""
     monkeypatch.chdir(tmp_path)
@@ -103,9 +109,9 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
         assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))
 
 
+@pytest.mark.usefixtures("many_images")
 @pytest.mark.parametrize("name", names("experiment"))
-def test_every_experiment_composes_and_has_its_command_on_top(name, images, monkeypatch, pretrained_run):
-    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+def test_every_experiment_composes_and_has_its_command_on_top(name, images, pretrained_run):
     head = [line for line in (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
     command = rf"(?:tools/|ssvit )(\w+)(?:\.py)? experiment={name}\b(.*)$"
     (tool, rest), *others = re.findall(command, "\n".join(head), re.MULTILINE)
@@ -124,8 +130,8 @@ def is_the_authors_way(config) -> None:
     assert (list(config.data.augment.scale), config.data.augment.flip) == ([0.05, 1.0], 0.5)
 
 
-def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
-    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+@pytest.mark.usefixtures("many_images")
+def test_the_papers_run_has_the_papers_numbers(images):
     config = composed("experiment=paper_jft", f"data.root={images}")
     recipe = config.check()
     assert (recipe.steps, recipe.batch_size, recipe.lr, recipe.warmup) == (1_000_000, 4096, 2e-4, 10_000)
@@ -140,8 +146,8 @@ def test_the_papers_run_has_the_papers_numbers(images, monkeypatch):
         assert (one.encoder.dropout, one.encoder.attention_dropout) == (0, 0)
 
 
-def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monkeypatch):
-    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
+@pytest.mark.usefixtures("many_images")
+def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images):
     small = composed("objective=dino").data.augment
     assert (small._target_, small.local_size) == ("ssvit.data.augment.views.MultiCrop", 16)
     assert composed("objective=dino", "augment@data.augment=shift_crop").data.augment.padding == 4
@@ -158,12 +164,6 @@ def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images, monk
     assert recipe.lr == pytest.approx(5e-4 * recipe.batch_size / 256)
     assert abs(recipe.steps - 100 * 1_281_167 / 1024) < 100
     assert (config.encoder.width, config.encoder.patch_size, config.encoder.stochastic_depth) == (384, 16, 0.1)
-
-
-@pytest.fixture
-def many_images(monkeypatch):
-    """A folder counts as many images as a batch needs."""
-    monkeypatch.setattr("ssvit.data.sources.folder.count", lambda root, at_most: at_most)
 
 
 @pytest.mark.usefixtures("many_images")

@@ -1,10 +1,4 @@
-"""--help explains every option by its docstring without importing torch; completion works in a shell."""
-
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+"""--help explains every option by its docstring without importing torch."""
 
 import pytest
 
@@ -15,7 +9,6 @@ from ssvit.config.declaration import Options, meanings
 from ssvit.models.decoder_options import Decoder
 from ssvit.objectives.mae_options import MAE
 
-ROOT = Path(__file__).parents[2]
 GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")
 FILES = {group: CommandLine([]).names(group.partition("@")[0]) for group in GROUPS}
 PROBES = CommandLine([]).names("probe")
@@ -106,45 +99,3 @@ def test_files_of_one_s_own_are_explained(tool, no_torch, tmp_path):
     assert "encoder=two: Two layers\n" in printed
     assert "small, small_hybrid, ti, timm, two]" in " ".join(printed.split())
     assert "  encoder.depth=2\n" in printed
-
-
-def test_a_mistake_in_what_is_asked_about_is_one_line(tool, no_torch):
-    done = tool("pretrain", "--help", "objective=no", status=2, PYTHONPATH=no_torch)
-    assert done.stdout == ""
-    assert done.stderr.startswith("ssvit: objective=no: must be one of classify, ")
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("ssvit pre", {"pretrain", "predict"}),
-        ("ssvit pretrain target=", {f"target={name}" for name in FILES["target"]}),
-        ("ssvit pretrain objective=dino objective.stu", {"objective.student_temperature="}),
-        ("ssvit finetune recipe.w", {"recipe.warmup=", "recipe.weight_decay=", "recipe.weight_decay_end="}),
-        ("ssvit predict th", {"threshold="}),
-        ("ssvit evaluate probes=kn", {"probes=knn", "probes=knn_standardized"}),
-    ],
-)
-def test_bash_completes_commands_files_and_options(tmp_path, no_torch, line, expected):
-    program = tmp_path / "bin" / "ssvit"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ssvit "$@"\n')
-    program.chmod(0o755)
-    script = (
-        'eval "$(ssvit -sc install=bash)"; COMP_LINE=$1; words=($1); COMP_CWORD=$((${#words[@]} - 1)); '
-        "COMP_POINT=${#1}; hydra_bash_completion; echo ${COMPREPLY[@]}"
-    )
-    done = subprocess.run(
-        ["bash", "-c", script, "bash", line], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": no_torch},
-    )  # fmt: skip
-    assert set(done.stdout.split()) == expected, done.stderr
-
-
-def test_other_shells_get_hydra_s_scripts(tmp_path):
-    for shell in ("zsh", "fish"):
-        command = [sys.executable, "-m", "ssvit", "-sc", f"install={shell}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ})
-        assert "hydra" in done.stdout, done.stderr
-        assert "ssvit" in done.stdout

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import TINY, one_line
+from images import put
 
 from ssvit.cli import find
 from ssvit.config.command_line import CommandLine
@@ -93,24 +93,6 @@ def test_devices_of_lightning_are_permitted(devices):
     assert Fabric(timeout=30, devices=devices).devices == devices
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run a tool as another user")
-def test_a_folder_without_permission_is_one_line(tmp_path):
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o700)
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from ssvit.options import OptionError\n"
-        "from ssvit.loading import finding\n"
-        "import os; os.setuid(65534)\n"
-        "try: finding.find(sys.argv[2], outputs='outputs', stage='pretrain', say=print)\n"
-        "except OptionError as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT), str(locked / "run")], capture_output=True, text=True
-    )
-    assert done.stdout == f"checkpoint={locked / 'run'}: cannot be read (Permission denied)\n", done.stderr
-
-
 def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     done = tool("pretrain", *TINY, "-m", "probe=[]", "recipe.lr=1e-3,2e-3", "recipe.steps=3", "recipe.evaluate_every=3")
     assert "HYDRA" not in done.stderr
@@ -143,16 +125,15 @@ def test_a_plug_in_that_is_missing_is_named(tool, no_torch, option, package):
     assert line == f"ssvit: {option}: requires {package}: pip install {package}"
 
 
-def jobs_of(folder, **columns):
-    """Jobs of a sweep, each with a value of each metric."""
-    jobs = []
+def swept(folder, *typed, **columns):
+    """A sweep of jobs, each with a value of each metric, and the objective values of the jobs."""
+    results, objectives = sweep.Sweep(), []
     for place, values in enumerate(zip(*columns.values(), strict=True)):
-        own = folder / str(place)
-        own.mkdir()
         row = {"step": 1, **dict(zip(columns, values, strict=True))}
-        (own / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        jobs.append(sweep.Job({"a": str(place), "b.c": "x"}, own))
-    return jobs
+        own = put(folder / str(place) / "metrics.jsonl", json.dumps(row).encode() + b"\n")
+        config = Config({}, {}, [], CommandLine(typed), swept=[f"a={place}", "b.c=x"])
+        objectives.append(results.add(config, own.parent))
+    return results, objectives
 
 
 TESTED = {"test/accuracy": (0.5, 0.7, 0.6)}
@@ -173,8 +154,8 @@ VALIDATED = {"validation/accuracy": (0.3, 0.2, 0.4)}
     ],
 )
 def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics, head, best):
-    jobs = jobs_of(tmp_path, **metrics)
-    names, *rows, last = sweep.table(jobs).splitlines()
+    results, objectives = swept(tmp_path, **metrics)
+    names, *rows, last = results.table().splitlines()
     assert names == f"a  b.c  {head}"
     name, value = head.split()[0], metrics[head.split()[0]][best]
     word = "lowest" if name.endswith("/loss") else "highest"
@@ -182,19 +163,19 @@ def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics
     assert [row.split()[2:] for row in rows] == [
         [f"{metrics[column][place]:.4g}" for column in head.split()] for place in range(3)
     ]
-    assert sweep.objective_value(tmp_path / str(best), Config({}, {}, [], CommandLine([]))) == value
+    assert objectives[best] == value
 
 
-def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path, monkeypatch):
-    jobs = jobs_of(tmp_path, **TESTED, **{"train/loss": (1.0, 2.0, 3.0)})
-    assert sweep.table(jobs).splitlines() == [
-        "a  b.c  test/accuracy", "0  x    0.5", "1  x    0.7", "2  x    0.6",
-        "best: not chosen by test images: development=0.1 holds out validation images",
+def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path):
+    metrics = {**TESTED, "train/loss": (1.0, 2.0, 3.0)}
+    results, objectives = swept(tmp_path, **metrics)
+    assert objectives == [None] * 3
+    assert [line.split() for line in results.table().splitlines()[:-1]] == [
+        ["a", "b.c", "test/accuracy"], ["0", "x", "0.5"], ["1", "x", "0.7"], ["2", "x", "0.6"],
     ]  # fmt: skip
-    single, searched = (Config({}, {}, [], CommandLine(typed)) for typed in ([], ["hydra/sweeper=optuna"]))
-    assert sweep.objective_value(tmp_path / "0", single) is None
+    assert "best: not chosen by test images: development=0.1 " in results.table()
     with pytest.raises(UserError, match=r"hydra/sweeper=optuna: .*/0 has no metric"):
-        sweep.objective_value(tmp_path / "0", searched)
+        swept(tmp_path, "hydra/sweeper=optuna", **metrics)
 
 
 def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):

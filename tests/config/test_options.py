@@ -141,19 +141,6 @@ def test_every_option_of_every_part_is_checked_without_torch(told, choice):
         assert "\n" not in line
 
 
-def test_options_load_no_torch():
-    names = [".".join(module.relative_to(ROOT).with_suffix("").parts) for module in MODULES]
-    check = (
-        "import importlib, sys\n"
-        f"for name in {names}:\n"
-        "    importlib.import_module(name)\n"
-        "    for heavy in ('torch', 'numpy', 'hydra', 'lightning_fabric'):\n"
-        "        assert heavy not in sys.modules, f'{name} loads {heavy}'\n"
-    )
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_options_lie_next_to_the_part_that_uses_them():
     for module in MODULES:
         part = module.with_name(module.name.replace("_options", ""))

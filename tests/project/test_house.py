@@ -22,7 +22,7 @@ LEVELS = (
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
     "api", "options", "atomic_io", "schedule", "training.recipe", "checkpoints.run_folder", "checkpoints.manifest",
-    "loading.pretrained", "config.command", "config.completion", "config.help", "studies.comparison",
+    "loading.pretrained", "config.command", "config.help", "studies.comparison",
     "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
     "data.sources.shard_folder", "data.sources.vtab", "studies.vtab", "exchange.reading", "analysis.options",
@@ -65,11 +65,6 @@ def level_of(module: str) -> int:
 def outside(module: str) -> set[str]:
     """Return the packages that a module imports, without ssvit and the standard library."""
     return {name.split(".")[0] for name in IMPORTS[module]} - {"ssvit"} - sys.stdlib_module_names
-
-
-def test_reads_the_package():
-    assert {"ssvit.models.vit", "ssvit.objectives.mae", "ssvit.training.loop"} <= KNOWN
-    assert "ssvit.models.vit" in IMPORTS["ssvit.objectives.masked_patch"]
 
 
 @pytest.mark.parametrize("module", sorted(KNOWN))
@@ -126,12 +121,26 @@ def test_frameworks_stay_where_they_belong(module):
     assert not astray
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_loads_without_torch(module):
-    check = (
-        f"import ssvit.{module}, sys; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'lightning_fabric')))"
-    )
-    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, timeout=LIMIT).returncode == 0
+LOAD = """
+import importlib, sys
+for name in sys.argv[1].split():
+    importlib.import_module(name)
+    print(*(f"{name} loads {heavy}" for heavy in sys.argv[2].split() if heavy in sys.modules), end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ((f"ssvit.{module}" for module in WITHOUT_TORCH), "torch numpy lightning_fabric"),
+        ((module for module in KNOWN if module.endswith("_options")), "torch numpy lightning_fabric hydra"),
+    ],
+    ids=["fast", "options"],
+)
+def test_modules_that_must_start_fast_load_no_torch(modules, heavy):
+    command = [sys.executable, "-c", LOAD, " ".join(modules), heavy]
+    done = subprocess.run(command, cwd=ROOT, timeout=LIMIT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_cli_holds_a_module_for_each_command_and_nothing_else():

@@ -1,7 +1,5 @@
 """A comparison gives each objective the same CPU time, and its table contains the results of the commands."""
 
-import json
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,53 +17,15 @@ from ssvit.training.recipe import Recipe
 COST = {"masked_patch": 0.2, "mae": 0.1, "dino": 0.4, "two": 0.05}
 
 
-class Commands:
-    """Simulated commands that record their arguments and write the files of the real commands."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __call__(self, comparison, command, options, *, capture=False):
-        given = dict(option.split("=", 1) for option in options)
-        self.asked.append((command, given))
-        if command == "cost":
-            seconds = COST["two" if "extra" in " ".join(options) else given["objective"]]
-            found = {"images": 64, "cpu_seconds": seconds, "seconds": seconds, "preparation": 0, "flops": 10**9}
-            found["backend"] = "eager"
-            if "extra" in " ".join(options):
-                found["preparation"] = 3
-            return f"a line before\n{json.dumps(found)}\n"
-        folder = comparison.folder / given["name"] if "name" in given else None
-        if command == "evaluate":
-            output = comparison.folder / given["output"].rsplit("/", 1)[1]
-            output.mkdir(parents=True)
-            values = {"layer1": [0.1, 0.5], "layer2": [0.2, 0.4]}
-            if given["baselines"] == "true":
-                values |= {"random_layer1": [0.1, 0.2], "random_layer2": [0.1, 0.3], "pixels": [0, 0.25]}
-            measured = [{"measure": "knn", "columns": ["1-NN", "20-NN"], "values": values, "best": "layer1"}]
-            (output / "report.json").write_text(json.dumps({"own": ["layer1", "layer2"], "measured": measured}))
-            return ""
-        folder.mkdir(parents=True)
-        if command == "pretrain":
-            steps = int(given["recipe.steps"])
-            panel = {"held_out/prototypes_chosen": 7}  # of DINO, and no probe's
-            rows = [
-                {"step": step, "probe/knn": step / steps, "probe/knn_chosen": 1, **panel}
-                for step in (0, steps // 2, steps)
-            ]
-            rows.insert(1, {"step": 1, "train/loss": 3.0})
-        else:
-            rows = [{"step": 1, "validation/accuracy": 0.1}, {"step": 2, "test/accuracy": 0.6}]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return ""
-
-
 @pytest.fixture
-def commands(monkeypatch, tmp_path):
-    made = Commands()
-    monkeypatch.setattr(compare.Comparison, "call", lambda self, *args, **options: made(self, *args, **options))
-    monkeypatch.chdir(tmp_path)
-    return made
+def commands(commands):
+    def cost(given):
+        second_stage = any("extra" in option for option in given)
+        seconds = COST["two" if second_stage else given["objective"]]
+        return {"cpu_seconds": seconds, "seconds": seconds, "preparation": 3 if second_stage else 0}
+
+    commands.cost = cost
+    return commands
 
 
 def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_path):
@@ -267,9 +227,6 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
     with pytest.raises(KeyboardInterrupt):
         compare.command.call(options)
     monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
-    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0")  # the simulated commands fail on existing folders
-    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_evaluation")
-    shutil.rmtree(tmp_path / "outputs" / "c" / "mae_seed0_finetuned")
     compare.command.call(options)
     assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
 

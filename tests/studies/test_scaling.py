@@ -1,7 +1,7 @@
 """A scaling study: its grid and rows with made-up commands, power laws against the laws that made the points."""
 
-import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,43 +14,19 @@ from ssvit.data.sources.synthetic_options import Synthetic
 from ssvit.options import UserError
 from ssvit.studies import methods
 from ssvit.studies.scaling import FINETUNED, fit, plot, points, series, table
-from ssvit.studies.trials import Trials
 
 
 @pytest.fixture
-def commands(monkeypatch, tmp_path):
-    """Commands that are made up: the error falls with the images of a run and the width of its model."""
-    asked = []
+def commands(commands):
+    """Commands whose error falls with the images of a run and the width of its model."""
 
-    def call(self, command, options, *, capture=False):
-        given = dict(option.split("=", 1) for option in options)
-        asked.append((command, given))
-        if command == "cost":
-            flops = 10**6 * int(given.get("encoder.width", 100)) ** 2
-            return json.dumps({"images": 64, "flops": flops, "backend": "eager"}) + "\n"
-        if command == "pretrain":
-            images = 20000 if given["subset.images"] == "null" else int(given["subset.images"])
-            runs[given["name"]] = 2 * images**-0.2 / int(given.get("encoder.width", 100)) ** 0.1
-            if given["objective"] == "supervised":
-                history(self.folder / given["name"], 0.25)
-        if command == "evaluate":
-            error = runs[given["checkpoint"].rsplit("/", 1)[1]]
-            measured = [{"measure": "knn", "columns": ["20-NN"], "values": {"layer1": [1 - error]}, "best": "layer1"}]
-            output = tmp_path / given["output"]
-            output.mkdir(parents=True)
-            (output / "report.json").write_text(json.dumps({"own": ["layer1"], "measured": measured}))
-        if command == "finetune":
-            history(self.folder / given["name"], 0.5)
-        return ""
+    def scores(name):
+        width = re.search(r"_w(\d+)_", name)
+        return {"layer1": 1 - 2 * int(name.split("_")[1]) ** -0.2 / int(width[1] if width else 100) ** 0.1}
 
-    def history(folder, accuracy):
-        folder.mkdir(parents=True)
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 6, "test/accuracy": accuracy}) + "\n")
-
-    runs = {}
-    monkeypatch.setattr(Trials, "call", call)
-    monkeypatch.chdir(tmp_path)
-    return asked
+    commands.cost = lambda given: {"flops": 10**6 * int(given.get("encoder.width", 100)) ** 2}
+    commands.scores = scores
+    return commands
 
 
 GRID = ["objectives=[mae,simmim]", "images=[500,1000,2000]", "width=[64,128]", "steps=[20]", "name=s"]
@@ -58,18 +34,18 @@ GRID = ["objectives=[mae,simmim]", "images=[500,1000,2000]", "width=[64,128]", "
 
 def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(commands, tmp_path):
     scaling.command.call(GRID)
-    trained = [given for command, given in commands if command == "pretrain"]
+    trained = [given for command, given in commands.asked if command == "pretrain"]
     assert len(trained) == 2 * 3 * 2
-    assert len([command for command, _ in commands if command == "cost"]) == 2 * 2  # of an objective and a model
+    assert len([command for command, _ in commands.asked if command == "cost"]) == 2 * 2  # of an objective and a model
     first = trained[0]
     assert (first["objective"], first["subset.images"], first["recipe.steps"]) == ("mae", "500", "20")
     assert [one["encoder.heads"] for one in trained[:2]] == ["1", "2"]
     assert first["name"] == "mae_500_d6_w64_p4_s20_seed0"
-    before = len(commands)
+    before = len(commands.asked)
     scaling.command.call(GRID)
-    assert len(commands) == before
+    assert len(commands.asked) == before
     scaling.command.call([*GRID, "seeds=2", "images=[500]"])
-    assert [given["recipe.seed"] for command, given in commands[before:] if command == "pretrain"] == ["1"] * 4
+    assert [given["recipe.seed"] for command, given in commands.asked[before:] if command == "pretrain"] == ["1"] * 4
     folder = tmp_path / "outputs" / "s" / "table"
     text = (folder / "table.md").read_text()
     assert "| mae | 500 | 6 x 64 / 4 | 20 | 0.1 | 2 | " in text
@@ -83,13 +59,13 @@ def test_images_that_only_the_data_set_itself_can_count_are_counted_first(comman
     monkeypatch.setattr(Synthetic, "count", DataSet.count)
     with pytest.raises(UserError, match="images=601: must be at most 600"):
         scaling.command.call([*GRID, "data.images=600", "images=[500,601]"])
-    assert not commands
+    assert not commands.asked
 
 
 def test_encoders_to_compare_with_learn_from_labels_on_as_many_images(commands, tmp_path):
     study = ["objectives=[mae]", "images=[500,1000]", "width=[64]", "steps=[20]", "name=s", "encoder.positions=rotary"]
     scaling.command.call([*study, "encoders=[resnet10t,small_hybrid]"])
-    trained = {given["name"]: given for command, given in commands if command == "pretrain"}
+    trained = {given["name"]: given for command, given in commands.asked if command == "pretrain"}
     assert len(trained) == 2 * (1 + 2)
     resnet, hybrid = (trained[f"supervised_1000_{name}_s20_seed0"] for name in ("resnet10t", "small_hybrid"))
     assert (resnet["encoder"], resnet["encoder.model"], resnet["subset.images"]) == ("timm", "resnet10t", "1000")
@@ -98,7 +74,7 @@ def test_encoders_to_compare_with_learn_from_labels_on_as_many_images(commands, 
     assert trained["mae_1000_d6_w64_p4_s20_seed0"]["encoder.positions"] == "rotary"
     folder = tmp_path / "outputs" / "s" / "table"
     rows = methods.read(folder)
-    assert rows["supervised_500_resnet10t_s20_seed0"]["supervised"] == 0.25
+    assert rows["supervised_500_resnet10t_s20_seed0"]["supervised"] == 0.6
     text = (folder / "table.md").read_text()
     assert "| supervised | 500 | resnet10t | 20 | " in text
     assert "| images | supervised, small_hybrid, 20 | " in text

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 import tiny
 import torch
-from command import TINY, one_line
+from command import TINY
 from torch import nn
 
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
@@ -119,10 +119,3 @@ def test_a_dry_run_of_fine_tuning_says_how_many_runs_there_are(tool, outputs):
     compared = [line.split() for line in printed.splitlines() if line.startswith("compare:")]
     assert [words[6] for words in compared] == ["pretrained", "scratch"]
     assert sorted(outputs.rglob("*")) == before
-
-
-def test_a_dry_run_reports_mistakes_before_torch_is_loaded(tool, no_torch):
-    line = one_line(tool("pretrain", "--dry-run", "recipe.steps=0", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("ssvit: recipe.steps=0: ")
-    line = one_line(tool("predict", "--dry-run", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("ssvit: --dry-run: ")

@@ -45,6 +45,7 @@ def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
     assert max(map(len, bars)) <= 80
     assert any(re.search(r"step \d+/12 \|.*\| .*, loss [\d.]+, \d+ images/s", bar) for bar in bars)
     assert any("evaluating: held out" in bar for bar in bars)
+    assert "step 1/12  loss" not in shown  # on a separate line, as without a terminal
 
 
 def test_ctrl_c_has_an_immediate_answer_and_the_run_is_saved(tmp_path):

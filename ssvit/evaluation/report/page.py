@@ -124,15 +124,6 @@ def choice(result: Scores, readings: Sequence[str]) -> str:
     return f"Features: {result.best}, chosen by {result.chosen_by}, without test labels."
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for the terminal: the first column is aligned left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])
-        for first, *row in rows
-    ]
-
-
 def write(
     folder: Path,
     *,
