@@ -1,9 +1,7 @@
 """Define the options of the analysis of an encoder. This module uses the standard library only."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Whole
 from ssvit.loading.finding_options import Pretrained
@@ -40,13 +38,12 @@ class Visualize(Pretrained):
     output: Name | None = None
     """Folder of the plots. None: visualize/ in the run's folder."""
 
-    @model_validator(mode="after")
-    def _check_files(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the checkpoint and the folder to write."""
         if self.checkpoint == "scratch":
             raise OptionError("checkpoint", "scratch", "must be a checkpoint")
         if self.output is not None:
             folder_to_write("output", self.output)
-        return self
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:

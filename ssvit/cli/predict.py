@@ -10,9 +10,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
-
-from pydantic import model_validator
+from typing import NamedTuple
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE
@@ -50,13 +48,12 @@ class Predict(Finetuned):
         """Return whether the output is a table of pseudo-labels."""
         return self.output is not None and self.output.endswith(".csv")
 
-    @model_validator(mode="after")
-    def _check_files(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the images and the file to write."""
         if self.output is not None:
             file_to_write("output", self.output, begins=[",".join(_COLUMNS)] if self.as_table else _ANSWERS)
         if not self.images:
             raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
-        return self
 
 
 class PseudoLabel(NamedTuple):

@@ -7,9 +7,6 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
-
-from pydantic import model_validator
 
 from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration
@@ -36,14 +33,13 @@ class Vtab(Options):
     output: Name | None = None
     """File for the table: JSON if its name ends in .json, otherwise Markdown; None: no file."""
 
-    @model_validator(mode="after")
-    def _check_files(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the folders of runs and the file to write."""
         for folder in self.runs:
             if not Path(folder, "config.yaml").is_file():
                 raise OptionError("runs", folder, "must be the folder of a run")
         if self.output is not None:
             file_to_write("output", self.output)
-        return self
 
 
 def run(config: Config) -> str:

@@ -1,9 +1,5 @@
 """Define the options of the command that measures channel statistics."""
 
-from typing import Self
-
-from pydantic import model_validator
-
 from ssvit.config.declaration import Count, Name, Options, Part
 from ssvit.options import OptionError, file_to_write
 
@@ -20,10 +16,9 @@ class Normalization(Options):
     workers: Count = 4
     """Number of threads that read images."""
 
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that there is a data set, and the file to write."""
         if self.data is None:
             raise OptionError("data", None, "must name a data set, or the path of a folder")
         if self.output is not None:
             file_to_write("output", self.output, begins=[MEASURED])
-        return self

@@ -4,10 +4,9 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import safetensors
-from pydantic import model_validator
 
 from ssvit.atomic_io import check_regular
 from ssvit.config.declaration import Count, Name, Part, Whole
@@ -63,14 +62,13 @@ class Retrieve(Pictures):
     output: Name | None = None
     """File for the neighbours (JSON)."""
 
-    @model_validator(mode="after")
-    def _check_files(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the store and the files to write."""
         if self.action == QUERY and not Path(self.store).is_dir():
             raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
         for name in ("sheet", "output"):
             if getattr(self, name) is not None:
                 file_to_write(name, getattr(self, name))
-        return self
 
 
 class Embed(Pictures):
@@ -83,15 +81,14 @@ class Embed(Pictures):
     overwrite: bool = False
     """Whether an existing file may be replaced."""
 
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the file to write."""
         file = Path(self.output)
         if file.suffix != ".npz":
             raise OptionError("output", self.output, "must end in .npz")
         file_to_write("output", self.output)
         if file.exists() and not self.overwrite:
             raise OptionError("output", self.output, "exists already; overwrite=true replaces it")
-        return self
 
 
 def metadata(part: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Define the options of the commands that train. No torch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le, MinLen
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Positive, Run, Runs, Whole
 from ssvit.data.sources.base_options import Subset
@@ -114,11 +114,10 @@ class Finetune(Training):
     table4: Table4 = Table4()
     """Options of sweep=table4."""
 
-    @model_validator(mode="after")
-    def _check_scratch(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the options of training from random weights."""
         with within("scratch"):
             self.recipe.changed(**self.scratch)
-        return self
 
     def check_study(self) -> None:
         """Check the options that concern several runs together; options of a single run may differ between them.

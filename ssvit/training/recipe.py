@@ -6,10 +6,9 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Len
-from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
 from ssvit.data.sources.base_options import DataSet, Subset, check_shares
@@ -68,22 +67,17 @@ class Recipe(Options):
     lower is better. auto: the accuracy on validation images, or the first probe's accuracy on training images; no
     checkpoint is kept unless evaluations differ significantly. None: no checkpoint is kept."""
 
-    @model_validator(mode="after")
-    def _check_numbers(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check warm-up, accumulation and the metric of the best checkpoint."""
         if self.warmup >= self.steps:
             raise OptionError("warmup", self.warmup, f"must be less than steps={self.steps}")
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_best(self) -> Self:
         if self.best not in (None, "auto") and "/" not in self.best:
             raise OptionError("best", self.best, "must be auto, null, or a metric, such as held_out/loss")
         if self.best and (self.best.startswith("test/") or re.fullmatch(r"probe/\w+(?<!_choice)", self.best)):
             expected = "must not be measured on test images; probe/…_choice is the accuracy on training images"
             raise OptionError("best", self.best, expected)
-        return self
 
     def check(self, run: Run) -> None:
         """Check the batch size against the processes and the number of images."""

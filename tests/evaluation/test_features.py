@@ -187,7 +187,7 @@ def test_features_of_other_pixels_are_computed_anew(tmp_path, counted):
     path = put_grey(tmp_path / "0.png", 9)
     for pixels in (RGB, GREY):
         files = Files([str(path)], torch.tensor([0]), ("a",), pixels=pixels)
-        Cache(tmp_path / "cache").extract(Pixels(), files, CROP, transform_options=VIEW)
+        cached(tmp_path / "cache", Pixels(), files, CROP, transform_options=VIEW)
     assert len(counted) == 2
 
 

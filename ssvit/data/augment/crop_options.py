@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
-from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
@@ -81,14 +80,13 @@ class RandomCrop(Crop):
     solarize: Fraction = 0.0
     """Probability of solarisation, which inverts bright values."""
 
-    @model_validator(mode="after")
-    def _check_changes(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the blur and the rotations against the size of the crop."""
         side, radius = min(map(min, self.sizes)), reach(self.sigma)
         if self.blur and radius >= side:
             raise OptionError("sigma", self.sigma, f"must be smaller: the filter's radius is {radius} pixels")
         if self.quarter_turns and any(h != w for h, w in self.sizes):
             raise OptionError("quarter_turns", True, "requires square crops; rotation=180 rotates crops of any shape")
-        return self
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
@@ -136,11 +134,11 @@ class ResizeCrop(RandomCrop):
     resize: Count = 448
     """Side of the square in pixels; 448 in VTAB's runs at 384 px."""
 
-    @model_validator(mode="after")
-    def _check_resize(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that the resized image contains the crop."""
+        super().check_consistency()
         if self.resize < (least := max(self.size)):
             raise OptionError("resize", self.resize, f"must be a whole number, {least} or more")
-        return self
 
 
 class CenterCrop(Crop):
@@ -152,9 +150,8 @@ class CenterCrop(Crop):
     """cover: resize the shorter side, then crop the centre; squash: resize the entire image to `size` regardless of its
     aspect ratio (vit_jax: input_pipeline.py)."""
 
-    @model_validator(mode="after")
-    def _check_fit(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that only a crop of the centre has a separate size."""
         if self.fit == "squash" and self.resize is not None:
             expected = "must be null with fit=squash, which resizes the whole image to its size"
             raise OptionError("resize", self.resize, expected)
-        return self

@@ -1,10 +1,10 @@
 """Define the options common to all data sets, and the options of a subset."""
 
 from collections.abc import Callable, Sequence
-from typing import IO, Annotated, ClassVar, NamedTuple, Self
+from typing import IO, Annotated, ClassVar, NamedTuple
 
 from annotated_types import Gt, Le, Len
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Options, Pair, Part, Run, Size, Whole
 from ssvit.models.encoder_options import Normalized
@@ -129,11 +129,10 @@ class Subset(Options):
     images: Count | None = None
     """Number of images to take, balanced over the classes as far as possible; None for all."""
 
-    @model_validator(mode="after")
-    def _check_part(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the order of the ends of the part."""
         if self.part[0] >= self.part[1]:
             raise OptionError("part", self.part, "must be [from, to] with from < to")
-        return self
 
     def check(self, run: Run) -> None:
         """Check that the source has enough images."""

@@ -6,9 +6,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
-from typing import IO, Annotated, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import IO, Annotated, ClassVar, Literal
 
 from ssvit.config.declaration import Name, OneOf, Options
 from ssvit.data.sources import folder, shard_folder, vtab
@@ -28,13 +26,12 @@ class Folder(ImageFiles):
     masks: Name | None = None
     """For segmentation, a folder with the mask masks/a/b.png of each image root/a/b.jpg; pixels of 255 are ignored."""
 
-    @model_validator(mode="after")
-    def _check_folders(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the folders."""
         folder.check(self.root)
         _ = self.splits
         if self.masks is not None and not os.path.isdir(self.masks):
             raise OptionError("masks", self.masks, "no such folder; null for none")
-        return self
 
     @cached_property
     def splits(self) -> Splits:
@@ -66,8 +63,8 @@ class Csv(ImageFiles):
     split: Name | None = AUTO
     """The name of the column of splits; auto: split, if it exists; None: none."""
 
-    @model_validator(mode="after")
-    def _check_table(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that the table is readable, and that the image in its first row exists."""
         if self.root is not None and not os.path.isdir(self.root):
             raise OptionError("root", self.root, "no such folder; null for the folder of the table")
         first = next(self.rows(self.splits.train))
@@ -78,7 +75,6 @@ class Csv(ImageFiles):
         if rows and all(len(row.label or ()) < 2 for row in rows):
             expected = f"occurs in no cell of the column {self.columns.label}; null for one class each"
             raise OptionError("separator", self.separator, expected)
-        return self
 
     @property
     def root_folder(self) -> str:
@@ -129,14 +125,13 @@ class Shards(ImageFiles):
     cache: Name | None = None
     """The folder for copies from an object store; None: ~/.cache/ssvit."""
 
-    @model_validator(mode="after")
-    def _check_shards(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that there are shards."""
         if not self.root:
             raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits
         if self.cache is not None and os.path.isfile(self.cache):
             raise OptionError("cache", self.cache, "must be a folder, not a file")
-        return self
 
     @cached_property
     def splits(self) -> Splits:
@@ -185,12 +180,11 @@ class Vtab(DataSet):
     all_images: bool = False
     """Whether to train on all 1,000 images, as for the reported figure, without validation images."""
 
-    @model_validator(mode="after")
-    def _check_lists(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that the lists exist."""
         for path in filter(None, self.lists):
             if not os.path.exists(os.path.join(self.root, self.task, path)):
                 raise OptionError("root", self.root, f"contains no {self.task}/{path}")
-        return self
 
     @property
     def lists(self) -> tuple[str, str | None, str]:
@@ -218,14 +212,13 @@ class TorchvisionSet(DataSet):
     split: Name | None = None
     """unlabeled: STL-10's unlabelled images; None: all labelled images other than the test images."""
 
-    @model_validator(mode="after")
-    def _check_set(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the split and the folder."""
         if self.split is not None and (self.name, self.split) != ("stl10", "unlabeled"):
             raise OptionError("split", self.split, "must be null, or unlabeled for data.name=stl10")
         if not self.download and not os.path.isdir(self.root):
             expected = f"must be an existing folder that contains {self.name}; data.download=true downloads it"
             raise OptionError("root", self.root, expected)
-        return self
 
     @property
     def labelled(self) -> bool:

@@ -1,10 +1,9 @@
 """Define the options of the pixel format to which image files are decoded."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
-from pydantic import model_validator
 
 from ssvit.config.declaration import Expect, Options
 from ssvit.options import OptionError, number, whole
@@ -41,10 +40,10 @@ class PixelFormat(Options):
     """[minimum, maximum]: the values mapped to 0 and 1, one number or one for each channel; others are clipped. None:
     8-bit images, which stay 8-bit."""
 
-    @model_validator(mode="after")
-    def _check_range(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the range against the channels, and convert it to a minimum and a maximum of each."""
         if self.range is None:
-            return self
+            return
         if len(self.range) != 2:
             raise OptionError("range", self.range, "must be [minimum, maximum], or null")
         ends = [list(end) if isinstance(end, list | tuple) else [end] for end in self.range]
@@ -58,7 +57,6 @@ class PixelFormat(Options):
         if any(start >= end for start, end in zip(low, high, strict=True)):
             raise OptionError("range", self.range, "must have each minimum below its maximum")
         object.__setattr__(self, "range", (tuple(low), tuple(high)))
-        return self
 
 
 RGB, GREY = PixelFormat(), PixelFormat(channels=1)

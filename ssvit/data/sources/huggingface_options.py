@@ -2,9 +2,7 @@
 
 import os
 from importlib.util import find_spec
-from typing import ClassVar, Self
-
-from pydantic import model_validator
+from typing import ClassVar
 
 from ssvit.config.declaration import Name
 from ssvit.data.sources.files_options import ImageFiles
@@ -29,15 +27,14 @@ class HuggingFace(ImageFiles):
 
     validated: ClassVar[bool | None] = None  # unknown before the data set is read
 
-    @model_validator(mode="after")
-    def _check_set(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the name of the data set and the library that reads it."""
         if not self.root:
             raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
         if find_spec("datasets") is None:
             raise OptionError("root", self.root, "requires datasets: pip install 'ssvit[huggingface]'")
         if self.is_saved and self.config is not None:
             raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
-        return self
 
     @property
     def is_saved(self) -> bool:

@@ -1,10 +1,9 @@
 """Define the options of the command that writes shards."""
 
 import os
-from typing import Annotated, Self
+from typing import Annotated
 
 from annotated_types import Ge, Le
-from pydantic import model_validator
 
 from ssvit.config.declaration import Count, Name, Options, Part, Positive
 from ssvit.options import OptionError, folder_to_write
@@ -28,10 +27,9 @@ class Pack(Options):
     overwrite: bool = False
     """Whether existing shards may be deleted."""
 
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check the folder to write."""
         output = self.output
         if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
             raise OptionError("output", self.output, "must be in a folder that exists")
         folder_to_write("output", output)
-        return self

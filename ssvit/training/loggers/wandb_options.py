@@ -1,9 +1,6 @@
 """Define the options of Weights & Biases."""
 
 from importlib.util import find_spec
-from typing import Self
-
-from pydantic import model_validator
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Text
@@ -19,8 +16,7 @@ class Wandb(Options):
     entity: Text | None = None
     """User or team; None: the user who is logged in."""
 
-    @model_validator(mode="after")
-    def _check_library(self) -> Self:
+    def check_consistency(self) -> None:
+        """Check that Weights & Biases is installed."""
         if find_spec("wandb") is None:
             raise UserError("logger=wandb: requires wandb: pip install ssvit[wandb]")
-        return self
