@@ -5,6 +5,7 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,19 +122,15 @@ class _Model:
         return torch.cat(list(self._batches(images)))
 
     def _batches(self, images: Pictures) -> Iterator[Tensor]:
-        batch: list[Tensor] = []
-        is_empty = True
-        for picture in pictures(images, self.pixels):
-            is_empty = False
-            if not picture.numel():
-                raise OptionError("images", "x".join(map(str, picture.shape)), "must have a height and a width above 0")
-            batch.append(picture)
-            if len(batch) == self.batch_size:
-                yield self.transform(batch)
-                batch = []
-        if batch:
+        decoded, count = pictures(images, self.pixels), 0
+        while batch := list(islice(decoded, self.batch_size)):
+            count += len(batch)
+            for picture in batch:
+                if not picture.numel():
+                    shape = "x".join(map(str, picture.shape))
+                    raise OptionError("images", shape, "must have a height and a width above 0")
             yield self.transform(batch)
-        if is_empty:
+        if not count:
             raise OptionError("images", type(images).__name__, "must contain at least one image")
 
 

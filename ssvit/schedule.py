@@ -68,12 +68,11 @@ class Between:
         return core_schema.no_info_plain_validator_function(self._schedule)
 
     def _schedule(self, value: object) -> object:
-        written = value if isinstance(value, dict) else {}
         if isinstance(value, dict):
             value = Schedule(**value)
         if isinstance(value, Schedule):
             for end in ("start", "end") if value.end is not None else ("start",):
-                number(end, written.get(end, getattr(value, end)), self.low, self.high, above=self.above)
+                number(end, getattr(value, end), self.low, self.high, above=self.above)
         elif not callable(value):
             raise OptionError("", value, "must be a schedule: {start: …, end: …, shape: …, over: …}")
         return value

@@ -58,11 +58,12 @@ def tool(tmp_path):
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory):
-    """The outputs of a tiny pre-training run that has finished; not to be changed."""
+    """The outputs of a tiny pre-training run that has finished; not to be changed. Its text is in stdout.txt."""
     folder = tmp_path_factory.mktemp("pretrained")
     options = ("outputs=outputs", *TINY, "encoder.positions=learned_1d")
     done = prefork.run("pretrain", *options, folder=folder)
     assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
     return folder / "outputs"
 
 

@@ -283,6 +283,8 @@ def train(
         seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=fabric.global_rank,
         world=fabric.world_size, workers=workers,
     )  # fmt: skip
+    options = tensorboard_options.TensorBoard()
+    board = TensorBoard(options, folder=folder, name=folder.name, hyperparameters={"steps": numbers.steps})
     worked = loop.train(
         fabric,
         objective,
@@ -291,14 +293,7 @@ def train(
         folder,
         evaluators=evaluators or {},
         run_identity=facts or {"encoder": objective.encoder.arguments},
-        loggers=[
-            TensorBoard(
-                tensorboard_options.TensorBoard(),
-                folder=folder,
-                name=folder.name,
-                hyperparameters={"steps": numbers.steps},
-            )
-        ],
+        loggers=[board],
     )
     return worked, objective
 

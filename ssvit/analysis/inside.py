@@ -122,20 +122,14 @@ def analyse(
         report.numbers["positions"] = {"cosine": cosines.tolist()}
     except UserError as reason:
         report.lines.append(str(reason))
-    _add_distances(report, encoder, measure_distances(encoder, pictures.images, batch_size))
+    _add_distances(report, encoder, pictures.images, batch_size)
     _add_maps(report, encoder, pictures.some(shown), layer, pooling, display)
     return report
 
 
 @torch.no_grad()
-def measure_distances(encoder: ViT, images: Tensor, batch_size: int) -> Tensor:
-    """Return the mean attention distance of each head, (l, h) in pixels.
-
-    Args:
-        encoder: The encoder.
-        images: Images, (b, c, h, w) uint8.
-        batch_size: Batch size.
-    """
+def _add_distances(report: Report, encoder: ViT, images: Tensor, batch_size: int) -> None:
+    """Add the mean attention distance of each head, (l, h) in pixels."""
     between = attention.patch_distances(encoder)
     sums = torch.zeros(len(encoder.blocks), encoder.blocks[0].attention.heads).double()
 
@@ -145,11 +139,7 @@ def measure_distances(encoder: ViT, images: Tensor, batch_size: int) -> Tensor:
     with attention.attention_hooks(encoder, add):
         for part in images.split(batch_size):
             encoder(part.to(encoder.mean.device))
-    return sums / len(images)
-
-
-def _add_distances(report: Report, encoder: ViT, distances: Tensor) -> None:
-    uniform = attention.patch_distances(encoder).mean().item()
+    distances, uniform = sums / len(images), between.mean().item()
     report.figures["attention_distance"] = attention.plot_distances(distances, uniform)
     report.numbers["attention_distance"] = {
         "unit": "pixels between patch centres, without prefix tokens",

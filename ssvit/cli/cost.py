@@ -4,7 +4,7 @@ Usage: ssvit cost objective=mae.
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -15,7 +15,7 @@ from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
-    """Print the cost (`ssvit.training.benchmark.Cost`) as a line of JSON."""
+    """Print the cost (`ssvit.training.benchmark.measure`) as a line of JSON."""
     options: Pretrain = config.options
     Run(options).check()
 
@@ -27,7 +27,7 @@ def run(config: Config) -> None:
     with runtime.together():
         recipe, _, objective, loader = session.build(config)
         cost = measure(session.fabric, objective, loader, recipe)
-    print(json.dumps(asdict(cost)))
+    print(json.dumps(cost))
 
 
 command = replace(pretrain.command, name="cost", run=run, dry_run=None, results=None)

@@ -34,14 +34,9 @@ class Choice:
     sets: Mapping[str, Any]
 
     @property
-    def part(self) -> str:
-        """Return the dotted name of the part that is built."""
-        return self.options.part_name()
-
-    @property
     def node(self) -> dict[str, Any]:
         """Return the node that Hydra composes."""
-        options: dict[str, Any] = {"_target_": self.part}
+        options: dict[str, Any] = {"_target_": self.options.part_name()}
         group = _group(self.group)
         if key := self.name if group.several else group.key:
             options = {key: options}

@@ -149,7 +149,7 @@ class CommandLine:
             bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
             return options.get("_target_") or next((self.part(group, base) for base in bases), None)
         choice = lookup(group, name)
-        return None if choice is None else choice.part
+        return None if choice is None else choice.options.part_name()
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """Yield the bases of a configuration file, from its list of defaults, and then the file."""

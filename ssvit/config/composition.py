@@ -105,12 +105,6 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
     return choices, values
 
 
-def _hydra_overrides(line: CommandLine) -> list[str]:
-    """Return the options of a command line in Hydra's syntax: ++ also sets options that no YAML file declares."""
-    choices, values = _choices_and_values(line)
-    return [*choices, *(f"++{option.lstrip('+')}" for option in values)]
-
-
 def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:
     """Set an option of a command.
 
@@ -207,8 +201,10 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Calla
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, options_class), _stored(line.nodes):
+        choices, values = _choices_and_values(line)
+        options = [*choices, *(f"++{option.lstrip('+')}" for option in values)]  # also those that no YAML file declares
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        sys.argv[1:] = ["--multirun", *_search_path(line), *_hydra_overrides(line), *written]
+        sys.argv[1:] = ["--multirun", *_search_path(line), *options, *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 

@@ -6,6 +6,7 @@ Shapes use b images, h, w pixels, y, x rows and columns of patches.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -56,6 +57,8 @@ class Gallery(Figure):
 
     def draw(self) -> "matplotlib.figure.Figure":
         """Draw the gallery."""
+        from matplotlib.figure import Figure as Canvas
+
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
@@ -64,7 +67,8 @@ class Gallery(Figure):
         width = max(_GAP + column * max(map(len, self.rows), default=0), math.ceil(longest) + 2 * _GAP)
         height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
         pixels = np.ones((height, width, 3), np.float32)
-        figure, (axis,) = style.framed(width, height, (0, 0, width, height))
+        figure = Canvas(figsize=(width / DPI, height / DPI), dpi=DPI)
+        axis = figure.add_axes((0, 0, 1, 1))
         axis.set(xlim=(0, width), ylim=(height, 0))
         axis.set_axis_off()
 
@@ -129,28 +133,15 @@ class Mosaic(Figure):
         """Draw the mosaic with its legend."""
         from matplotlib.patches import Patch
 
-        count, _, h, w = next(iter(self.columns.values())).shape
-        dots, blocks = max(1, round(190 / w)), 2 if count > 3 else 1
-        rows, tall, wide = -(-count // blocks), dots * h, dots * w
-        block = len(self.columns) * (wide + _GAP) + 2 * _GAP
-        size = rows * (tall + _GAP), blocks * block - 2 * _GAP
-        pixels = np.ones((*size, 3), np.float32)
-        top, bottom = 0.3 * DPI, 0.35 * DPI
-        figure, (axis,) = style.framed(size[1] + _GAP, top + size[0] + bottom, (_GAP, bottom, size[1], size[0]))
-        axis.set_axis_off()
-        for index, (title, images) in enumerate(self.columns.items()):
-            enlarged = images.repeat_interleave(dots, 2).repeat_interleave(dots, 3).movedim(1, -1).clamp(0, 1).numpy()
-            for number, image in enumerate(enlarged):
-                y, x = number % rows * (tall + _GAP), number // rows * block + index * (wide + _GAP)
-                pixels[y : y + tall, x : x + wide] = image
-                if number % rows == 0:
-                    axis.text(x + wide / 2, -0.06 * DPI, title, ha="center", va="bottom", color=INK)
-        axis.imshow(pixels, interpolation="nearest")
+        _, _, h, w = next(iter(self.columns.values())).shape
+        rows = [[Picture(image) for image in images] for images in zip(*self.columns.values(), strict=True)]
+        blocks = 2 if len(rows) > 3 else 1
+        half = -(-len(rows) // blocks)
+        side_by_side = [list(chain(*rows[start::half])) for start in range(half)]
+        tile = max(1, round(190 / w)) * max(h, w)
+        figure = Gallery(side_by_side, titles=[*self.columns] * blocks, note=" ", tile=tile).draw()
         handles = [Patch(color=color, label=one_line(label)) for label, color in self.legend.items()]
-        figure.legend(
-            handles=handles, loc="lower center", ncols=len(handles) or 1, frameon=False, fontsize=8, labelcolor=INK,
-            borderaxespad=0.3, columnspacing=1.2, handlelength=1.2,
-        )  # fmt: skip
+        figure.legend(handles=handles, loc="lower center", ncols=len(handles) or 1, frameon=False, fontsize=_SIZE)
         return figure
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ssvit.figures import style
 from ssvit.figures.base import Figure
-from ssvit.figures.style import COLORS, INK
+from ssvit.figures.style import COLORS, INK, PALE
 from ssvit.options import one_line
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ class Panel:
             if level.y is not None:
                 label = f"{level.label}: {level.form.format(level.y)}" if level.form else level.label
                 axis.axhline(level.y, color=INK, linewidth=1, linestyle=level.dash, label=label)
-        style.tidy(axis, self.xlabel, self.ylabel)
+        axis.set(xlabel=self.xlabel, ylabel=self.ylabel)
+        axis.set_ylim(bottom=0)
+        axis.grid(color=PALE, linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
         if self.title:
             axis.set_title("\n".join(map(one_line, self.title.split("\n"))), loc="left", fontsize=9, color=INK)
         if self.close and lines:

@@ -32,14 +32,6 @@ def panels(count: int, width: float, height: float, *, down: int = 1) -> "tuple[
     return figure, [figure.add_subplot(down, -(-count // down), index) for index in range(1, count + 1)]
 
 
-def framed(width: float, height: float, *boxes: tuple[float, float, float, float]) -> "tuple[Figure, list[Axes]]":
-    """Return a figure and an axis for each box (left, bottom, width, height), all in dots."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-    return figure, [figure.add_axes((x / width, y / height, w / width, h / height)) for x, y, w, h in boxes]
-
-
 def width_of(text: str, size: float) -> float:
     """Return the width in dots of a text of `size` points."""
     from matplotlib.font_manager import FontProperties
@@ -55,14 +47,6 @@ def fitted(name: str, size: float, room: float) -> str:
         return name
     letters = bisect(range(1, len(name)), room, key=lambda count: width_of(f"{name[:count]}…", size))
     return f"{name[:letters].rstrip()}…"
-
-
-def tidy(axis: "Axes", xlabel: str, ylabel: str) -> None:
-    """Label an axis and give it a pale grid; the y axis starts at zero, and the upper and right spines are removed."""
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.set_ylim(bottom=0)
-    axis.grid(color=PALE, linewidth=0.8)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:

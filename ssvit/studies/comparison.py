@@ -69,11 +69,10 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
     }  # fmt: skip
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
-    names = {side: SIDES[side] for side in sides}
-    atomic_io.replace(folder / "comparison.png", _plot(curves, names, summary, watched.part, last).png())
+    atomic_io.replace(folder / "comparison.png", _plot(curves, summary, watched.part, last).png())
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\n{last.measure} on the {last.part} images, {each_side}")
-    for side, words in names.items():
+    for side, words in SIDES.items():
         mean, deviation, values = summary[side].values()
         spread = f" ± {100 * deviation:.2f}" if seeds > 1 else ""
         each = f"  ({'  '.join(f'{100 * value:.2f}' for value in values)})" if seeds > 1 else ""
@@ -87,7 +86,6 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
 
 def _plot(
     curves: Mapping[str, Mapping[str, Sequence[float]]],
-    names: Mapping[str, str],
     finals: Mapping[str, Mapping[str, Any]],
     watched: str,
     last: "FinalScore",
@@ -101,7 +99,7 @@ def _plot(
         mean, spread = ([100 * value for value in curve[name]] for name in ("mean", "deviation"))
         value, deviation = (100 * finals[side][name] for name in ("mean", "deviation"))
         is_reported_elsewhere = watched != last.part
-        label = f"{names[side]}{f', {last.part}' * is_reported_elsewhere}: {value:.1f} %" + (
+        label = f"{SIDES[side]}{f', {last.part}' * is_reported_elsewhere}: {value:.1f} %" + (
             f" ± {deviation:.1f}" if deviation else ""
         )
         lines.append(Line(curve["step"], mean, "" if is_reported_elsewhere else label, color, dash, around=spread))
@@ -115,9 +113,9 @@ def _plot(
 def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: float | None, verdict: str) -> str:
     """Return the result of a comparison in one sentence."""
     before, after = (summary[side]["mean"] for side in (SCRATCH, PRETRAINED))
-    interval = "" if error is None else f" (95 % interval {100 * (after - before - error):+.1f} to "
-    interval += "" if error is None else f"{100 * (after - before + error):+.1f})"
-    change = f"{100 * (after - before):+.1f} percentage points{interval}"
+    gain = after - before
+    interval = "" if error is None else f" (95 % interval {100 * (gain - error):+.1f} to {100 * (gain + error):+.1f})"
+    change = f"{100 * gain:+.1f} percentage points{interval}"
     if verdict:
         return f"The difference between pre-trained and from scratch, {change}, is not significant: {verdict}."
     word = "raised" if after > before else "lowered"

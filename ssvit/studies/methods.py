@@ -210,9 +210,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
         for index, (name, runs) in enumerate(runs_of.items()):
             minutes = [row["cpu_seconds"] / 60 for row in runs[0]]
             mean = [100 * statistics.fmean(row[probe] for row in rows) for rows in zip(*runs, strict=True)]
-            above = step * (
-                len(runs_of) - 1 - index
-            )  # later curves are thinner, so that overlapping curves are visible
+            above = step * (len(runs_of) - 1 - index)  # later curves are thinner, so that all are visible
             marker = _MARKERS[index % len(_MARKERS)]
             lines.append(Line(minutes, mean, name, f"C{index % 10}", "-", marker, 1.5 + above, 4 + above))
         chance_level = next((run[0]["chance"] for runs in runs_of.values() for run in runs if "chance" in run[0]), None)

@@ -241,29 +241,8 @@ def table(title: str, rates: Sequence[Rate]) -> str:
     return "\n".join([title, *(f"  {line}".rstrip() for line in aligned(list(zip(*shown, strict=True))))])
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one update.
-
-    Attributes:
-        images: Images of the update, each counted once however many views it has.
-        cpu_seconds: CPU seconds over all threads, in the fastest round, which other processes disturbed least.
-        seconds: Wall-clock seconds in the same round.
-        preparation: CPU seconds before the first update.
-        flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
-        backend: The implementation of the layers, as in `recipe.backend`.
-    """
-
-    images: int
-    cpu_seconds: float
-    seconds: float
-    preparation: float
-    flops: int
-    backend: str
-
-
-def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> Cost:
-    """Measure the cost of some training steps. Nothing is saved.
+def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> dict[str, float | str]:
+    """Measure the cost of an update in several rounds of steps. Nothing is saved.
 
     Args:
         fabric: A Fabric with a single process.
@@ -272,7 +251,12 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         recipe: The hyperparameters.
 
     Returns:
-        The cost of one update.
+        images: Images of the update, each counted once however many views it has.
+        cpu_seconds: CPU seconds over all threads, in the fastest round, which other processes disturbed least.
+        seconds: Wall-clock seconds in the same round.
+        preparation: CPU seconds before the first update.
+        flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
+        backend: The implementation of the layers, as in `recipe.backend`.
     """
     state = State(fabric, objective, recipe)
     began = time.process_time()
@@ -290,14 +274,14 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
     cpu_seconds, seconds = min(rounds[1:])
     accelerate(objective, False)  # the counter supports only the operators of torch
     of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
-    return Cost(
-        images=recipe.batch_size,
-        cpu_seconds=cpu_seconds,
-        seconds=seconds,
-        preparation=preparation,
-        flops=of_passes + _flops_of_update(state),
-        backend=recipe.backend,
-    )
+    return {
+        "images": recipe.batch_size,
+        "cpu_seconds": cpu_seconds,
+        "seconds": seconds,
+        "preparation": preparation,
+        "flops": of_passes + _flops_of_update(state),
+        "backend": recipe.backend,
+    }
 
 
 def _flops_of_update(state: State) -> int:

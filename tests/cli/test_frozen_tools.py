@@ -10,7 +10,7 @@ import torch
 from command import TINY
 from PIL import Image
 
-from ssvit.checkpoints import manifest, storage
+from ssvit.checkpoints import manifest
 from ssvit.cli import find
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import synthetic_options
@@ -116,17 +116,6 @@ def test_linear_probe_by_either_method(measured, expected, tmp_path):
                       "train_images=40", "test_images=20")  # fmt: skip
     assert list(report["numbers"]) == ROWS[:1]
     assert (report["train_images"], report["test_images"]) == (40, 20)
-
-
-def test_features_are_pooled_as_the_checkpoint_was_trained(measured, tmp_path):
-    encoder = ViT(vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2))
-    state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
-    images = ("data=synthetic", "data.image_size=16", "data.images=32", "data.held_out_images=32")
-    for asked, read in (("null", "class_token"), ("patch_mean", "patch_mean")):
-        options = (f"checkpoint={path}", *images, "k=[1]", "baselines=false", f"features.pooling={asked}")
-        report = measured("knn", *options)
-        assert list(report["numbers"]) == [f"layer2_{read}"]
 
 
 def test_features_are_computed_once_for_all_tools(measured, tmp_path, monkeypatch):

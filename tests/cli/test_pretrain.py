@@ -4,19 +4,20 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
-import prefork
 import pytest
 import yaml
 from command import LIMIT, TINY, one_line, start
 from PIL import Image
 from runs import kill_after
+
+RUN = "masked_patch_synthetic"
+SAME = (*TINY, "encoder.positions=learned_1d")  # the options of the fixture `pretrained`
 
 
 def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
@@ -28,19 +29,8 @@ def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
     assert re.search(r"texts/\d+\.jpg", line)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A tiny run that has ended well, with its output."""
-    folder = tmp_path_factory.mktemp("run")
-    done = prefork.run("pretrain", "outputs=outputs", *TINY, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
-
-
-def test_a_run_tells_and_leaves_what_it_should(run):
-    folder, told = run
-    left = folder / "outputs" / "masked_patch_synthetic"
-    lines = told.splitlines()
+def test_a_run_tells_and_leaves_what_it_should(pretrained):
+    left, lines = pretrained / RUN, (pretrained.parent / "stdout.txt").read_text().splitlines()
     assert sum(line.startswith("step ") for line in lines) == 6
     assert lines[0].startswith("recipe.backend=auto: ")
     assert lines[1].startswith("outputs/masked_patch_synthetic: ")
@@ -69,15 +59,9 @@ def test_a_run_tells_and_leaves_what_it_should(run):
     assert "mosaic" in board.Tags()["images"]
 
 
-@pytest.fixture
-def again(run, tmp_path, tool):
-    shutil.copytree(run[0] / "outputs", tmp_path / "outputs")
-    return tmp_path / "outputs" / "masked_patch_synthetic"
-
-
 @pytest.mark.parametrize("option", ["recipe.lr=0.1", "data.augment.flip=0"])
-def test_another_configuration_is_refused(again, tool, no_torch, option):
-    line = one_line(tool("pretrain", *TINY, option, status=1, PYTHONPATH=no_torch))
+def test_another_configuration_is_refused(outputs, tool, no_torch, option):
+    line = one_line(tool("pretrain", *SAME, option, status=1, PYTHONPATH=no_torch))
     assert "was started with" in line
     assert option.partition("=")[0].rpartition(".")[2] in line
 
@@ -88,16 +72,16 @@ def test_a_run_that_never_trained_may_be_configured_anew(tool, no_torch):
         assert done.stderr == "torch was imported\n"
 
 
-def test_a_folder_in_use_is_refused(again, tool, no_torch):
-    with open(again / "lock") as lock:
+def test_a_folder_in_use_is_refused(outputs, tool, no_torch):
+    with open(outputs / RUN / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "another process" in one_line(tool("pretrain", *TINY, status=1, PYTHONPATH=no_torch))
+        assert "another process" in one_line(tool("pretrain", *SAME, status=1, PYTHONPATH=no_torch))
 
 
-def test_overwrite_clears_a_run_but_nothing_else(again, tool, no_torch, tmp_path):
-    (again / "step_00000002" / "note").write_text("old")
-    tool("pretrain", *TINY, "overwrite=true", "recipe.steps=4")
-    assert not (again / "step_00000006").exists()
+def test_overwrite_clears_a_run_but_nothing_else(outputs, tool, no_torch, tmp_path):
+    (outputs / RUN / "step_00000002" / "note").write_text("old")
+    tool("pretrain", *SAME, "overwrite=true", "recipe.steps=4")
+    assert not (outputs / RUN / "step_00000006").exists()
     (tmp_path / "outputs" / "mine").mkdir()
     (tmp_path / "outputs" / "mine" / "thesis.tex").write_text("precious")
     line = one_line(tool("pretrain", *TINY, "name=mine", "overwrite=true", status=1, PYTHONPATH=no_torch))

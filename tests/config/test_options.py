@@ -64,16 +64,6 @@ def nodes(config, name=""):
             yield from nodes(value, f"{name}.{key}" if name else key)
 
 
-def is_part(value) -> bool:
-    return isinstance(value, dict) and "_target_" in value
-
-
-def own(known, node) -> dict:
-    """The options of a node that are values, or that its class has."""
-    names = known.model_fields.keys()
-    return {key: value for key, value in node.items() if key != "_target_" and (key in names or not is_part(value))}
-
-
 CHECK = """
 import json, sys
 class Trap:
@@ -118,7 +108,7 @@ def told(images):
             f"{name}.{key}"
             for name, node in nodes(plain)
             if (known := find(node["_target_"]))
-            for key in own(known, node)
+            for key in known.model_fields
         ]
         options += [f"{group}.{key}" for group in ("recipe", "subset") for key in plain[group]]
         for option in [*options, "workers", "loader_timeout", "development"]:
@@ -145,16 +135,6 @@ def test_options_lie_next_to_the_part_that_uses_them():
     for module in MODULES:
         part = module.with_name(module.name.replace("_options", ""))
         assert part.is_file(), f"{module} belongs to no {part.name}"
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_a_parts_class_has_the_options_of_its_file_and_no_others(choice, images):
-    for name, node in nodes(composed(CHOICES[choice], images)):
-        known = find(node["_target_"])
-        if known is None:
-            assert all(is_part(value) for key, value in node.items() if key != "_target_"), f"{name} has options"
-        else:
-            assert known.model_fields.keys() == own(known, node).keys(), name
 
 
 def test_an_average_is_kept_where_the_student_is_probed(images):

@@ -208,9 +208,9 @@ def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
         forward += 2 * d * d * (rows + 2 * t) + 2 * 2 * rows * t * d + 2 * rows * d * d + 2 * 2 * rows * d * 4 * d
     forward += 2 * corrupted * d * objective.target.width
     # Backward, each product has two, but for the first, whose input has no gradient.
-    assert found.flops == recipe.batch_size * (3 * forward - 2 * n * patch * d)
-    assert found.images == recipe.batch_size
-    assert found.cpu_seconds > 0
+    assert found["flops"] == recipe.batch_size * (3 * forward - 2 * n * patch * d)
+    assert found["images"] == recipe.batch_size
+    assert found["cpu_seconds"] > 0
     assert all(torch.isfinite(parameter).all() for parameter in objective.parameters())
 
 

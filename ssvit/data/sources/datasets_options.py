@@ -28,6 +28,7 @@ class Folder(ImageFiles):
 
     def check_consistency(self) -> None:
         """Check the folders."""
+        super().check_consistency()
         folder.check(self.root)
         _ = self.splits
         if self.masks is not None and not os.path.isdir(self.masks):
@@ -65,6 +66,7 @@ class Csv(ImageFiles):
 
     def check_consistency(self) -> None:
         """Check that the table is readable, and that the image in its first row exists."""
+        super().check_consistency()
         if self.root is not None and not os.path.isdir(self.root):
             raise OptionError("root", self.root, "no such folder; null for the folder of the table")
         first = next(self.rows(self.splits.train))
@@ -127,6 +129,7 @@ class Shards(ImageFiles):
 
     def check_consistency(self) -> None:
         """Check that there are shards."""
+        super().check_consistency()
         if not self.root:
             raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits

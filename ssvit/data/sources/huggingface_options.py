@@ -29,6 +29,7 @@ class HuggingFace(ImageFiles):
 
     def check_consistency(self) -> None:
         """Check the name of the data set and the library that reads it."""
+        super().check_consistency()
         if not self.root:
             raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
         if find_spec("datasets") is None:
