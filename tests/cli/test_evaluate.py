@@ -13,6 +13,7 @@ import pytest
 import torch
 from command import TINY
 from composing import composed, untrained
+from images import put_grey
 from PIL import Image
 from plots import Page
 
@@ -182,6 +183,22 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert len(one) == 10
     assert one == two
+
+
+def test_cached_features_are_those_of_the_pixel_format(tmp_path):
+    for number in range(24):
+        put_grey(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", 10 * number)
+    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    images = ["data=folder", f"data.root={tmp_path}/set", "data.image_size=16", "data.mean=0.5", "data.std=0.5"]
+
+    def reported(channels, *options):
+        run = untrained(tmp_path / f"{channels}_{len(options)}", *small, *images, f"data.channels={channels}")
+        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", f"output={tmp_path}/report"]
+        evaluate.command.call([f"checkpoint={run}", f"data={tmp_path}/set", f"outputs={tmp_path}", *probe, *options])
+        return json.loads((tmp_path / "report" / "report.json").read_text())["measured"]
+
+    reported(3)
+    assert reported(1) == reported(1, "cache=null")
 
 
 def test_mistakes_name_the_option_of_the_probe(run):

@@ -6,11 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from images import put_grey
 
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.sources.decode_options import GREY, RGB
-from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Frozen, Pixels, cached, extract
@@ -181,14 +178,6 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     is_missed, found = missed(source=renamed)
     assert not is_missed
     assert found.labels.equal(renamed.labels)
-
-
-def test_features_of_other_pixels_are_computed_anew(tmp_path, counted):
-    path = put_grey(tmp_path / "0.png", 9)
-    for pixels in (RGB, GREY):
-        files = Files([str(path)], torch.tensor([0]), ("a",), pixels=pixels)
-        cached(tmp_path / "cache", Pixels(), files, CROP, transform_options=VIEW)
-    assert len(counted) == 2
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty"])
