@@ -4,10 +4,12 @@ The masks are fixed, so that all evaluations of a run are comparable. Two baseli
 visible patches of its image, normalised like the targets of the model: the mean colour, and the nearest visible patch.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.pictures import Mosaic, masked
@@ -24,20 +26,14 @@ BASELINES = {
 class Autoencoding(HeldOut):
     """Evaluate an `MAE` model."""
 
-    def __call__(self, objective: MAE, history: History | None = None) -> Evaluation:
-        """Return the loss on all masked patches and the losses of the baselines.
-
-        Figures: `mosaic`, reconstructions of some images, and `learning`, the losses over the steps.
-        """
-        metrics = self._metrics(objective)
-        if history is None:
-            return Evaluation(metrics=metrics)
+    def show(self, objective: MAE, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return the figures `mosaic`, reconstructions of some images, and `learning`, the losses over the steps."""
         name = f"squared error of {'normalised patches' if objective.options.norm_pixels else 'pixels'}"
-        learning = Plot([losses(with_metrics(history, metrics), BASELINES, name)], (6, 3.8))
-        figures = {"mosaic": self._mosaic(objective), "learning": learning}
-        return Evaluation(metrics=metrics, lines=compare_losses(metrics, BASELINES), figures=figures)
+        learning = Plot([losses(history, BASELINES, name)], (6, 3.8))
+        return compare_losses(metrics, BASELINES), {"mosaic": self._mosaic(objective), "learning": learning}
 
-    def _metrics(self, objective: MAE) -> dict[str, float]:
+    def measure(self, objective: MAE) -> dict[str, float]:
+        """Return the loss on all masked patches and the losses of the baselines."""
         errors: dict[str, list[Tensor]] = {name: [] for name in ("loss", *BASELINES)}
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             labels = objective.labels(images)

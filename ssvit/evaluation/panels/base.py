@@ -13,6 +13,9 @@ COST = 0.5  # relative to a training image: a third for the forward pass, plus n
 SHARE = 0.05  # maximum cost of evaluations at automatic steps, relative to training
 
 
+Shown = tuple[list[str], dict[str, Figure]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Store the result of an evaluator.
@@ -73,6 +76,26 @@ def with_metrics(history: History, metrics: Mapping[str, float]) -> History:
     """Return the rows of the history with these metrics added to the last one."""
     numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return [*history[:-1], {**history[-1], **numbers}]
+
+
+class PlottingEvaluator(Evaluator):
+    """Measure a model, and show its metrics by lines and figures."""
+
+    def __call__(self, objective: Any, history: History | None = None) -> Evaluation:
+        """Return the metrics of `measure` and, with a history, the lines and figures of `show`."""
+        metrics = self.measure(objective)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        lines, figures = self.show(objective, metrics, with_metrics(history, metrics))
+        return Evaluation(metrics=metrics, lines=lines, figures=figures)
+
+    def measure(self, objective: Any) -> dict[str, float]:
+        """Return the metrics."""
+        raise NotImplementedError
+
+    def show(self, objective: Any, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return lines that interpret the metrics, and figures by name. The last row of the history has the metrics."""
+        raise NotImplementedError
 
 
 def interval(*, images: int, steps: int, batch_size: int, evaluate_every: int) -> int:

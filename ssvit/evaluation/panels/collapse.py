@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, level, spread
 from ssvit.models.block import gather
@@ -35,16 +35,13 @@ class Collapse(HeldOut):
 
     fewest = 2
 
-    def __call__(self, objective: Dino, history: History | None = None) -> Evaluation:
-        """Return entropies of the assignments in nats, spread of the features, and agreement of student and teacher.
+    def measure(self, objective: Dino) -> dict[str, float]:
+        """Return entropies of the assignments in nats, spread of the features, and agreement of student and teacher."""
+        return measure(self._outputs(objective))
 
-        Figure: `collapse`, these metrics over the steps.
-        """
-        metrics = measure(self._outputs(objective))
-        if history is None:
-            return Evaluation(metrics=metrics)
-        figures = {"collapse": learning(with_metrics(history, metrics))}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
+    def show(self, objective: Dino, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return the figure `collapse`, the metrics over the steps."""
+        return describe(metrics), {"collapse": learning(history)}
 
     def _outputs(self, objective: Dino) -> Outputs:
         device, temperature = objective.center.device, objective.schedules["teacher_temperature"](Progress(1, 2))
@@ -66,23 +63,21 @@ class PatchCollapse(Collapse):
     predicts from the context.
     """
 
-    def __call__(self, objective: IBot, history: History | None = None) -> Evaluation:  # type: ignore[override]
-        """Return the metrics of `Collapse` for images and (patch_…) patches, and the figure `patch_collapse`."""
-        evaluation = super().__call__(objective, history)
+    def measure(self, objective: IBot) -> dict[str, float]:  # type: ignore[override]
+        """Return the metrics of `Collapse` for images and, as patch_…, for patches."""
         of_patches = measure(self._patch_outputs(objective))
-        metrics = {**evaluation.metrics, **{f"patch_{name}": value for name, value in of_patches.items()}}
-        if history is None:
-            return Evaluation(metrics=metrics)
+        return super().measure(objective) | {f"patch_{name}": value for name, value in of_patches.items()}
+
+    def show(self, objective: Dino, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return the figures `collapse` of the images and `patch_collapse` of the patches."""
+        lines, figures = super().show(objective, metrics, history)
         rows = [
             {name.removeprefix("patch_"): value for name, value in row.items() if name.startswith(("patch_", "step"))}
             for row in history
         ]
-        figure = learning(with_metrics(rows, of_patches), "masked patches")
-        return Evaluation(
-            metrics=metrics,
-            lines=[*evaluation.lines, *describe(of_patches, "masked patches")],
-            figures={**evaluation.figures, "patch_collapse": figure},
-        )
+        of_patches = {name: metrics[f"patch_{name}"] for name in rows[-1] if name != "step"}
+        lines += describe(of_patches, "masked patches")
+        return lines, figures | {"patch_collapse": learning(rows, "masked patches")}
 
     def _patch_outputs(self, objective: IBot) -> Outputs:
         temperature = objective.schedules["patch_temperature"](Progress(1, 2))

@@ -13,7 +13,7 @@ from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.panels import contrast_options
-from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
 from ssvit.objectives.contrastive import Contrastive, similarities, unit
@@ -37,11 +37,12 @@ class Contrast(HeldOut):
         super().__init__(options, source=source, transform=transform)
         self.augment = augment
 
-    def __call__(self, objective: Contrastive, history: History | None = None) -> Evaluation:
-        """Return the loss, top-1 accuracy of matching views, alignment, uniformity and spread of the features.
+    def show(self, objective: Contrastive, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return the figure `learning`, the metrics over the steps."""
+        return describe(metrics, history[0] if len(history) > 1 else {}), {"learning": learning(history)}
 
-        Figure: `learning`, these metrics over the steps.
-        """
+    def measure(self, objective: Contrastive) -> dict[str, float]:
+        """Return the loss, top-1 accuracy of matching views, alignment, uniformity and spread of the features."""
         device = objective.encoder.mean.device
         projected, features = [], []
         for images, slots in self.batches:
@@ -51,11 +52,7 @@ class Contrast(HeldOut):
         projections, vectors = torch.cat(projected, 1).flatten(0, 1), torch.cat(features)
         loss = objective.losses(projections).double().mean().item()
         metrics = {"loss": loss, "loss_by_chance": objective.chance(len(vectors))}
-        metrics |= measure(unit(projections)) | spread_of(vectors)
-        if history is None:
-            return Evaluation(metrics=metrics)
-        figures = {"learning": learning(with_metrics(history, metrics))}
-        return Evaluation(metrics=metrics, lines=describe(metrics, history[0]), figures=figures)
+        return metrics | measure(unit(projections)) | spread_of(vectors)
 
 
 def measure(projections: Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.plot import History, Panel, Plot, curve
@@ -32,15 +32,8 @@ LEAST_TARGET, LEAST_PREDICTION = 0.1, 0.01
 class LatentPrediction(HeldOut):
     """Evaluate a `Latent` model with the first mask of each image."""
 
-    def __call__(self, objective: Latent, history: History | None = None) -> Evaluation:
-        """Return the losses of model and baselines on masked patches, and the deviations of targets and predictions.
-
-        Figure: `learning`, these metrics over the steps.
-        """
-        metrics = self._metrics(objective)
-        if history is None:
-            return Evaluation(metrics=metrics)
-        history = with_metrics(history, metrics)
+    def show(self, objective: Latent, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return the figure `learning`, the metrics over the steps."""
         dashes = zip(BASELINES.items(), ("--", ":", "-.", "-"), strict=True)
         losses = (
             curve(history, "train/patch_loss", "training", "train"),
@@ -53,10 +46,10 @@ class LatentPrediction(HeldOut):
             curve(history, "prediction_std", "predictions"),
         )
         panels = Panel("loss on masked patches", losses), Panel("standard deviation of a feature", deviations)
-        figures = {"learning": Plot(panels, (10, 4.8), legend="under")}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
+        return describe(metrics), {"learning": Plot(panels, (10, 4.8), legend="under")}
 
-    def _metrics(self, objective: Latent) -> dict[str, float]:
+    def measure(self, objective: Latent) -> dict[str, float]:
+        """Return the losses of model and baselines on masked patches, and the deviations of targets and predictions."""
         columns = []
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             prediction, _ = objective.predict(images, noise)

@@ -19,7 +19,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features_options
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.panels import online_options
-from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.panels.base import PlottingEvaluator, Shown
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, last_rise, standard_error
@@ -32,7 +32,7 @@ RANDOM, INITIAL = "random weights", "the initial weights"
 _TWO_SIDED = 1.96  # half-width of a 95 % interval in standard errors
 
 
-class Probing(Evaluator):
+class Probing(PlottingEvaluator):
     """Probe the features after each layer and the final norm, with the pooling of the encoder.
 
     Images are sampled from train and test, balanced over the classes, and read once, when the evaluator is built.
@@ -106,27 +106,16 @@ class Probing(Evaluator):
             result = probe(train, test, choose=True)
         return list(result.scores.values())[-1], result.choice or (), result.choice_images
 
-    def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
-        """Return for each probe the chosen layer, and the accuracy at it, at each layer and on pixels.
-
-        For multi-label images, accuracies are mAPs, and chance is the mAP of a random order. "…_choice" is the score
-        that chose the layer, computed from the training images only (see `Result.choice`), and "…_choice_error" its
-        standard error. Metrics are NaN if features are not finite. Lines compare each probe with its baselines. Figure:
-        `probes`, accuracies over the steps.
-        """
-        metrics = self._metrics(objective)
-        if history is None:
-            return Evaluation(metrics=metrics)
-        history = with_metrics(history, metrics)
+    def show(self, objective: Objective, metrics: Mapping[str, float], history: History) -> Shown:
+        """Compare each probe with its baselines; return the figure `probes`, accuracies over the steps."""
         start = start_of(history, metrics)
-        panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
-        figure = Plot(panels, (5 * len(panels), 3.8))
         lines = [
             describe(probe, metrics, {self.start: start.get(probe.name)}, multi_label=self._multi_label)
             for probe in self.probes
         ]
         lines += trends(history, self.probes)
-        return Evaluation(metrics=metrics, lines=lines, figures={"probes": figure} if panels else {})
+        panels = [self._panel(history, probe, start.get(probe.name)) for probe in self.probes]
+        return lines, {"probes": Plot(panels, (5 * len(panels), 3.8))} if panels else {}
 
     def _panel(self, history: History, probe: Probe, start: float | None) -> Panel:
         """Plot the accuracies of a probe over the steps, with binomial intervals, next to its baselines."""
@@ -143,7 +132,13 @@ class Probing(Evaluator):
         ylabel = f"{'mAP' if self._multi_label else 'top-1'} on held-out images (%)"
         return Panel(ylabel, (best, last), levels, title=probe.title)
 
-    def _metrics(self, objective: Objective) -> dict[str, float]:
+    def measure(self, objective: Objective) -> dict[str, float]:
+        """Return for each probe the chosen layer, and the accuracy at it, at each layer and on pixels.
+
+        For multi-label images, accuracies are mAPs, and chance is the mAP of a random order. "…_choice" is the score
+        that chose the layer, computed from the training images only (see `Result.choice`), and "…_choice_error" its
+        standard error. Metrics are NaN if features are not finite.
+        """
         encoder = objective.backbone()
         layers = features_options.Features(layer="all").readings(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}

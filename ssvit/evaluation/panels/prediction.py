@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from einops import rearrange
 
-from ssvit.evaluation.panels.base import Evaluation, with_metrics
+from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.reconstruction import compare, conclude, nearest_uncorrupted
 from ssvit.figures.pictures import GREY, Mosaic
@@ -29,19 +29,13 @@ _CONSTANTS = {
 class Prediction(HeldOut):
     """Evaluate a `MaskedPatch` model."""
 
-    def __call__(self, objective: MaskedPatch, history: History | None = None) -> Evaluation:
-        """Return loss and score of the model over all corrupted patches and by corruption type, and of the baselines.
+    def show(self, objective: MaskedPatch, metrics: Mapping[str, float], history: History) -> Shown:
+        """Return the figures `mosaic`, predictions for some images, and `learning`."""
+        learning = _learning(history, objective.target.score_name)
+        return describe(metrics), {"mosaic": self._mosaic(objective), "learning": learning}
 
-        Figures: `mosaic`, predictions for some images, and `learning`.
-        """
-        metrics = self._metrics(objective)
-        if history is None:
-            return Evaluation(metrics=metrics)
-        learning = _learning(with_metrics(history, metrics), objective.target.score_name)
-        figures = {"mosaic": self._mosaic(objective), "learning": learning}
-        return Evaluation(metrics=metrics, lines=describe(metrics), figures=figures)
-
-    def _metrics(self, objective: MaskedPatch) -> dict[str, float]:
+    def measure(self, objective: MaskedPatch) -> dict[str, float]:
+        """Return loss and score of the model over all corrupted patches and by their type, and of the baselines."""
         target, grid = objective.target, objective.encoder.grid
         parts, copied = [], []
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
