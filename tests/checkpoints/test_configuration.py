@@ -22,10 +22,7 @@ from ssvit.loading.pretrained import _data
 STORED = Path(__file__).parents[1] / "fixtures"
 RUN = "masked_patch_synthetic"
 CANARY = "canary"  # the folder that an attack creates in the working directory of the command
-
-
-def call(target: str = "os.mkdir", **arguments) -> dict:
-    return {"_target_": target, **(arguments or {"path": CANARY})}
+CALL = {"_target_": "os.mkdir", "path": CANARY}
 
 
 @pytest.fixture
@@ -54,20 +51,6 @@ def of(config: dict) -> Configuration:
     return Configuration({name: value for name, value in config.items() if name != "choices"}, config["choices"])
 
 
-# Each value would create the canary if it were instantiated or resolved.
-SOURCES = {
-    "a call": call(),
-    "positional arguments": {"_target_": "os.mkdir", "_args_": [CANARY]},
-    "nested in an argument": call("builtins.dict", root=call()),
-    "in a list": call("builtins.dict", roots=[[1, call()]]),
-    "by hydra itself": {"_target_": "hydra.utils.instantiate", "_recursive_": False, "config": call()},
-    "converted": {**call("builtins.dict", a=call()), "_convert_": "all"},
-    "named by the environment": call("${oc.env:EVIL}", path=CANARY),
-    "decoded from the environment": "${oc.decode:${oc.env:EVIL_NODE}}",
-    "made by a resolver": "${oc.create:{_target_: os.mkdir, path: " + CANARY + "}}",
-}
-
-
 def attacked(config: dict) -> dict[str, dict | str]:
     """Return config.yaml files that would execute code in a command that composes or instantiates them."""
     text = yaml.safe_dump(config)
@@ -76,7 +59,10 @@ def attacked(config: dict) -> dict[str, dict | str]:
         return {**config, "data": {**config["data"], **changes}}
 
     return {
-        **{name: data(source=source) for name, source in SOURCES.items()},
+        "a call": data(source=CALL),
+        "a call in a list": data(source={"roots": [[1, CALL]]}),
+        "decoded from the environment": data(source="${oc.decode:${oc.env:EVIL_NODE}}"),
+        "made by a resolver": data(source="${oc.create:{_target_: os.mkdir, path: " + CANARY + "}}"),
         "partial": data(source={**config["data"]["source"], "_partial_": True}),
         "an alias": text.replace("data:\n", f"evil: &evil {{_target_: os.mkdir, path: {CANARY}}}\ndata:\n", 1)
         + "more: *evil\n",
@@ -112,7 +98,7 @@ def test_no_content_of_a_run_folder_is_executed(folder, config, way):
 
 @pytest.mark.parametrize("command", ["finetune", "visualize"])
 def test_commands_reject_code_in_a_run_folder(tool, folder, config, no_torch, command):
-    config["data"]["source"] = call()
+    config["data"]["source"] = CALL
     (folder / "outputs" / RUN / "config.yaml").write_text(yaml.safe_dump(config))
     line = one_line(tool(command, f"checkpoint=outputs/{RUN}", status=2, PYTHONPATH=no_torch))
     assert f"outputs/{RUN}/config.yaml: " in line
@@ -123,7 +109,7 @@ def test_commands_reject_code_in_a_run_folder(tool, folder, config, no_torch, co
 def test_a_manifest_contains_values_only(folder, block):
     file = folder / "outputs" / RUN / "step_00000006" / "manifest.json"
     facts = json.loads(file.read_text())
-    facts[block]["dropout"] = call()
+    facts[block]["dropout"] = CALL
     file.write_bytes(sealed(facts))
     with pytest.raises(CheckpointError, match=rf"{block}\.dropout\._target_: "):
         manifest.read(file.parent)
@@ -145,7 +131,7 @@ def test_references_to_options_are_no_code():
 
 
 def test_a_stored_configuration_is_read_back_without_builders(tmp_path, config):
-    builders = {**config, "data": {**config["data"], "source": call("mine", size=3)}}
+    builders = {**config, "data": {**config["data"], "source": {"_target_": "mine", "size": 3}}}
     del builders["choices"], builders["schema"]
     (tmp_path / "config.yaml").write_bytes(
         Configuration.of_values(builders, {"data": "mine", "experiment": None}).serialized()

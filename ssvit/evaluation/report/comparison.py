@@ -150,16 +150,12 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
         sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {' and '.join(weak)}.")
     if RANDOM not in others:
         return [*sentences, "No baseline was evaluated (baselines=false)."]
-    signs = [
-        {
-            row.difference.interval.sign
-            for row in standings
-            if row.probe == result.title and row.encoder in (RANDOM, PIXELS)
-        }
-        for result in scores
-    ]
-    has_gain = any(result.is_above_chance and of_probe == {1} for result, of_probe in zip(scores, signs, strict=True))
-    is_worse = any(-1 in of_probe for of_probe in signs)
+    signs: dict[str, set[int]] = {result.title: set() for result in scores}
+    for row in standings:
+        if row.encoder in (RANDOM, PIXELS):
+            signs[row.probe].add(row.difference.interval.sign)
+    has_gain = any(result.is_above_chance and signs[result.title] == {1} for result in scores)
+    is_worse = any(-1 in of_probe for of_probe in signs.values())
     return [*sentences, _ADVICE] if standings and (is_worse or not has_gain) else sentences
 
 

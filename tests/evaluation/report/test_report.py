@@ -17,9 +17,7 @@ from sklearn.decomposition import PCA
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.baselines import PIXELS, RANDOM
-from ssvit.evaluation.features import Features, FeatureSets
-from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import Ridge
+from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.report import page as report
 from ssvit.evaluation.report.figures import by_layer, components, figures
 from ssvit.evaluation.report.scores import Scores, Split
@@ -109,17 +107,6 @@ def test_every_number_is_in_both_files_and_baselines_come_last(tmp_path):
 )  # fmt: skip
 def test_a_probe_has_one_title_by_any_of_its_names(name, column, expected):
     assert title(name, column) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "probe"),
-    [("few_shot", Ridge(shots=[1, 5])), ("ridge", Ridge()), ("knn", Knn(k=[1, 20])),
-     ("knn_standardized", Knn(k=5, standardize=True))],
-)  # fmt: skip
-def test_reports_have_the_title_that_the_probe_has_in_training(name, probe):
-    generator = torch.Generator().manual_seed(0)
-    features = Features(torch.randn(40, 4, generator=generator), torch.arange(40) % 2, ("a", "b"))
-    assert scored(name, list(probe(features, features).scores), [0.5] * 7).title == probe.title
 
 
 def test_a_choice_is_stated_if_there_was_one():
