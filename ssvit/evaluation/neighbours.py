@@ -119,13 +119,9 @@ def nearest(index: faiss.Index, queries: Tensor, k: int, *, excluded: Tensor | N
     Args:
         index: The index.
         queries: Unit vectors, (m, d) float32.
-        k: Number of neighbours.
+        k: Number of neighbours, see `check_k`.
         excluded: Index of each query among the images searched, see `search`.
-
-    Raises:
-        OptionError: If fewer than k images can be neighbours.
     """
-    check_k(k, index.ntotal, excludes=excluded is not None)
     if isinstance(index, faiss.IndexHNSW):
         index.hnsw.efSearch = max(index.hnsw.efSearch, 2 * k)  # with k candidates, recall is low
     similarities, indices = index.search(queries.numpy(), k + (excluded is not None))

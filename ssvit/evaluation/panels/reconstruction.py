@@ -14,17 +14,12 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
 
     Args:
         at: Indices of the corrupted patches, (b, m).
-        grid: Rows and columns of patches.
+        grid: Rows and columns of patches, more than m together.
 
     Returns:
         Indices of uncorrupted patches, (b, m).
-
-    Raises:
-        ValueError: If all patches are corrupted.
     """
     n = grid[0] * grid[1]
-    if at.shape[1] >= n:
-        raise ValueError("every patch is corrupted, so there is none to copy")
     indices = torch.arange(n, device=at.device)
     rows, columns = indices // grid[1], indices % grid[1]
     distance = (rows[:, None] - rows).square() + (columns[:, None] - columns).square()

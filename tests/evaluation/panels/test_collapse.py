@@ -1,27 +1,24 @@
 """Evaluations of methods that compare views: metrics equal plain loops, and each kind of collapse is detected."""
 
 import math
+from functools import partial
 
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
 from lightly.loss import NTXentLoss
+from test_panel_contract import build
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.evaluation.panels import collapse, contrast
-from ssvit.evaluation.panels.collapse import Collapse, PatchCollapse
-from ssvit.evaluation.panels.contrast import Contrast
 from ssvit.evaluation.panels.held_out import spread_of
-from ssvit.evaluation.panels.held_out_options import HeldOut
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def panel(kind, **objects):
-    return kind(HeldOut(images=20, batch_size=8), source=tiny.source(), transform=CenterCrop(size=16), **objects)
+panel = partial(build, images=20, batch_size=8)
 
 
 def read(evaluator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +57,7 @@ def by_loops(teacher: torch.Tensor, student: torch.Tensor, features: torch.Tenso
 def test_metrics_of_self_distillation_equal_loops():
     objective = tiny.dino().double().eval()
     objective.center += normal(24, seed=3) * 0.02
-    evaluator = panel(Collapse)
+    evaluator = panel("collapse")
     images, _ = read(evaluator)
     features = objective.backbone().represent(images)
     teacher = ((objective.teacher.module.head(features) - objective.center) / 0.07).softmax(-1)
@@ -73,7 +70,7 @@ def test_metrics_of_masked_patches_equal_loops():
     objective = tiny.ibot().double().eval()
     objective.patch_center += normal(24) * 0.02
     objective.mask_token += 0.3
-    evaluator = panel(PatchCollapse)
+    evaluator = panel("patch_collapse")
     teacher, student, features = [], [], []
     for image, slot in zip(*read(evaluator), strict=True):
         ids = objective.sample(slot[None], seed=0).ids[0, 0]
@@ -87,7 +84,7 @@ def test_metrics_of_masked_patches_equal_loops():
     metrics = evaluator(objective).metrics
     of_patches = {name.removeprefix("patch_"): value for name, value in metrics.items() if name.startswith("patch_")}
     assert of_patches == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert {name: value for name, value in metrics.items() if not name.startswith("patch_")} == panel(Collapse)(
+    assert {name: value for name, value in metrics.items() if not name.startswith("patch_")} == panel("collapse")(
         objective
     ).metrics
 
@@ -95,7 +92,7 @@ def test_metrics_of_masked_patches_equal_loops():
 @torch.no_grad()
 def test_metrics_of_contrastive_learning_equal_loops():
     objective = tiny.simclr().double().eval()
-    evaluator = panel(Contrast, augment=tiny.transform(objective))
+    evaluator = panel("contrast")
     images, slots = read(evaluator)
     views = tiny.transform(objective)(images, slots, 0)["global"]
     projections = objective.head(objective.encoder.represent(views.transpose(0, 1).flatten(0, 1)))
@@ -116,7 +113,7 @@ def test_metrics_of_contrastive_learning_equal_loops():
 @torch.no_grad()
 def test_the_loss_of_contrastive_tuning_is_that_of_the_objective():
     objective = tiny.contrastive_tuning().double().eval()
-    evaluator = panel(Contrast, augment=tiny.transform(objective))
+    evaluator = panel("contrast")
     metrics = evaluator(objective).metrics
     assert metrics["loss_by_chance"] == math.log(20)
     views = tiny.transform(objective)(*read(evaluator), 0)["global"]

@@ -6,23 +6,17 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from test_panel_contract import build
 
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Features
-from ssvit.evaluation.panels import label_free_options
-from ssvit.evaluation.panels.label_free import LabelFree, measure, rankme, warn
+from ssvit.evaluation.panels.label_free import measure, rankme, warn
 
 GENERATOR = torch.Generator().manual_seed(0)
 
 
 def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
-
-
-def label_free(images: int = 24) -> LabelFree:
-    source = tiny.labelled().take(torch.arange(images))
-    return LabelFree(label_free_options.LabelFree(batch_size=10), source=source, transform=CenterCrop(size=16))
 
 
 def test_rankme_is_the_entropy_of_the_singular_values():
@@ -43,7 +37,7 @@ def test_measures_of_features_that_are_not_finite_are_nan():
 
 def test_each_layer_of_the_backbone_is_measured():
     objective = tiny.model()
-    evaluator = label_free()
+    evaluator = build("label_free")
     metrics = evaluator(objective).metrics
     encoder = objective.backbone()
     layers = Features(layer="all").readings(encoder.arguments)
@@ -55,12 +49,12 @@ def test_each_layer_of_the_backbone_is_measured():
 
 
 def test_a_single_image_has_no_metrics():
-    evaluation = label_free(1)(tiny.model(), [{"step": 0}])
+    evaluation = build("label_free", images=1)(tiny.model(), [{"step": 0}])
     assert (evaluation.metrics, len(evaluation.lines)) == ({}, 1)
 
 
 def test_only_collapsed_features_give_a_warning():
-    objective, evaluator = tiny.model(), label_free()
+    objective, evaluator = tiny.model(), build("label_free")
     healthy = evaluator(objective, [{"step": 0}])
     assert healthy.warnings == []
     with torch.no_grad():

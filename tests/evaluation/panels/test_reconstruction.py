@@ -83,11 +83,6 @@ def test_the_nearest_patch_is_the_first_of_the_nearest(grid, fraction):
     assert ties > 10 or fraction == 0.9
 
 
-def test_without_an_uncorrupted_patch_there_is_no_nearest():
-    with pytest.raises(ValueError, match="every patch"):
-        nearest_uncorrupted(torch.arange(4).expand(2, -1), (2, 2))
-
-
 def prediction_by_loops(model: MaskedPatch, images: torch.Tensor, seed: int) -> dict[str, float]:
     """Compute all metrics of `Prediction` by loops over images and patches."""
     target, noise = model.target, model.sample(torch.arange(len(images)), seed=seed)
