@@ -31,8 +31,7 @@ from ssvit.training import loop
 
 CLASSES = ("dark", "pale", "red")
 VIEW = CenterCrop(size=16)
-PROBES = {"knn": {"k": 4}, "few_shot": {"shots": 3}}
-KINDS = {"knn": Knn, "few_shot": Ridge}
+PROBES = {"knn": Knn(k=4), "few_shot": Ridge(shots=3)}
 
 
 def labelled(count: int, seed: int) -> Memory:
@@ -48,10 +47,9 @@ def labelled(count: int, seed: int) -> Memory:
 TRAIN, TEST = labelled(60, 1), labelled(45, 2)
 
 
-def probing(probes=None, train=TRAIN, test=TEST, **options) -> Probing:
-    own = {name: KINDS[name](**chosen) for name, chosen in PROBES.items()} if probes is None else probes
+def probing(probes=PROBES, train=TRAIN, test=TEST, **options) -> Probing:
     numbers = {"every": 4, "train_images": 30, "test_images": 45, "batch_size": 16} | options
-    return Probing(online_options.Probing(**numbers), probes=own, train=train, test=test, transform=VIEW)
+    return Probing(online_options.Probing(**numbers), probes=probes, train=train, test=test, transform=VIEW)
 
 
 def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:
@@ -103,11 +101,10 @@ def test_the_interval_is_the_smallest_that_stays_below_the_share():
 def test_the_numbers_are_those_of_the_probes():
     recorder = Recorder()
     model = tiny.model().eval()
-    probes = {"knn": Knn(k=4), "few_shot": Ridge(shots=3)}
-    metrics = probing({**probes, "recorder": recorder})(model).metrics
+    metrics = probing({**PROBES, "recorder": recorder})(model).metrics
     assert (metrics["train_images"], metrics["test_images"]) == (30, 45)
     features = asked(recorder, 2) | {"pixels": recorder.asked[0]}
-    for probe in probes.values():
+    for probe in PROBES.values():
         choices = []
         for name, (train, test) in features.items():
             assert torch.bincount(train.labels).tolist() == [10, 10, 10]

@@ -22,9 +22,6 @@ def features(count: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor,
     return centres[labels] + 2 * torch.randn(count, d, generator=generator), labels
 
 
-NEIGHBOURS = (1, 10, 20, 100, 200)
-
-
 def knn(train, train_labels, test, test_labels, *, classes, **options):
     """Accuracy by k."""
     names = tuple(map(str, range(classes)))
@@ -47,7 +44,7 @@ def plain(similarities, indices, labels, truth, temperature, k):
 def test_accuracy_is_that_of_a_loop(temperature):
     train, train_labels = features(600, 16, 12, seed=0)
     test, test_labels = features(101, 16, 12, seed=1)
-    options = {"classes": 12, "temperature": temperature, "k": NEIGHBOURS}
+    options = {"classes": 12, "temperature": temperature, "k": (1, 10, 20, 100, 200)}
     scores = knn(train, train_labels, test, test_labels, **options)
     nearest = (F.normalize(test.double()) @ F.normalize(train.double()).T).sort(descending=True)
     for k, score in scores.items():
