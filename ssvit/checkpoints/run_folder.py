@@ -61,12 +61,10 @@ class RunFolder:
         name: Name of the run.
 
     Raises:
-        OptionError: One of the arguments is not a valid name.
+        OptionError: The name is not valid.
     """
 
     def __init__(self, outputs: str, name: str | None) -> None:
-        if not isinstance(outputs, str) or not outputs:
-            raise OptionError("outputs", outputs, "must be the folder of all runs")
         if name is None or str(name) in ("", ".", "..") or "/" in str(name) or len(os.fsencode(str(name))) > _MAX_NAME:
             expected = f"must be the name of a folder in outputs, without a slash, of at most {_MAX_NAME} bytes"
             raise OptionError("name", name, expected)

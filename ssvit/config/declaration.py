@@ -456,7 +456,7 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 Share = Annotated[float, Gt(0), Le(1)]  # a fraction above 0
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 """A name or a path. Values of digits only are accepted, which YAML reads as numbers."""
-Runs = Annotated[str, Expect("the folder of all runs")]
+Runs = Annotated[str, MinLen(1), Expect("the folder of all runs")]
 Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
 """Options of a part, declared by the class of the part."""
 Parts = Annotated[Mapping[str, Part], BeforeValidator(_without_null)]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssvit.evaluation import neighbours_options
 from ssvit.evaluation.processes import gather, rank_and_world
-from ssvit.options import OptionError, UserError, whole
+from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
 
 _ROWS = 4096  # rows of a chunk in float64
@@ -154,7 +154,6 @@ def relative_distances(neighbours: Neighbours, queries: Tensor, train: Tensor) -
 
 def check_k(k: int, images: int, *, excludes: bool) -> None:
     """Raise OptionError unless k neighbours exist; if `excludes`, the query is one of the images and is excluded."""
-    whole("k", k)
     if k + excludes > images:
         besides = " besides the query itself" if excludes else ""
         raise OptionError("k", k, f"must be at most {images - excludes}, the images to search{besides}")
