@@ -1,16 +1,20 @@
 """Define the interface of figures: a `Figure` describes its content, and matplotlib is imported when it is drawn."""
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
+
+Axes: TypeAlias = "matplotlib.axes.Axes"
+Canvas: TypeAlias = "matplotlib.figure.Figure"
 
 
 class Figure:
     """Describe a figure by frozen data, such as numbers, images and labels."""
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the figure by matplotlib, which is imported here."""
         raise NotImplementedError
 
@@ -19,7 +23,7 @@ class Figure:
         return png(self.draw())
 
 
-def png(figure: "matplotlib.figure.Figure") -> bytes:
+def png(figure: Canvas) -> bytes:
     """Return a matplotlib figure as a PNG file, see `Figure.png`."""
     from matplotlib.text import Text
 

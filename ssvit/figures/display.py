@@ -4,15 +4,13 @@ Shapes use c channels, h, w pixels.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssvit.data.sources.base_options import Images
-
-if TYPE_CHECKING:
-    from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 
 _Numbers = float | Sequence[float]  # one for all channels, or one for each
 
@@ -43,7 +41,7 @@ class Display(NamedTuple):
         return cls.of_pixels(pixels, mean=data.mean, std=data.std, shown=getattr(data, "shown", ()))
 
     @classmethod
-    def of_pixels(cls, pixels: "PixelFormat", *, mean: _Numbers, std: _Numbers, shown: Sequence[int]) -> "Display":
+    def of_pixels(cls, pixels: PixelFormat, *, mean: _Numbers, std: _Numbers, shown: Sequence[int]) -> "Display":
         """Return the display of images of a pixel format.
 
         Of more than three channels, the three `shown` become red, green and blue. These, and images of one or two

@@ -3,14 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ssvit.figures import style
-from ssvit.figures.base import Figure
+from ssvit.figures.base import Canvas, Figure
 from ssvit.figures.style import COLORS, INK, PALE
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 _WIDE, _ROW, _EDGE = 4.2, 0.3, 0.9  # inches: a panel, the line of an encoder, title and axis
 _NAME, _SIZE = 330, 8  # maximum width of a name in dots, and font size in points
@@ -36,7 +33,7 @@ class Intervals(Figure):
     probes: dict[str, Sequence[Dot]]
     chances: dict[str, float]
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the panels."""
         across = min(3, math.ceil(math.sqrt(len(self.probes))))
         down = math.ceil(len(self.probes) / across)

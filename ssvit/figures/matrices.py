@@ -5,17 +5,13 @@ Shapes use k classes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from ssvit.figures import style
-from ssvit.figures.base import Figure
+from ssvit.figures.base import Canvas, Figure
 from ssvit.figures.style import COLORS, DPI, INK, PALE, fitted, width_of
-
-if TYPE_CHECKING:
-    import matplotlib.figure
 
 _SIDE, _CELL = 7.5, 1.3  # maximum sides of the confusion matrix and of a cell, in inches
 _NAMED, _NUMBERED = 40, 20  # maximum numbers of classes for class names, and for numbers in the cells
@@ -37,7 +33,7 @@ class Confusion(Figure):
     classes: Sequence[str]
     title: str
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the matrix with a colour bar."""
         from matplotlib.colors import LinearSegmentedColormap, PowerNorm
         from matplotlib.ticker import PercentFormatter
@@ -101,7 +97,7 @@ class Heatmap(Figure):
     scale: str
     low: float = 0
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the matrix with a colour bar."""
         rows, columns = self.values.shape
         figure, (axis,) = style.panels(1, 1.2 + 5.5 * min(max(columns / rows, 0.5), 2.5), 5.5)

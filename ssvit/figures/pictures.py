@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.figures import style
-from ssvit.figures.base import Figure
+from ssvit.figures.base import Axes, Canvas, Figure
 from ssvit.figures.style import DPI, INK, fitted
 from ssvit.options import one_line
-
-if TYPE_CHECKING:
-    import matplotlib.figure
-    from matplotlib.axes import Axes
 
 GREY = 0.5  # grey level of masked patches
 GREEN, RED = "#3a9d5d", "#c8372d"
@@ -55,9 +51,9 @@ class Gallery(Figure):
     note: str = ""
     tile: int = 170
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the gallery."""
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure as MatplotlibFigure
 
         lines = max((len(picture.captions) for row in self.rows for picture in row), default=0)
         top = _GAP + _LINE * (bool(self.title) + bool(self.titles))
@@ -67,7 +63,7 @@ class Gallery(Figure):
         width = max(_GAP + column * max(map(len, self.rows), default=0), math.ceil(longest) + 2 * _GAP)
         height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
         pixels = np.ones((height, width, 3), np.float32)
-        figure = Canvas(figsize=(width / DPI, height / DPI), dpi=DPI)
+        figure = MatplotlibFigure(figsize=(width / DPI, height / DPI), dpi=DPI)
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set(xlim=(0, width), ylim=(height, 0))
         axis.set_axis_off()
@@ -89,7 +85,7 @@ class Gallery(Figure):
         axis.imshow(pixels, extent=(0, width, height, 0), interpolation="nearest")
         return figure
 
-    def _place(self, tile_pixels: np.ndarray, picture: Picture, axis: "Axes", x: int, y: int) -> None:
+    def _place(self, tile_pixels: np.ndarray, picture: Picture, axis: Axes, x: int, y: int) -> None:
         """Draw an image at the centre of its tile, enlarged by nearest neighbour or reduced, with its frame.
 
         Args:
@@ -129,7 +125,7 @@ class Mosaic(Figure):
     columns: Mapping[str, Tensor]
     legend: Mapping[str, str | tuple[float, float, float]] = field(default_factory=dict)
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the mosaic with its legend."""
         from matplotlib.patches import Patch
 

@@ -3,18 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ssvit.figures import style
-from ssvit.figures.base import Figure
+from ssvit.figures.base import Axes, Canvas, Figure
 from ssvit.figures.style import COLORS, INK, PALE
 from ssvit.options import one_line
-
-if TYPE_CHECKING:
-    import matplotlib.figure
-    from matplotlib.axes import Axes
 
 Dash = str | tuple[int, tuple[int, ...]]
 History = Sequence[Mapping[str, float | None]]
@@ -50,7 +46,7 @@ class Line:
     size: float = 6
     around: Sequence[float] | None = None
 
-    def draw(self, axis: "Axes") -> None:
+    def draw(self, axis: Axes) -> None:
         """Draw the line on an axis of matplotlib."""
         color, thin = COLORS.get(self.color, self.color), self.color in _THIN
         axis.plot(
@@ -99,7 +95,7 @@ class Panel:
     log: bool = False
     close: bool = False
 
-    def draw(self, axis: "Axes") -> None:
+    def draw(self, axis: Axes) -> None:
         """Draw the panel on an axis of matplotlib."""
         lines = [line for line in self.lines if len(line.x)]
         for line in lines:
@@ -150,7 +146,7 @@ class Plot(Figure):
     down: int = 1
     legend: Literal["each", "under", "below"] = "each"
 
-    def draw(self) -> "matplotlib.figure.Figure":
+    def draw(self) -> Canvas:
         """Draw the panels and legends."""
         figure, axes = style.panels(len(self.panels), *self.size, down=self.down)
         for axis, panel in zip(axes, self.panels, strict=True):

@@ -1,13 +1,9 @@
 """Define the style of figures: colours, sizes in dots, truncated text. Matplotlib is imported when used."""
 
 from bisect import bisect
-from typing import TYPE_CHECKING
 
+from ssvit.figures.base import Axes, Canvas
 from ssvit.options import one_line
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 INK, PALE = "#222222", "#e6e6e6"
 COLORS = {
@@ -17,7 +13,7 @@ COLORS = {
 DPI = 150
 
 
-def panels(count: int, width: float, height: float, *, down: int = 1) -> "tuple[Figure, list[Axes]]":
+def panels(count: int, width: float, height: float, *, down: int = 1) -> tuple[Canvas, list[Axes]]:
     """Return a figure and its axes.
 
     Args:

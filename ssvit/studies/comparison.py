@@ -10,14 +10,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ssvit import atomic_io
 from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, of_seeds, standard_error
+from ssvit.figures.base import Figure
 from ssvit.processes import is_main_process
-
-if TYPE_CHECKING:
-    from ssvit.figures.base import Figure
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
@@ -89,7 +87,7 @@ def _plot(
     finals: Mapping[str, Mapping[str, Any]],
     watched: str,
     last: "FinalScore",
-) -> "Figure":
+) -> Figure:
     """Plot the accuracy of each side over the steps, with deviations over seeds, and the reported accuracy."""
     from ssvit.figures.plot import DASHED, Dash, Line, Panel, Plot, chance
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import yaml
 from annotated_types import MinLen
@@ -20,12 +20,10 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
+from ssvit.figures.base import Figure
 from ssvit.options import Failure, OptionError, UserError, print_lines
 from ssvit.studies import methods
 from ssvit.training.options import RunOptions
-
-if TYPE_CHECKING:
-    from ssvit.figures.base import Figure
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
 _SUBSET = "subset.images="
@@ -209,7 +207,7 @@ class Trials:
         self.call("finetune", [*self.options.finetune, *options])
         return {"finetuned": self.tested(name)}
 
-    def publish(self, text: str, figures: Mapping[str, "Figure"], closing: Sequence[str]) -> Path:
+    def publish(self, text: str, figures: Mapping[str, Figure], closing: Sequence[str]) -> Path:
         """Write the table and the figures, print the table, and return their folder.
 
         Args:
