@@ -194,12 +194,12 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     Raises:
         UserError: There is no such checkpoint, or an option has an invalid value.
     """
-    from ssvit import inference
     from ssvit.checkpoints.checkpoint import PRETRAIN
+    from ssvit.inference import Encoder
     from ssvit.loading.finding import find
 
     path = _checkpoint(checkpoint, outputs)
-    return inference.encoder(find(path, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
+    return Encoder(find(path, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
 
 
 def load_classifier(
@@ -215,12 +215,12 @@ def load_classifier(
     Raises:
         UserError: There is no such checkpoint, or an option has an invalid value.
     """
-    from ssvit import inference
     from ssvit.checkpoints.checkpoint import FINETUNE
+    from ssvit.inference import Classifier
     from ssvit.loading.finding import find
 
     path = _checkpoint(checkpoint, outputs)
-    return inference.classifier(find(path, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)
+    return Classifier(find(path, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)
 
 
 def _quiet(line: str) -> None:

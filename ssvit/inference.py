@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image as PILImage
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
@@ -90,13 +90,7 @@ class _Model:
     """Implement what encoders and classifiers share: batches of images with one size."""
 
     def __init__(
-        self,
-        module: encoders.Encoder | Classify,
-        transform: CenterCrop,
-        pixels: PixelFormat,
-        *,
-        device: str,
-        batch_size: int,
+        self, module: nn.Module, encoder: encoders.Encoder, checkpoint: Checkpoint, *, device: str, batch_size: int
     ) -> None:
         whole("batch_size", batch_size)
         try:
@@ -105,7 +99,13 @@ class _Model:
         except (RuntimeError, TypeError, AssertionError) as error:  # unknown or unavailable device
             expected = f"must be a device of this machine, such as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
             raise OptionError("device", device, expected) from None
-        self.transform, self.batch_size, self.pixels = transform, batch_size, pixels
+        self.batch_size, self.pixels = batch_size, pixel_format(checkpoint)
+        # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
+        options = vars(eval_transform(checkpoint))
+        (height, _), resize = options["size"], options["resize"]
+        if encoder.image_size != options["size"] and resize is not None:
+            resize = round(resize * encoder.image_size[0] / height)
+        self.transform = CenterCrop(**options | {"size": encoder.image_size, "resize": resize})
 
     def prepare(self, images: Pictures) -> Tensor:
         """Resize and crop images for the model.
@@ -135,9 +135,20 @@ class _Model:
 
 
 class Encoder(_Model):
-    """Compute features of images with a pre-trained encoder. `module` is the `ViT` or the `Timm`, in eval mode."""
+    """Compute features of images with a pre-trained encoder. `module` is the `ViT` or the `Timm`, in eval mode.
+
+    Args:
+        checkpoint: The checkpoint.
+        device: Name of the device, such as cpu or cuda:0.
+        batch_size: Maximum number of images in a batch.
+        options: Options of `LoadEncoder`, such as image_size=[96, 96].
+    """
 
     module: encoders.Encoder
+
+    def __init__(self, checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> None:
+        module = load_encoder(LoadEncoder(path=checkpoint.path, **options))
+        super().__init__(module, module, checkpoint, device=device, batch_size=batch_size)
 
     def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
         """Return one feature vector per image, pooled as in the training of the encoder.
@@ -199,9 +210,20 @@ class Prediction(NamedTuple):
 
 
 class Classifier(_Model):
-    """Classify images with a fine-tuned classifier. `module` is the `Classify` objective, in eval mode."""
+    """Classify images with a fine-tuned classifier. `module` is the `Classify` objective, in eval mode.
+
+    Args:
+        checkpoint: The checkpoint.
+        device: Name of the device, such as cpu or cuda:0.
+        batch_size: Maximum number of images in a batch.
+        options: Options of `LoadEncoder`, such as image_size=[96, 96].
+    """
 
     module: Classify
+
+    def __init__(self, checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> None:
+        module = load_classifier(LoadEncoder(path=checkpoint.path, **options))
+        super().__init__(module, module.encoder, checkpoint, device=device, batch_size=batch_size)
 
     @property
     def classes(self) -> list[str]:
@@ -255,40 +277,3 @@ class Classifier(_Model):
             best = max(by_name, key=by_name.__getitem__)
             answers.append(Prediction(best, by_name[best], by_name))
         return answers
-
-
-def encoder(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> Encoder:
-    """Load the encoder of a checkpoint with the preprocessing of its evaluation.
-
-    Args:
-        checkpoint: The checkpoint.
-        device: Name of the device, such as cpu or cuda:0.
-        batch_size: Maximum number of images in a batch.
-        options: Options of `LoadEncoder`, such as image_size=[96, 96].
-    """
-    module = load_encoder(LoadEncoder(path=checkpoint.path, **options))
-    reading = _transform(checkpoint, module), pixel_format(checkpoint)
-    return Encoder(module, *reading, device=device, batch_size=batch_size)
-
-
-def classifier(checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> Classifier:
-    """Load the classifier of a fine-tuned checkpoint with the preprocessing of its evaluation.
-
-    Args:
-        checkpoint: The checkpoint.
-        device: Name of the device, such as cpu or cuda:0.
-        batch_size: Maximum number of images in a batch.
-        options: Options of `LoadEncoder`, such as image_size=[96, 96].
-    """
-    module = load_classifier(LoadEncoder(path=checkpoint.path, **options))
-    reading = _transform(checkpoint, module.encoder), pixel_format(checkpoint)
-    return Classifier(module, *reading, device=device, batch_size=batch_size)
-
-
-def _transform(checkpoint: Checkpoint, model: encoders.Encoder) -> CenterCrop:
-    """Return the transform of the evaluation; for another image size, its resizing is scaled in proportion."""
-    options = vars(eval_transform(checkpoint))
-    (height, _), resize = options["size"], options["resize"]
-    if model.image_size != options["size"] and resize is not None:
-        resize = round(resize * model.image_size[0] / height)
-    return CenterCrop(**options | {"size": model.image_size, "resize": resize})

@@ -108,9 +108,9 @@ def run(config: Config) -> None:
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say)
     config.line.announce()
 
-    from ssvit import inference
+    from ssvit.inference import Classifier
 
-    classifier = inference.classifier(checkpoint)
+    classifier = Classifier(checkpoint)
     names = classifier.classes
     print_lines(f"{checkpoint.path}: {len(names)} classes")
     if options.as_table and classifier.is_multi_label:
