@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from command import TINY, one_line
+from command import TINY, error_of, one_line
 from images import put
 
 from ssvit.cli import find
@@ -48,15 +48,8 @@ def test_a_run_from_random_weights_imports_only_what_it_chose(no_torch):
     assert modules.isdisjoint(f"ssvit.{name}" for name in others)
 
 
-def failure(command, *options):
-    """The line that ends a command in this process."""
-    with pytest.raises(Failure) as caught:
-        find(command).call(options)
-    return str(caught.value)
-
-
 def test_the_options_of_hydra_are_no_suggestion():
-    line = failure("pretrain", "zzz=3")
+    line = str(error_of(find("pretrain").call, ["zzz=3"]))
     assert "recipe" in line
     assert "hydra" not in line
 
@@ -82,7 +75,7 @@ def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
 @pytest.mark.parametrize("command", ["pretrain", "evaluate"])
 def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices):
     checkpoint = f"checkpoint={RUN}" if command == "evaluate" else "checkpoint=null"
-    line = failure(command, checkpoint, f"fabric.devices={devices}")
+    line = str(error_of(find(command).call, [checkpoint, f"fabric.devices={devices}"]))
     assert line.startswith("fabric.devices=")
     assert "-1" in line
     assert "auto" in line
