@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Positive, Run
@@ -63,10 +64,10 @@ def run(config: Config) -> Path:
     for seed in range(options.seed, options.seed + options.seeds):
         for name, parts in chosen.items():
             comparison.row(name, seed, parts)
-    rows = methods.read(comparison.table)
-    curves = methods.curves(rows)
+    results = methods.read(comparison.table)
+    curves = methods.curves(results)
     figures = {"accuracy.png": methods.plot(curves)} if curves else {}
-    return comparison.publish(methods.table(rows), figures, methods.conclusion(rows))
+    return comparison.publish(methods.table(results), figures, methods.conclusion(results))
 
 
 class Comparison(Trials):
@@ -107,7 +108,7 @@ class Comparison(Trials):
                 "pretrain", [*recipe_options(steps, seed, cost), *self._options(stage, before), f"name={stage_name}"]
             )
             before = str(self.folder / stage_name)
-            curve += methods.curve(self.history(stage_name), cost, trained)
+            curve += methods.curve(rows(Path(before)), cost, trained)
             trained.append(cost | {"options": list(stage.options), "steps": steps})
         missing = not (self.table / f"{methods.BASELINES}.json").is_file()
         report = self.evaluated(before, run_name, baselines=missing)

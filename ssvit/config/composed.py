@@ -52,9 +52,9 @@ class Config:
             values[name] += self.line.arguments
         return values
 
-    def value(self, name: str, default: object = None) -> Any:
-        """Return the value of an option such as recipe.lr; the default if there is no such option."""
-        return at(self.values, name, default)
+    def value(self, name: str) -> Any:
+        """Return the value of an option such as recipe.lr; None if there is no such option."""
+        return at(self.values, name)
 
     def changed(self, changes: Mapping[str, object]) -> "Config":
         """Return a configuration with other values of some options, such as {"recipe.lr": 0.1}."""

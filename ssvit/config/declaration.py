@@ -175,13 +175,10 @@ def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
                 yield from parts(part, full)
 
 
-def at(options: object, name: str, default: object = None) -> Any:
-    """Return the value with a dotted name, such as data.source, in options or plain data; otherwise the default."""
-    missing = object()
+def at(options: object, name: str) -> Any:
+    """Return the value with a dotted name, such as data.source, in options or plain data; None if there is none."""
     for key in name.split("."):
-        options = options.get(key, missing) if isinstance(options, Mapping) else getattr(options, key, missing)
-        if options is missing:
-            return default
+        options = options.get(key) if isinstance(options, Mapping) else getattr(options, key, None)
     return options
 
 

@@ -62,11 +62,6 @@ class Study(RunOptions):
     finetune: Typed = ("subset.images=5000", "recipe.steps=600", "recipe.evaluate_every=600")
     """Options of ssvit finetune; []: no fine-tuning."""
 
-    @property
-    def names(self) -> set[str]:
-        """Return the names of the options of the study; all further options are options of its runs."""
-        return type(self).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -142,7 +137,8 @@ class Trials:
         self.line = config.line
         self.folder = Path(self.options.outputs, self.options.name)
         self.table = Path(self.options.table or self.folder / "table")
-        names = self.options.names
+        # All options but those of the study are options of its runs.
+        names = type(self.options).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
         forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in names]
         self.pretraining = [*self.options.pretrain, *forwarded]
         self.protocol = {
@@ -222,11 +218,7 @@ class Trials:
 
     def tested(self, name: str) -> float:
         """Return the final accuracy of a supervised run."""
-        return [row[key] for row in self.history(name) for key in row if key in _REPORTED][-1]
-
-    def history(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of metrics of a run."""
-        return rows(self.folder / name)
+        return [row[key] for row in rows(self.folder / name) for key in row if key in _REPORTED][-1]
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Write a row of the table, with protocol and versions."""

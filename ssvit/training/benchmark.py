@@ -155,11 +155,6 @@ class Steps:
         self.step += 1
         return self.recipe.batch_size
 
-    @property
-    def loss(self) -> float:
-        """Return the loss of the newest step; this synchronises host and device."""
-        return self.numbers.values[self.numbers.names.index("loss")].item()
-
 
 def gflop_of_image(objective: Objective, loader: Loader) -> float:
     """Return the GFLOP of the matrix products in the step of an image."""
