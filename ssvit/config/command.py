@@ -131,8 +131,9 @@ class Command:
     def _sweep(self, line: CommandLine) -> None:
         results = locate(self.results)() if self.results else None
 
-        def job(config: Config) -> float | None:
+        def job(job_line: CommandLine, swept: Sequence[str]) -> float | None:
             with exit_on_failure():  # otherwise, Hydra would report the failure in its format
+                config = replace(self.compose(job_line), swept=swept)
                 folder = self._start(config)
             return results.add(config, folder) if results else None
 

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import hydra
@@ -39,6 +38,7 @@ _SWEEP = {
     "hydra/hydra_logging": "none",
 }
 _SUGGESTIONS = 3
+Job = Callable[[CommandLine, list[str]], float | None]
 
 
 def compose(
@@ -180,14 +180,15 @@ def _unknown(options: Plain, name: str, missing: str, group: Plain) -> NoReturn:
     raise Failure(f"{name}: there is no such option; {hint}", 2)
 
 
-def sweep(name: str, line: CommandLine, options_class: type[Options], job: Callable[[Config], float | None]) -> None:
-    """Call a function with the configuration of each combination of values (-m), through Hydra's launcher and sweeper.
+def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) -> None:
+    """Call a function for each combination of values (-m), through Hydra's launcher and sweeper.
 
     Args:
         name: Name of the command.
         line: The command line.
         options_class: Class of the command's options.
-        job: The function; it returns the objective value for sweepers such as Optuna.
+        job: The function of the command line of a combination and of its options that differ from other combinations;
+            it returns the objective value for sweepers such as Optuna.
     """
     command_line = sys.argv[1:]
 
@@ -196,7 +197,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Calla
         shared = {option.lstrip("+") for option in line.overrides}
         job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
         swept = [option for option in job_line.overrides if option not in shared]
-        return job(replace(compose(name, job_line, options_class), swept=swept))
+        return job(job_line, swept)
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"

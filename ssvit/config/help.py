@@ -69,11 +69,12 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
     flags = dict(_FLAGS)
     if command.dry_run is None:
         del flags["--dry-run"], flags["--show-config"], flags["-m"]
-    shown = groups
-    if command.common and not everything:
-        shown = [
-            Group(group.title, [option for option in group.options if _is_common(option, command)]) for group in groups
-        ]
+    prefixes = () if everything else command.common
+
+    def is_shown(option: Option) -> bool:
+        return not prefixes or any(f"{option.name}.".startswith(f"{prefix}.") for prefix in prefixes)
+
+    shown = [Group(group.title, list(filter(is_shown, group.options))) for group in groups]
     hidden = sum(len(group.options) for group in groups) - sum(len(group.options) for group in shown)
     flags["--help-all"] = f"{hidden} more options" if hidden else "All options"
     positional = f" [{command.positional.upper()} …]" if command.positional else ""
@@ -96,10 +97,6 @@ _FLAGS = {
     "--config-dir PATH": "Folder with additional files of options",
     "--help-all": "",
 }
-
-
-def _is_common(option: Option, command: Command) -> bool:
-    return any(f"{option.name}.".startswith(f"{prefix}.") for prefix in command.common)
 
 
 def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:

@@ -100,6 +100,7 @@ MISTAKES = (
     "pretrain recipe.image_size=16 -> recipe.image_size: there is no such option; did you mean data.image_size?",
     "pretrain subset=[0,1]",
     "pretrain ++subset=[0,1] -> subset=[0,1]",
+    "pretrain -m recipe.lr=1e-3,2e-3 subset=[0,1]",
     "pretrain evaluators=[1]",
     "pretrain objective.masking=[0.5]",
     "pretrain encoder=[1]",
