@@ -1,4 +1,4 @@
-"""Summarise VTAB-1k: accuracies on its 19 tasks, and means of its three groups, with the standard library only."""
+"""Summarise VTAB-1k: accuracies on its 19 tasks, and means of its three groups."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ssvit.data.sources.vtab import GROUPS, NAMES
 from ssvit.evaluation.statistics import standard_error
 from ssvit.options import markdown
+from ssvit.studies import methods
 
 
 class TaskRun(NamedTuple):
@@ -31,20 +32,16 @@ def means(tasks: Mapping[str, Sequence[TaskRun]]) -> dict[str, float]:
 
 def table(models: Models) -> str:
     """Return a Markdown table of tasks and means (rows) by model (columns), and the missing tasks."""
-    lines = [
-        f"| test accuracy (%) | chance | {' | '.join(map(markdown, models))} |",
-        "|---|---|" + "---|" * len(models),
-    ]
+    rows = [["test accuracy (%)", "chance", *map(markdown, models)]]
     by_model = {model: means(tasks) for model, tasks in models.items()}
     for group, names in {**GROUPS, f"all {len(NAMES)}": ()}.items():
         for task in names:
             chances = [run.chance for tasks in models.values() for run in tasks.get(task, ())]
             chance = f"{100 * chances[0]:.1f}" if chances else ""
-            lines.append(
-                f"| {task} | {chance} | {' | '.join(_cell(tasks.get(task, ())) for tasks in models.values())} |"
-            )
+            rows.append([task, chance, *(_cell(tasks.get(task, ())) for tasks in models.values())])
         cells = (f"**{100 * mean[group]:.1f}**" if group in mean else "absent" for mean in by_model.values())
-        lines.append(f"| **{group}**, mean | | {' | '.join(cells)} |")
+        rows.append([f"**{group}**, mean", "", *cells])
+    lines = [methods.markdown(rows)]
     for model, tasks in models.items():
         if absent := [task for task in NAMES if task not in tasks]:
             lines += ["", f"{markdown(model)}: {len(absent)} of {len(NAMES)} tasks are absent: {', '.join(absent)}"]
