@@ -34,7 +34,7 @@ from ssvit.objectives import (
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
-from ssvit.objectives.contrastive import Contrastive, ContrastiveTuning, SimCLR
+from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR
 from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
@@ -226,7 +226,7 @@ def transform(objective: Objective) -> Augmentation:
     """Return one crop of an image, or crops of several sizes for an objective of several views."""
     if isinstance(objective, Dino):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
-    if isinstance(objective, Contrastive):
+    if isinstance(objective, SimCLR | ContrastiveTuning):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 

@@ -4,6 +4,7 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from einops import rearrange
 from torch import Tensor, nn
@@ -36,10 +37,8 @@ class FeatureMaps(nn.Module):
         """Return a map (b, d, y, x) for each layer from images (b, c, h, w), uint8 or in [0, 1]."""
         rows, _ = self.encoder.grid_of(images)
         maps = {}
-        for layer, tokens in enumerate(self.encoder.layers(images), start=1):
+        for layer, tokens in enumerate(islice(self.encoder.layers(images), max(self.layers)), start=1):
             if layer in self.layers:
                 patches = self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :]
                 maps[layer] = rearrange(patches, "b (y x) d -> b d y x", y=rows)
-            if layer == max(self.layers):
-                break
         return [maps[layer] for layer in self.layers]

@@ -30,8 +30,6 @@ def grid(image_size: object, patch_size: object) -> tuple[int, int]:
     height, width = pair("image_size", image_size)
     patch = pair("patch_size", patch_size)
     for side, pixels, step in (("height", height, patch[0]), ("width", width, patch[1])):
-        if step > pixels:
-            raise OptionError("patch_size", patch_size, f"must be at most the image's {side} of {pixels} pixels")
         if pixels % step:
             divisors = ", ".join(str(d) for d in range(2, pixels // 2 + 1) if pixels % d == 0) or pixels
             raise OptionError("patch_size", patch_size, f"must divide the image's {side} of {pixels} ({divisors})")

@@ -8,7 +8,7 @@ Letters: b images, h heads, t tokens, q queries, d width, k width of a head, y, 
 """
 
 import math
-from typing import TypedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,17 +16,9 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-
-class Interpolation(TypedDict):
-    """Hold the arguments of torch's `interpolate`."""
-
-    mode: str
-    align_corners: bool
-    antialias: bool
-
-
-# Keys are the choices of `vit_options.RESIZE`; "paper" matches scipy's zoom of order 1, which the authors use.
-RESIZE: dict[str, Interpolation] = {
+# Arguments of torch's `interpolate` by the choices of `vit_options.RESIZE`; "paper" matches scipy's zoom of order 1,
+# which the authors use.
+RESIZE: dict[str, dict[str, Any]] = {
     "paper": {"mode": "bilinear", "align_corners": True, "antialias": False},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
 }

@@ -18,8 +18,6 @@ Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
 CHANGEABLE = (
     "image_size", "pooling", "dropout", "attention_dropout", "stochastic_depth", "activation_checkpointing",
 )  # fmt: skip
-Epsilons = Literal["authors", "timm"]
-EPSILONS = get_args(Epsilons)  # the implementation whose epsilons a hybrid's stem uses
 GROUPS = 32  # number of groups in the group norms of a hybrid's stem
 
 
@@ -35,7 +33,7 @@ class Stem(Options):
     """Number of units of each stage: [3, 4, 6, 3] for a ResNet-50, [] for the root alone."""
     width: Annotated[int, Ge(1), Field(multiple_of=GROUPS), Expect(f"a multiple of {GROUPS}, the groups of channels")]
     """Channels of the root; each stage doubles them."""
-    epsilons: Epsilons = "authors"
+    epsilons: Literal["authors", "timm"] = "authors"
     """authors: the epsilons of the authors' code; timm: the epsilons of timm, required for weights of its hybrids."""
 
 

@@ -7,8 +7,18 @@ from ssvit.config.declaration import Options, Run
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
-from ssvit.options import RootOptionError, pair, typed
+from ssvit.options import OptionError, RootOptionError, pair, typed
 from ssvit.schedule import Between, ScheduleFunction
+
+
+def check_omits(name: str, value: object, encoder: ViT) -> None:
+    """Check that an encoder can omit the patches that an option hides.
+
+    Raises:
+        OptionError: The encoder has a stem.
+    """
+    if encoder.stem is not None:
+        raise OptionError(name, value, "requires an encoder without a stem, which mixes hidden and visible patches")
 
 
 class Objective(Options):

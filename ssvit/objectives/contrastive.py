@@ -22,22 +22,6 @@ from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, sca
 from ssvit.randomness import uniform
 
 
-class Contrastive(Objective):
-    """Define the base class of objectives that compare projections of two views."""
-
-    def project(self, views: Tensor) -> Tensor:
-        """Return the projections of views: (b, v, c, h, w) -> (v b, e)."""
-        raise NotImplementedError
-
-    def losses(self, projections: Tensor) -> Tensor:
-        """Return the loss of each view among these views: (v b, e) -> (v b,)."""
-        raise NotImplementedError
-
-    def chance(self, images: int) -> float:
-        """Return the loss among this number of images if all similarities are equal."""
-        raise NotImplementedError
-
-
 def gathered(rows: Tensor) -> tuple[Tensor, int]:
     """Gather the rows of all processes, with gradients, (r, e) -> (s, e), and return the row offset of this rank.
 
@@ -86,7 +70,7 @@ def similarities(projections: Tensor, others: Tensor, offset: int, temperature: 
     return logits, rows.roll(len(projections) // VIEWS)
 
 
-class SimCLR(Contrastive):
+class SimCLR(Objective):
     """Implement SimCLR (Chen et al. 2020), with the options of `contrastive_options.SimCLR`.
 
     The two views of an image are a positive pair. Batches have two "global" views. The head is lightly's
@@ -140,12 +124,12 @@ class SimCLR(Contrastive):
         return self.head(self.encoder.represent(images, visible_ids=visible_ids, depth_noise=depth_noise))
 
     def losses(self, projections: Tensor) -> Tensor:
-        """Return the loss of each view: (v b, e) -> (v b,)."""
+        """Return the loss of each view among these views: (v b, e) -> (v b,)."""
         units = unit(projections)
         return F.cross_entropy(*similarities(units, units, 0, self.options.temperature), reduction="none")
 
     def chance(self, images: int) -> float:
-        """Return log(2 b - 1): one of the 2 b - 1 other views is the positive."""
+        """Return the loss if all similarities are equal, log(2 b - 1), for 2 b - 1 other views."""
         return math.log(VIEWS * images - 1)
 
     def forward(
@@ -156,7 +140,7 @@ class SimCLR(Contrastive):
         return matching(*similarities(units, *gathered(units), self.options.temperature))
 
 
-class ContrastiveTuning(Contrastive):
+class ContrastiveTuning(Objective):
     """Implement contrastive tuning of a finished run (MAE-CT, Lehner et al. 2023), which groups similar images.
 
     A view is matched with the nearest neighbour of the image's other view among earlier images (NNCLR, Dwibedi et al.
@@ -217,13 +201,13 @@ class ContrastiveTuning(Contrastive):
         return torch.cat([cosines(*pair) for pair in pairs]) / self.options.temperature
 
     def losses(self, projections: Tensor) -> Tensor:
-        """Return the loss of each view: (v b, e) -> (v b,)."""
+        """Return the loss of each view among these views: (v b, e) -> (v b,)."""
         logits = self.logits(projections, unit(self.predictor(projections)))
         positives = torch.arange(logits.shape[1], device=logits.device).repeat(VIEWS)
         return F.cross_entropy(logits, positives, reduction="none")
 
     def chance(self, images: int) -> float:
-        """Return log(b): one of the b predictions is the positive."""
+        """Return the loss if all similarities are equal, log(b), for b predictions."""
         return math.log(images)
 
     def forward(self, batch: Batch, noise: object, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:

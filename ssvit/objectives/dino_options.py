@@ -12,6 +12,7 @@ from ssvit.schedule import Between, Schedule, ScheduleFunction
 
 VIEWS = {"override /augment@data.augment": "multi_crop_small"}  # two global views and smaller local ones
 RECIPE = {"optimizer": "adamw", "lr": 2e-3}  # muon has not been measured with these objectives
+TEMPERATURE = Schedule(start=0.04, end=0.04, shape="linear", over=0.3)
 COLLAPSE = "ssvit.evaluation.panels.collapse"
 
 
@@ -31,16 +32,14 @@ class Dino(Objective):
     accepts_local_views: ClassVar[bool] = True
 
     prototypes: Annotated[int, Ge(2)] = 1024
-    """Number of prototypes; the authors use 65536 for ImageNet."""
+    """Number of prototypes; the authors use 65536 for ImageNet, and 8192 for iBOT."""
     hidden: Count = 512
     """Width of the head's two hidden layers; the authors use 2048."""
     bottleneck: Count = 128
     """Width of the vectors that are compared with prototypes; the authors use 256."""
     student_temperature: Positive = 0.1
     """Divisor of the student's logits."""
-    teacher_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
-        start=0.04, end=0.04, shape="linear", over=0.3
-    )
+    teacher_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = TEMPERATURE
     """`Schedule` of the divisor of the teacher's logits; lower values give sharper targets. An end of 0.07 is for long
     runs: in runs of 1,000 steps it left assignments almost uniform."""
     teacher_momentum: Annotated[ScheduleFunction, Between(0, 1)] = Schedule(start=0.99, end=1.0)
@@ -75,8 +74,6 @@ class IBot(Dino):
 
     samples_patches: ClassVar[bool] = True
 
-    prototypes: Annotated[int, Ge(2)] = 1024
-    """Number of prototypes; the authors use 8192."""
     masked: Share = 0.3
     """Mean fraction of masked patches in a masked view."""
     spread: NotNegative = 0.2
@@ -85,9 +82,7 @@ class IBot(Dino):
     """Probability that a global view has masked patches."""
     patch_weight: NotNegative = 1.0
     """Weight of the patches' loss; DINO's loss has weight 1."""
-    patch_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = Schedule(
-        start=0.04, end=0.04, shape="linear", over=0.3
-    )
+    patch_temperature: Annotated[ScheduleFunction, Between(0, above=True)] = TEMPERATURE
     """`Schedule` of the divisor of the teacher's logits of patches; the authors' ends at 0.07 after 30 of 800 epochs,
     which is too high for short runs (see teacher_temperature)."""
 

@@ -6,7 +6,7 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Share
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
-from ssvit.objectives.base_options import Objective
+from ssvit.objectives.base_options import Objective, check_omits
 from ssvit.options import OptionError
 
 
@@ -27,10 +27,7 @@ class Masked(Objective):
         """
         if encoder.grid == (1, 1):
             raise OptionError("masked", self.masked, "requires images of at least two patches")
-        if encoder.stem is not None:
-            raise OptionError(
-                "masked", self.masked, "requires an encoder without a stem, which mixes masked and visible patches"
-            )
+        check_omits("masked", self.masked, encoder)
 
     def count(self, patches: int) -> int:
         """Return the number of masked patches per image: the fraction, rounded, at least one, and fewer than all."""

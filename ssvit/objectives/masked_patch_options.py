@@ -8,7 +8,7 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Options, Run, Share
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
-from ssvit.objectives.base_options import Objective
+from ssvit.objectives.base_options import Objective, check_omits
 from ssvit.options import OptionError
 
 
@@ -97,10 +97,7 @@ class MaskedPatch(Objective):
         """
         if self.decoder is None:
             return
-        if encoder.stem is not None:
-            raise OptionError(
-                "decoder", "{…}", "requires an encoder without a stem, which mixes corrupted and other patches"
-            )
+        check_omits("decoder", "{…}", encoder)
         patches = math.prod(encoder.grid)
         if self.masking.count(patches) == patches:
             expected = "must be smaller, so that the encoder has patches to encode"

@@ -118,8 +118,7 @@ class MeanColor(targets_options.MeanColor, Classes):
         full = 255.0 if images.dtype == torch.uint8 else 1.0
         cell = self.patch_size[0] // self.grid, self.patch_size[1] // self.grid
         exact = images.dtype == torch.uint8 and 255 * math.prod(cell) <= 2**24
-        rows = (images.float() if exact else images.double()).unflatten(2, (-1, cell[0])).sum(3)
-        sums = rows.unflatten(3, (-1, cell[1])).sum(4).double()
+        sums = _sums(images.float() if exact else images.double(), cell).double()
         levels = (sums * self.levels / (math.prod(cell) * full)).long().clamp(0, self.levels - 1)
         weight = self.levels ** torch.arange(self.channels - 1, -1, -1, device=images.device)
         classes = (levels * weight[:, None, None]).sum(1)

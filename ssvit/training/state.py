@@ -101,13 +101,9 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        both = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
-        self._now = [statistic for statistic in both if statistic is not None]
+        norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+        self._now = [statistic for norm in norms for statistic in norm.buffers()]
         self._before = [statistic.clone() for statistic in self._now]
-        # The count of forward passes includes skipped updates and is identical in all processes.
-        self._counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
-        self._counted = [count.clone() for count in self._counts]
 
     @torch.no_grad()
     def follow(self, fabric: Fabric, applied: Tensor) -> None:
@@ -117,21 +113,20 @@ class RunningStatistics:
             fabric: The processes.
             applied: () bool, whether the update is applied; if not, the statistics are restored.
         """
-        if not self._now:
-            return
-        moved = runtime.mean(fabric, torch.cat(self._now))
-        for now, before, mean in zip(
-            self._now, self._before, moved.split([len(now) for now in self._now]), strict=True
-        ):
-            before.copy_(torch.where(applied, mean, before))
-            now.copy_(before)
-        for counted, count in zip(self._counted, self._counts, strict=True):
-            counted.copy_(count)
+        # Counts of forward passes include skipped updates and are identical in all processes.
+        averaged = [statistic for statistic in self._now if statistic.is_floating_point()]
+        if averaged:
+            means = runtime.mean(fabric, torch.cat(averaged))
+            torch._foreach_copy_(averaged, means.split([len(statistic) for statistic in averaged]))
+        for now, before in zip(self._now, self._before, strict=True):
+            if now.is_floating_point():
+                now.copy_(torch.where(applied, now, before))
+            before.copy_(now)
 
     @torch.no_grad()
     def take_back(self) -> None:
         """Restore the statistics of the last update."""
-        for now, before in zip([*self._now, *self._counts], [*self._before, *self._counted], strict=True):
+        for now, before in zip(self._now, self._before, strict=True):
             now.copy_(before)
 
 

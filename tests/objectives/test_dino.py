@@ -51,8 +51,6 @@ def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop(teacher_views, stu
                 total -= sum(a / sum(sharp) * math.log(b / sum(plain)) for a, b in zip(sharp, plain, strict=True))
                 count += 1
     assert loss.item() == pytest.approx(total / count, rel=1e-12)
-    with pytest.raises(ValueError, match="one view"):
-        cross_entropy(targets[:1], student[:1])
 
 
 def lightlys_head(*widths: int) -> DINOProjectionHead:

@@ -16,11 +16,11 @@ from ssvit.evaluation.panels import contrast_options
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
-from ssvit.objectives.contrastive import Contrastive, similarities, unit
+from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR, similarities, unit
 
 
 class Contrast(HeldOut):
-    """Evaluate a `Contrastive` model.
+    """Evaluate SimCLR or contrastive tuning.
 
     Args:
         options: Options of the evaluation.
@@ -37,11 +37,11 @@ class Contrast(HeldOut):
         super().__init__(options, source=source, transform=transform)
         self.augment = augment
 
-    def show(self, objective: Contrastive, metrics: Mapping[str, float], history: History) -> Shown:
+    def show(self, objective: SimCLR | ContrastiveTuning, metrics: Mapping[str, float], history: History) -> Shown:
         """Return the figure `learning`, the metrics over the steps."""
         return describe(metrics, history[0] if len(history) > 1 else {}), {"learning": learning(history)}
 
-    def measure(self, objective: Contrastive) -> dict[str, float]:
+    def measure(self, objective: SimCLR | ContrastiveTuning) -> dict[str, float]:
         """Return the loss, top-1 accuracy of matching views, alignment, uniformity and spread of the features."""
         device = objective.encoder.mean.device
         projected, features = [], []
