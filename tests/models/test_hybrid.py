@@ -1,6 +1,5 @@
 """Hybrids: the stem against the authors' equations written as loops and timm's, and what they share with a ViT."""
 
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -9,12 +8,13 @@ import pytest
 import timm
 import tiny
 import torch
+import torch.nn.functional as F
 from composing import composed
-from timm.layers import StdConv2dSame
+from timm.layers import StdConv2dSame, pad_same
 from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import storage
-from ssvit.models import vit_options
+from ssvit.models import hybrid, vit_options
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
@@ -48,84 +48,28 @@ def random_images(b: int = 2, h: int = 16, w: int = 16, c: int = 3) -> torch.Ten
     return torch.rand(b, c, h, w, generator=torch.Generator().manual_seed(1))
 
 
-def convolved(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
-    """(i, h, w) by standardised filters (o, i, k, k), place by place, with the zeros of JAX's "SAME" around x."""
-    filters = torch.stack([f - f.sum() / f.numel() for f in weight])
-    filters = torch.stack([f / (math.sqrt(f.square().sum() / f.numel()) + 1e-5) for f in filters])
-    k, (height, width) = weight.shape[-1], x.shape[1:]
-    rows, columns = math.ceil(height / stride), math.ceil(width / stride)
-    above, left = (max((out - 1) * stride + k - size, 0) // 2 for out, size in ((rows, height), (columns, width)))
-    padded = torch.zeros(len(x), height + 2 * k, width + 2 * k, dtype=x.dtype)
-    padded[:, above : above + height, left : left + width] = x
-    result = torch.zeros(len(weight), rows, columns, dtype=x.dtype)
-    for row in range(rows):
-        for column in range(columns):
-            y, z = row * stride, column * stride
-            result[:, row, column] = (filters * padded[:, y : y + k, z : z + k]).sum((1, 2, 3))
-    return result
-
-
-def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Normalise each of 32 groups of channels by its mean and standard deviation."""
-    groups = []
-    for group in x.chunk(32):
-        centred = group - group.sum() / group.numel()
-        groups.append(centred / (centred.square().sum() / group.numel() + 1e-6).sqrt())
-    return torch.cat(groups) * weight[:, None, None] + bias[:, None, None]
-
-
-def pooled(x: torch.Tensor) -> torch.Tensor:
-    """The greatest of 3 x 3 places, every other place, from the place itself onward."""
-    rows, columns = x.shape[1] // 2, x.shape[2] // 2
-    result = torch.zeros(len(x), rows, columns, dtype=x.dtype)
-    for row in range(rows):
-        for column in range(columns):
-            result[:, row, column] = x[:, 2 * row : 2 * row + 3, 2 * column : 2 * column + 3].amax((1, 2))
-    return result
-
-
-def plain(vit: ViT, image: torch.Tensor) -> torch.Tensor:
-    """The tokens of one image by the authors' code, models_resnet.py and models_vit.py, in float64."""
-    w = {name: value.double() for name, value in vit.state_dict().items()}
-
-    def through(x, convolution, norm, stride=1):
-        return normed(convolved(x, w[f"{convolution}.weight"], stride), w[f"{norm}.weight"], w[f"{norm}.bias"])
-
-    x = (image.double() - w["mean"][:, None, None]) / w["std"][:, None, None]
-    x = pooled(through(x, "stem.root", "stem.norm", 2).relu())
-    for stage, units in enumerate(vit.arguments["stem"]["layers"]):
-        for unit in range(units):
-            name, stride = f"stem.stages.{stage}.{unit}", 2 if stage and not unit else 1
-            y = through(x, f"{name}.conv1", f"{name}.norm1").relu()
-            y = through(y, f"{name}.conv2", f"{name}.norm2", stride).relu()
-            y = through(y, f"{name}.conv3", f"{name}.norm3")
-            if not unit:
-                x = through(x, f"{name}.shortcut.0", f"{name}.shortcut.1", stride)
-            x = (x + y).relu()
-    rows, columns = vit.grid
-    p, q = x.shape[1] // rows, x.shape[2] // columns
-    patches = [
-        x[:, row * p : row * p + p, column * q : column * q + q].flatten()
-        for row in range(rows)
-        for column in range(columns)
-    ]
-    return torch.stack([w["patch.weight"] @ patch + w["patch.bias"] for patch in patches])
+@pytest.mark.parametrize(("size", "stride"), [(7, 2), (3, 2), (3, 1), (1, 1)])
+def test_the_authors_convolution_has_standardised_filters_and_zeros_around_the_map_as_in_jax(size, stride):
+    (convolution, norm), x = hybrid.normed(4, 32, size, stride, epsilons="authors"), torch.rand(2, 4, 6, 10)
+    deviation, mean = torch.std_mean(convolution.weight, (1, 2, 3), correction=0, keepdim=True)
+    padded = pad_same(x, [size, size], [stride, stride])
+    expected = F.conv2d(padded, (convolution.weight - mean) / (deviation + 1e-5), stride=stride)
+    torch.testing.assert_close(convolution(x), expected)
+    assert (norm.num_groups, norm.eps) == (32, 1e-6)
 
 
 @pytest.mark.parametrize(
-    ("layers", "options"),
-    [
-        ((), {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}),
-        ((2,), {"image_size": [8, 16]}),
-        ((1, 2), {"image_size": [16, 24], "mean": 0.3}),
-        ((1, 1), {"image_size": [32, 16], "patch_size": [16, 8], "channels": 2}),
-        ((1, 1, 1), {"image_size": 16, "patch_size": 16}),
-    ],
-)
-def test_equals_the_equations_of_the_authors(layers, options):
-    vit = build(layers, **options).double()
-    images = random_images(1, *vit.image_size, vit.channels).double()
-    torch.testing.assert_close(vit.embed(images)[0], plain(vit, images[0]), atol=1e-10, rtol=1e-10)
+    "options",
+    [{"image_size": [8, 16], "mean": [0.4, 0.5, 0.3], "std": 0.3},
+     {"image_size": [32, 16], "patch_size": [16, 8], "channels": 2}],
+)  # fmt: skip
+def test_patches_are_cut_from_the_map_of_normalised_images(options):
+    vit = build((1, 1), **options)
+    images = random_images(2, *vit.image_size, vit.channels)
+    features = vit.stem((images - vit.mean[:, None, None]) / vit.std[:, None, None])
+    side = vit.patch_size[0] // 8, vit.patch_size[1] // 8
+    cut = F.unfold(features, side, stride=side)
+    torch.testing.assert_close(vit.embed(images), vit.patch(cut.mT))
 
 
 def test_equals_timm():

@@ -38,38 +38,6 @@ def test_sine_cosine_learns_nothing_and_tells_a_checkpoint_where_its_rows_and_co
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_relative_logits_are_products_with_the_key_of_the_offset(batched):
-    b, heads, tokens, k = 3, 2, 7, 4
-    module = Relative((2, 3), 1, k)
-    queries = torch.randn(b, heads, tokens, k)
-    places = torch.arange(tokens)[None].expand(b, -1) if batched else None
-    logits = module(queries, tokens, places)
-    assert logits.shape == (b, heads, tokens, tokens)
-    for image in range(b):
-        for head in range(heads):
-            for i in range(tokens):
-                for j in range(tokens):
-                    key = module.keys[i - j + tokens - 1].tolist()
-                    expected = sum(q * w for q, w in zip(queries[image, head, i].tolist(), key, strict=True))
-                    assert logits[image, head, i, j].item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_relative_logits_of_some_tokens_at_their_own_places():
-    b, heads, tokens, k = 2, 3, 9, 4
-    module = Relative((2, 4), 1, k)
-    asking, output_ids = torch.tensor([[8, 0], [3, 5]]), torch.tensor([[1, 0], [1, 0]])
-    places = torch.tensor([[0, 8, 2, 4], [5, 3, 0, 7]])
-    queries = torch.randn(b, heads, 2, k)
-    logits = module(queries, 4, places, output_ids)
-    assert logits.shape == (b, heads, 2, 4)
-    for image in range(b):
-        for i in range(2):
-            for j in range(4):
-                key = module.keys[asking[image, i] - places[image, j] + tokens - 1]
-                torch.testing.assert_close(logits[image, :, i, j], queries[image, :, i] @ key)
-
-
 @pytest.mark.parametrize("kind", [Learned1D, Learned2D])
 def test_learned_embeddings_start_small_and_random(kind):
     torch.manual_seed(0)

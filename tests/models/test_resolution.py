@@ -238,16 +238,6 @@ def test_gradients_flow_to_the_table_from_every_grid(kind, how):
         torch.autograd.gradcheck(rows, values)
 
 
-def test_gradients_flow_to_relative_keys_from_every_length():
-    module, queries = Relative((2, 2), 1, 3).double(), torch.randn(1, 2, 7, 3).double()
-    for tokens in (3, 5, 7):
-
-        def logits(keys, tokens=tokens):
-            return torch.func.functional_call(module, {"keys": keys}, (queries[:, :, :tokens], tokens))
-
-        torch.autograd.gradcheck(logits, (module.keys,))
-
-
 @pytest.mark.parametrize("method", ["model", "masked_patch_decoder", "simmim", "mae", "latent", "ibot", "simclr"])
 @pytest.mark.parametrize("size", [8, 24])
 def test_an_objective_that_samples_patches_refuses_images_of_another_size(method, size):

@@ -6,7 +6,6 @@ import math
 import pytest
 import tiny
 import torch
-from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torchvision.transforms import v2
 
@@ -14,7 +13,7 @@ from ssvit.data.batch import Batch
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
-from ssvit.objectives.classify import Classify, Distillation, balanced
+from ssvit.objectives.classify import Classify, Distillation
 from ssvit.options import OptionError, UserError
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
@@ -111,22 +110,6 @@ def test_each_head_has_its_own_output_and_the_logits_are_their_mean(pooling, tok
     torch.testing.assert_close(model.logits(IMAGES), sum(heads) / len(heads), rtol=1e-12, atol=1e-12)
     expected = torch.tensor([softmax(row) for row in model.logits(IMAGES).tolist()], dtype=torch.float64)
     torch.testing.assert_close(model.probabilities(model.logits(IMAGES)), expected)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("taught", [False, True])
-@pytest.mark.parametrize("token", [False, True])
-@pytest.mark.parametrize("options", [{}, {"hidden": 7, "label_smoothing": 0.1, "mixup": 1.0, "cutmix": 1.0}])
-def test_the_first_loss_is_that_of_a_uniform_guess(options, token, taught, precision):
-    options = options | {
-        "distillation": classify_options.Distillation() if taught else None,
-        "teacher": teacher().float() if taught else None,
-    }
-    model = build(random=False, token=token, **options).float()
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        result = model(Batch.of_view(IMAGES, LABELS))
-    assert result["loss"].dtype == torch.float32
-    assert result["loss"].item() == pytest.approx(math.log(len(CLASSES)), abs=1e-6)
 
 
 @pytest.mark.parametrize("way", ["mixup", "cutmix"])
@@ -296,13 +279,6 @@ def test_mixup_mixes_multi_hot_labels():
     torch.manual_seed(3)
     share = v2.MixUp(alpha=0.4, num_classes=5).make_params([IMAGES])["lam"]
     torch.testing.assert_close(shares, share * MULTI_HOT + (1 - share) * MULTI_HOT.roll(1, 0).float())
-
-
-def test_balanced_weights_are_those_of_scikit_learn():
-    labels = torch.tensor([0, 0, 0, 1, 3, 3, 3, 3, 3, 4])
-    present = labels.unique()
-    theirs = compute_class_weight("balanced", classes=present.numpy(), y=labels.numpy()) * len(present) / 5
-    assert balanced(labels, 5) == pytest.approx([*theirs[:2], 0.0, *theirs[2:]])
 
 
 def test_a_new_share_makes_no_new_graph():

@@ -1,6 +1,5 @@
 """DINO equals lightly's and plain loops: buffers that change once per update, the panel, the command line."""
 
-import math
 import warnings
 
 import pytest
@@ -29,7 +28,7 @@ def batch() -> Batch:
 
 
 @pytest.mark.parametrize(("teacher_views", "student_views"), [(2, 2), (2, 6), (1, 3)])
-def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop(teacher_views, student_views):
+def test_the_loss_is_lightlys(teacher_views, student_views):
     teacher, student = random_logits(teacher_views, 0), random_logits(student_views, 1).requires_grad_()
     center = random_logits(1, 2)[0, 0]
     targets = sharpened(teacher, center, torch.tensor(0.05, dtype=torch.float64)).exp()
@@ -41,16 +40,6 @@ def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop(teacher_views, stu
     expected = peer(list(teacher), list(student), teacher_temp=0.05)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)  # lightly's temperature is in float32
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, student)[0], rtol=1e-5, atol=1e-9)
-
-    total, count = 0.0, 0
-    for t in range(teacher_views):
-        for v in range(student_views):
-            for image in range(3) if t != v else ():
-                sharp = [math.exp((teacher[t, image, k] - center[k]) / 0.05) for k in range(11)]
-                plain = [math.exp(student.detach()[v, image, k] / 0.1) for k in range(11)]
-                total -= sum(a / sum(sharp) * math.log(b / sum(plain)) for a, b in zip(sharp, plain, strict=True))
-                count += 1
-    assert loss.item() == pytest.approx(total / count, rel=1e-12)
 
 
 def lightlys_head(*widths: int) -> DINOProjectionHead:
@@ -143,16 +132,3 @@ def test_after_step_updates_the_centre_as_lightly_and_the_teacher():
 def test_a_schedule_may_be_any_function_of_the_progress():
     options = dino_options.Dino(teacher_momentum=lambda progress: progress.step / progress.steps)
     assert options.schedules["teacher_momentum"](Progress(1, 4)) == 0.25
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU waits for the host")
-def test_after_a_step_nothing_is_read_back_from_a_device():
-    objective = tiny.dino().cuda()
-    outputs = {"teacher_mean": torch.zeros(24, device="cuda")}
-    scheduled = {name: value.cuda() for name, value in values().items()}
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.no_grad():
-            objective.after_step(outputs, scheduled, torch.tensor(True, device="cpu").cuda())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

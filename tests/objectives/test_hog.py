@@ -71,27 +71,6 @@ def test_labels_equal_loops(kind):
                         assert found[c, :, i, j].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def authors(x: torch.Tensor, cell: int) -> torch.Tensor:
-    """Convolutions and a scatter of strengths, as SlowFast's HOGLayerC has it: (b, c, 9, rows, columns)."""
-    across = torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]])
-    padded = F.pad(x, (1, 1, 1, 1), mode="reflect").flatten(0, 1)[:, None]
-    gx, gy = (F.conv2d(padded, kernel[None, None])[:, 0] for kernel in (across, across.T))
-    number = (torch.atan2(gx, gy) / math.pi * 9).floor().long() % 9
-    strength = torch.stack([gx, gy], -1).norm(dim=-1)
-    spread = torch.zeros(len(gx), 9, *gx.shape[1:]).scatter_add_(1, number[:, None], strength[:, None])
-    sums = spread.unfold(2, cell, cell).unfold(3, cell, cell).sum((-1, -2))
-    return F.normalize(sums, dim=1).unflatten(0, x.shape[:2])
-
-
-def test_the_papers_target_is_that_of_the_authors_code():
-    images = images_of(h=32, w=48)
-    labels = Hog(patch_size=16, cell=8, window=None).labels(images)
-    found = authors(images.float(), 8).flatten(1, 2)
-    expected = found.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
-    assert labels.shape == (2, 6, 108)
-    torch.testing.assert_close(labels, expected, atol=1e-5, rtol=0)
-
-
 def test_fractions_and_brightness_change_nothing():
     images, target = images_of(), Hog(patch_size=4, cell=4, window=12)
     assert torch.equal(target.labels(images / 255), target.labels(images))

@@ -28,35 +28,6 @@ def build(*, decoder=DECODER, masked: float = 0.75, norm_pixels: bool = True, **
     return tiny.shaken(model)
 
 
-def layer_norm(x, module):
-    centred = x - x.mean()
-    return centred / (centred.square().mean() + 1e-6).sqrt() * module.weight + module.bias
-
-
-def transformer(tokens, blocks, norm):
-    """Equations 2 to 4 of the ViT paper on a list of tokens (d,) of one image, head by head."""
-    for block in blocks:
-        heads = block.attention.heads
-        projected = [
-            block.attention.qkv.weight @ layer_norm(token, block.norm1) + block.attention.qkv.bias for token in tokens
-        ]
-        parts = torch.stack(projected).unflatten(1, (3, heads, -1))
-        mixed = []
-        for head in range(heads):
-            query, key, value = parts[:, 0, head], parts[:, 1, head], parts[:, 2, head]
-            weights = (query @ key.T / math.sqrt(key.shape[1])).softmax(1)
-            mixed.append(weights @ value)
-        attended = torch.cat(mixed, 1) @ block.attention.out.weight.T + block.attention.out.bias
-        tokens = [token + one for token, one in zip(tokens, attended, strict=True)]
-        changed = []
-        for token in tokens:
-            hidden = block.expand.weight @ layer_norm(token, block.norm2) + block.expand.bias
-            hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-            changed.append(token + block.contract.weight @ hidden + block.contract.bias)
-        tokens = changed
-    return [layer_norm(token, norm) for token in tokens]
-
-
 def waves(place: int, columns: int, width: int) -> torch.Tensor:
     """The position of a patch in sines and cosines of its column and of its row."""
     y, x = divmod(place, columns)
@@ -64,55 +35,6 @@ def waves(place: int, columns: int, width: int) -> torch.Tensor:
     rows = [math.sin(x * r) for r in rates], [math.cos(x * r) for r in rates]
     rows = *rows, [math.sin(y * r) for r in rates], [math.cos(y * r) for r in rates]
     return torch.tensor(rows, dtype=torch.float64).flatten()
-
-
-def by_loops(model: MAE, images: torch.Tensor, noise: Masks) -> torch.Tensor:
-    """The loss image by image and patch by patch, in raster order, as the authors' code has it; weights of `model`."""
-    encoder, decoder, (p, q) = model.encoder, model.decoder, model.encoder.patch_size
-    columns, losses = images.shape[3] // q, []
-    mean, std = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (MEAN, STD))
-    for image, visible, masked in zip(images, noise.visible_ids.tolist(), noise.masked_ids.tolist(), strict=True):
-        patches = {}
-        for place in sorted(visible + masked):
-            y, x = place // columns * p, place % columns * q
-            patches[place] = ((image[:, y : y + p, x : x + q].double() / 255 - mean) / std).flatten()
-        tokens = [encoder.class_token[0, 0]]
-        for place in visible:
-            embedded = encoder.patch.weight @ patches[place] + encoder.patch.bias
-            tokens.append(embedded + waves(place, columns, encoder.width))
-        first, *outputs = transformer(tokens, encoder.blocks, encoder.norm)
-        seen = dict(zip(visible, outputs, strict=True))
-        width = len(decoder.mask_token)
-        tokens = [decoder.embed.weight @ first + decoder.embed.bias]
-        for place in range(len(patches)):
-            token = decoder.mask_token
-            if place in seen:
-                token = decoder.embed.weight @ seen[place] + decoder.embed.bias
-            tokens.append(token + waves(place, columns, width))
-        outputs = transformer(tokens, decoder.blocks, decoder.norm)[1:]
-        for place in masked:
-            truth = patches[place]
-            if model.options.norm_pixels:
-                middle = sum(truth.tolist()) / len(truth)
-                variance = sum((value - middle) ** 2 for value in truth.tolist()) / (len(truth) - 1)
-                truth = (truth - middle) / math.sqrt(variance + 1e-6)
-            prediction = decoder.head.weight @ outputs[place] + decoder.head.bias
-            losses.append(sum((prediction - truth) ** 2) / len(truth))
-    return sum(losses) / len(losses)
-
-
-@pytest.mark.parametrize("norm_pixels", [True, False])
-def test_loss_and_gradients_equal_loops_in_float64(norm_pixels):
-    model, images = build(norm_pixels=norm_pixels).double(), pictures(3)
-    noise = model.sample(torch.arange(3), seed=4)
-    loss = model(Batch.of_view(images), noise)["loss"]
-    expected = by_loops(model, images, noise)
-    torch.testing.assert_close(loss, expected, rtol=1e-7, atol=0)  # mean and std of the channels are float32
-    named = dict(model.named_parameters())
-    one, two = (torch.autograd.grad(value, list(named.values())) for value in (loss, expected))
-    for name, own, right in zip(named, one, two, strict=True):
-        torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-7, msg=name)
-        assert own.abs().max() > 1e-9, f"{name} learns nothing"
 
 
 def as_transformers(model: MAE) -> dict[str, torch.Tensor]:

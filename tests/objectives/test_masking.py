@@ -90,16 +90,6 @@ def test_place_and_corruption_type_and_replacement_are_independent(shape):
             assert correlations[: choice.shape[1], choice.shape[1] :].abs().max() < 5 / 20_000**0.5
 
 
-def test_blocks_are_a_function_of_seed_and_slot():
-    masking, order = Masking(shape="block"), torch.tensor([63, 5, 17, 17])
-    whole = of(masking, 64, (6, 7))
-    for choice, again in zip(whole, masking.sample(order, seed=0, grid=(6, 7)), strict=True):
-        assert torch.equal(again, choice[order])
-    other = of(masking, 64, (6, 7), seed=1)
-    assert not any(torch.equal(choice, again) for choice, again in zip(whole, other, strict=True))
-    assert len(whole.ids.sort(1).values.unique(dim=0)) == 64
-
-
 @pytest.mark.parametrize("fraction", [0.25, 0.5])
 @pytest.mark.parametrize("grid", [(14, 14), (8, 8), (8, 20)])
 def test_blocks_are_contiguous(grid, fraction):

@@ -34,9 +34,6 @@ from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.dino import Dino
 from ssvit.options import UserError
-from ssvit.training import loop, runtime
-from ssvit.training.recipe import Recipe
-from ssvit.training.state import State
 
 # By the name of a function of tiny.py, and its arguments.
 CASES = {
@@ -105,25 +102,6 @@ def trained(objective: Objective) -> set[str]:
 
 def unchanged(objective: Objective, before: dict[str, torch.Tensor]) -> bool:
     return all(value.equal(before[name]) for name, value in objective.state_dict().items())
-
-
-@EVERY
-def test_it_is_one_graph_for_every_step(case):
-    objective, graphs = shaken(build(case, depth=0.3)), []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(objective, backend=count, fullgraph=True, dynamic=False)
-    for step in range(3):
-        given = batch(objective, first=6 * step)
-        loss = compiled(given, objective.sample(given.slots, seed=0), tiny.scheduled(objective, step))["loss"]
-        assert loss.item() == pytest.approx(run(objective, given, step)["loss"].item(), rel=1e-5)
-        if step == 0:
-            loss.backward()
-    assert len(graphs) == 1
 
 
 @EVERY
@@ -344,15 +322,6 @@ def test_views_that_do_not_fit_are_one_line(case):
             run(objective, given._replace(views=views))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SAMPLING)
-def test_a_compiled_sample_is_the_same(case):
-    torch._dynamo.reset()
-    objective, slots = build(case), torch.arange(256) + (1 << 40)
-    compiled = torch.compile(objective.sample, fullgraph=True)(slots, seed=3)
-    assert all(map(torch.equal, objective.sample(slots, seed=3), compiled))
-
-
 @EVERY
 def test_its_state_and_its_metadata_are_enough_to_build_it_again(case):
     objective, other, same = shaken(build(case)), build(case, seed=3), build(case).state_dict()
@@ -371,23 +340,6 @@ def test_its_state_and_its_metadata_are_enough_to_build_it_again(case):
         encoder.load_state_dict({name.removeprefix(prefix): x for name, x in state if name.startswith(prefix)})
         torch.testing.assert_close(encoder.eval()(tiny.pictures(2)), objective.backbone().eval()(tiny.pictures(2)))
     assert ("backbone" in facts) == isinstance(objective, Dino)
-
-
-@pytest.mark.parametrize("case", ["dino", "ibot", "contrastive_tuning"])
-def test_a_step_that_freezes_weights_keeps_their_bits(case):
-    objective = build(case)
-    recipe = Recipe(**tiny.RECIPE | {"weight_decay": 0.5})
-    state = State(runtime.start(recipe, accelerator="cpu"), objective, recipe)
-    frozen = {id(parameter) for parameter in objective.frozen(state.scheduled(0))}
-    before = {name: parameter.detach().clone() for name, parameter in objective.named_parameters()}
-    given = batch(objective, 8)
-    loop.update(state, iter([given]), 0)
-    assert frozen
-    for name, parameter in objective.named_parameters():
-        if id(parameter) in frozen or not parameter.requires_grad:
-            assert parameter.equal(before[name]) or name.startswith("teacher."), name
-        else:
-            assert not parameter.equal(before[name]), name
 
 
 DECODER = {"depth": 1, "width": 8, "heads": 2}

@@ -75,16 +75,6 @@ def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bit
     assert target.width == grid * grid * target.classes
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
-def test_every_byte_has_its_level(bits):
-    images = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(-1, 1, 4, 4)
-    target = MeanColor(patch_size=4, channels=1, bits=bits)
-    expected = [class_of([Fraction(value, 255)], bits) for value in range(256)]
-    assert target.labels(images).flatten().tolist() == expected
-    assert expected[0] == 0
-    assert expected[255] == 2**bits - 1
-
-
 def test_byte_sums_on_both_sides_of_each_boundary():
     # 16 bytes whose sum is s have mean s / (16 * 255), and 510 k is exactly the boundary k / 8.
     target = MeanColor(patch_size=4, channels=1)

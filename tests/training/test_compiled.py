@@ -16,7 +16,9 @@ from ssvit.randomness import uniform
 from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
 
-RANDOM = ("model", "mae", "ibot", "latent", "simclr")  # they have a `sample`
+RANDOM = (
+    "model", "masked_patch_decoder", "simmim", "hog", "codebook", "mae", "ibot", "latent", "simclr",
+)  # fmt: skip  # they have a `sample`
 METHODS = (*RANDOM, "dino", "contrastive_tuning", "classify")
 
 
@@ -38,8 +40,11 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_one_graph_and_one_that_samples(tmp_path, graphs, method):
     """One graph suffices with schedules that change at every step, micro-batches, an average and a checkpoint."""
-    tiny.train(tmp_path, objective=getattr(tiny, method)(0.1), backend="compile", accumulate=2, steps=4, warmup=1)
+    for backend in ("compile", "eager"):
+        options = {"backend": backend, "accumulate": 2, "steps": 4, "warmup": 1}
+        tiny.train(tmp_path / backend, objective=getattr(tiny, method)(0.1), **options)
     assert len(graphs) == (2 if method in RANDOM else 1)
+    assert rows(tmp_path / "compile", "train/loss") == pytest.approx(rows(tmp_path / "eager", "train/loss"), rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

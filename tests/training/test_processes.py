@@ -109,7 +109,7 @@ def launched(folder: Path, world: int, restarts: int = 0, **options) -> subproce
 
 METHODS = (
     "mae", "dino", "simclr", "contrastive_tuning",
-    "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot",
+    "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot", "classify",
 )  # fmt: skip
 
 
@@ -210,28 +210,6 @@ def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
     assert done.returncode == 0, done.stderr
     assert "continues after step 3" in done.stdout
     assert final(tmp_path / "run") == final(uninterrupted(folder, **options))
-
-
-@pytest.mark.slow
-def test_fine_tuning_of_two_processes_goes_on_with_the_same_bits(tmp_path):
-    def tool(name: str, *options: str) -> list[str]:
-        command = [str(ROOT / "tools" / f"{name}.py"), f"outputs={tmp_path}/outputs", *options]
-        return [*TORCHRUN, "--nproc-per-node=2", *command]
-
-    subprocess.run(tool("pretrain", *TINY, "probe=[]"), check=True, timeout=LIMIT, capture_output=True)
-    short = [option for option in TINY if option.startswith(("recipe", "fabric"))] + ["recipe.ema=0.9"]
-    subprocess.run(tool("finetune", *short, "name=whole"), check=True, timeout=LIMIT, capture_output=True)
-    with subprocess.Popen(tool("finetune", *short, "name=broken"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True) as process:  # fmt: skip
-        for line in process.stdout:
-            if line.startswith("step 3/"):
-                (_, second) = (Path(f"/proc/{process.pid}/task/{process.pid}/children")).read_text().split()
-                os.kill(int(second), signal.SIGKILL)
-        assert process.wait(LIMIT) != 0
-    again = subprocess.run(tool("finetune", *short, "name=broken"), timeout=LIMIT, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    whole, broken = (final(tmp_path / "outputs" / name) for name in ("whole", "broken"))
-    assert broken == whole
 
 
 def test_a_command_that_reads_features_in_two_processes_reports_that_one_has_ended(outputs):

@@ -14,7 +14,6 @@ from ssvit.checkpoints import manifest
 from ssvit.loading.finding import open_checkpoint
 
 RUN = "masked_patch_synthetic"
-STORED = Path(__file__).parents[1] / "fixtures" / "outputs" / RUN
 IMAGES = TINY[:4]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
@@ -96,6 +95,7 @@ def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, 
         (["checkpoint={run}", "encoder.heads=4"], "encoder.heads=4: "),
         (["checkpoint={run}", "data.image_size=18"], "encoder.patch_size=4: "),
         (["checkpoint={run}", "objective=mae", "data.image_size=4"], "objective.masked=0.75: "),
+        (["checkpoint={run}", "objective=supervised", "distillation=deit", "teacher={run}"], "checkpoint={run}: "),
         (["checkpoint={file}", f"encoder.heads={HEADS}", "encoder.trained_size=[32,56]"], "{file}: "),
     ],
 )
@@ -104,11 +104,3 @@ def test_a_mistake_is_one_line_before_torch_loads(outputs, tool, no_torch, tmp_p
     typed = [option.format(**names) for option in options]
     line = one_line(tool("pretrain", "recipe.batch_size=8", *typed, status=2, PYTHONPATH=no_torch))
     assert line.startswith(f"ssvit: {start.format(**names)}")
-
-
-def test_distillation_without_a_distillation_token_is_an_error(tool, no_torch, tmp_path):
-    options = ("recipe.batch_size=8", "objective=supervised", "distillation=deit", f"teacher={STORED}")
-    line = one_line(tool("pretrain", f"checkpoint={STORED}", *options, status=2, PYTHONPATH=no_torch))
-    assert line.startswith(f"ssvit: checkpoint={STORED}: ")
-    assert "distillation token" in line
-    assert not (tmp_path / "outputs").exists()

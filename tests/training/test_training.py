@@ -17,7 +17,6 @@ from runs import assert_close, final, held_out, rows, spread, states
 from ssvit.checkpoints.run_folder import rows as stored_rows
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
-from ssvit.objectives.base import parameter_groups
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop
 from ssvit.training.muon import RMS, orthogonalize
@@ -61,16 +60,6 @@ ABOVE = {"encoder.blocks.0": 2, "encoder.blocks.1": 1, "encoder.norm": 0, "head"
 def layers_above(name: str) -> int:
     """Return the number of layers above a weight of the tiny model; the patch projection is the lowest layer."""
     return next((layers for prefix, layers in ABOVE.items() if name.startswith(prefix)), 3)
-
-
-def test_learning_rates_decay_with_depth_and_only_matrices_have_weight_decay():
-    objective = tiny.model()
-    groups = parameter_groups(objective.named_parameters(), 0.1, layer_decay=0.5, encoder=objective.encoder)
-    found = {weight: (group["share"], group["weight_decay"]) for group in groups for weight in group["params"]}
-    for name, weight in objective.named_parameters():
-        is_matrix = weight.ndim > 1 and "token" not in name and "positions" not in name
-        assert found.pop(weight) == (0.5 ** layers_above(name), 0.1 if is_matrix else 0)
-    assert not found
 
 
 def test_sgd_takes_the_steps_of_its_formula(tmp_path):
@@ -203,14 +192,6 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path, files,
         shutil.rmtree(folder)
     tiny.train(folder, **recipe)
     assert final(folder) == final(tmp_path / "whole")
-
-
-def test_accumulation_gives_the_gradients_of_the_whole_batch(tmp_path):
-    # In float64, because Adam amplifies the rounding errors of zero gradients (the keys' biases) to full steps.
-    _, whole = tiny.train(tmp_path / "1", steps=4, precision="64-true")
-    _, split = tiny.train(tmp_path / "4", steps=4, precision="64-true", accumulate=4)
-    torch.testing.assert_close(list(whole.parameters()), list(split.parameters()), rtol=1e-6, atol=1e-8)
-    assert rows(tmp_path / "1", "train/loss") == pytest.approx(rows(tmp_path / "4", "train/loss"), rel=1e-6)
 
 
 def test_the_averaged_copy_follows_the_weights(tmp_path):
