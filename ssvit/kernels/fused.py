@@ -7,7 +7,7 @@ kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 w
 Letters: b images, t tokens, q queries, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,28 +25,16 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return onednn_linear(left, right.t()) if left.dtype == torch.float32 else left @ right
 
 
-class Context(Protocol):
-    """Define the type of the context that carries tensors from forward to backward."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-    adds: bool
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Save tensors for backward."""
-        ...
-
-
 class _OneDNN(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         rows, weight = x.reshape(-1, x.shape[-1]).to(dtype), weight.to(dtype)
         ctx.save_for_backward(rows, weight)
         return onednn_linear(rows, weight, bias.to(dtype)).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, len(weight))
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
@@ -67,14 +55,14 @@ def _rows(x: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = _rows(x)
         ctx.save_for_backward(rows, weight)
         return operators.linear(rows, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = _rows(gradient)
         needs_x, *needs_rest = ctx.needs_input_grad
@@ -84,7 +72,7 @@ class _Linear(torch.autograd.Function):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
+    def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
         query, packed = None if query is None else query.contiguous(), packed.contiguous()
         out, norms = operators.attention(query, packed, heads)
         ctx.save_for_backward(query, packed, norms)
@@ -92,7 +80,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, packed, norms = ctx.saved_tensors
         return *operators.attention_backward(query, packed, gradient.contiguous(), norms), None
 
@@ -100,7 +88,7 @@ class _Attention(torch.autograd.Function):
 class _Branches(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
+        ctx: Any, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
     ) -> Tensor:
         x, ctx.adds = x.contiguous(), adds
         kept = operators.branches(x, weights, heads, epsilon, adds, learns)
@@ -109,7 +97,7 @@ class _Branches(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         to_x, *to_weights = operators.branches_backward(gradient.contiguous(), x, weights, kept, ctx.adds)
@@ -169,7 +157,7 @@ def attention(query: Tensor | None, packed: Tensor, heads: int) -> Tensor | None
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out, moments = operators.layer_norm(rows, weight, bias, epsilon)
         ctx.save_for_backward(rows, weight, moments)
@@ -177,7 +165,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, moments = ctx.saved_tensors
         to_x, *to_rest = operators.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
         return to_x.view_as(gradient), *to_rest, None

@@ -4,7 +4,7 @@ Letters: b images, t tokens, q queries, m selected tokens, h heads, k width of a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -302,11 +302,7 @@ class Layers(nn.ModuleList):
     if TYPE_CHECKING:  # nn.ModuleList is not generic, so the type of its items is declared here
 
         def __iter__(self) -> Iterator[Block]: ...
-        @overload
-        def __getitem__(self, idx: slice) -> "Layers": ...
-        @overload
-        def __getitem__(self, idx: int) -> Block: ...
-        def __getitem__(self, idx: int | slice) -> "Block | Layers": ...
+        def __getitem__(self, idx: int | slice) -> Any: ...
 
     def forward(self, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
         """Apply all blocks to tokens.

@@ -41,20 +41,6 @@ def stretch(line: Tensor, side: int, how: str) -> Tensor:
     return F.interpolate(image, (1, side), **RESIZE[how])[0, :, 0].T.reshape(side, *line.shape[1:])
 
 
-def resample(table: Tensor, grid: Grid, how: str) -> Tensor:
-    """Resample along the first two dimensions, (y, x, d) -> (*grid, d).
-
-    Args:
-        table: Values, (y, x, d).
-        grid: New rows and columns.
-        how: A key of `RESIZE`.
-
-    Returns:
-        Resampled values, (*grid, d).
-    """
-    return stretch(stretch(table, grid[0], how).transpose(0, 1), grid[1], how).transpose(0, 1)
-
-
 class Positions(nn.Module):
     """Define the base class of position embeddings for one grid, which can be resampled to another."""
 
@@ -99,7 +85,8 @@ class Learned1D(Positions):
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:
         """Return the embeddings, with the patch embeddings resampled to a grid."""
         prefix, patches = self.embedding.tensor_split([self.num_prefix_tokens])
-        table = resample(patches.unflatten(0, self.grid), grid, how)
+        rows = stretch(patches.unflatten(0, self.grid), grid[0], how)
+        table = stretch(rows.transpose(0, 1), grid[1], how).transpose(0, 1)
         return {"embedding": torch.cat([prefix, table.flatten(0, 1)])}
 
 

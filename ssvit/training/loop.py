@@ -72,15 +72,13 @@ class Stop:
         """
         if settle(stops=bool(self.signum)):
             raise Interrupted
-        try:
+        with contextlib.suppress(Interrupted):
             try:
                 self._interruptible = True
                 if not self.signum:
                     yield
             finally:
                 self._interruptible = False
-        except Interrupted:
-            pass
         if settle(stops=bool(self.signum)):
             raise Interrupted
 

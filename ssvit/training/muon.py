@@ -33,6 +33,7 @@ COEFFICIENTS = (
     (2.5046, -1.7909, 0.4071),
 )
 RMS = 0.2  # root mean square of the update of a matrix, for a learning rate of 1
+_Part = tuple[Tensor, Tensor, Mapping[str, Any]]  # a weight, its gradient and its group
 _EPSILON = 1e-7  # lower bound of the norm that divides a matrix
 
 
@@ -115,14 +116,14 @@ class Muon(torch.optim.AdamW):
             super().step()
         finally:
             self.param_groups = groups
-        by_shape: dict[tuple[int, int], list[_Update]] = {}
+        by_shape: dict[tuple[int, int], list[_Part]] = {}
         for group in groups:
             for weight in group["params"] if group["matrices"] else ():
                 if weight.grad is not None:
-                    update = _Update(weight, group, self._momentum_of(weight))
-                    by_shape.setdefault(update.shape, []).append(update)
-        for updates in by_shape.values():
-            self._update(updates)
+                    sides = weight.shape[0] // group["matrices"], weight.shape[1]
+                    by_shape.setdefault((min(sides), max(sides)), []).append((weight, weight.grad, group))
+        for parts in by_shape.values():
+            self._update(parts)
 
     def _momentum_of(self, weight: Tensor) -> Tensor:
         """Return the running mean of a weight's gradients, which is initialised with 0."""
@@ -131,47 +132,37 @@ class Muon(torch.optim.AdamW):
             state["momentum_buffer"] = torch.zeros_like(weight)
         return state["momentum_buffer"]
 
-    def _update(self, updates: Sequence["_Update"]) -> None:
+    def _update(self, parts: Sequence[_Part]) -> None:
         """Update weights whose matrices have the same shape, unless `found_inf` is 1."""
         applied = None if self.found_inf is None else self.found_inf == 0
-        means = [local(update.mean) for update in updates]
-        gradients = [local(update.gradient) for update in updates]
+        means = [local(self._momentum_of(weight)) for weight, _, _ in parts]
+        gradients = [local(gradient) for _, gradient, _ in parts]
         if applied is not None:  # a gradient may contain NaNs, and 0 * NaN is NaN
             gradients = [torch.where(applied, new, mean) for new, mean in zip(gradients, means, strict=True)]
         torch._foreach_lerp_(means, gradients, 1 - self._momentum)
         nesterov = torch._foreach_lerp(gradients, means, self._momentum)
-        stacked = torch.cat([update.matrices(part) for update, part in zip(updates, nesterov, strict=True)])
+        counts = [group["matrices"] for _, _, group in parts]
+        updates = zip(nesterov, parts, counts, strict=True)
+        stacked = torch.cat([_unpacked(update, weight, count) for update, (weight, *_), count in updates])
         moves = orthogonalize(stacked, self._dtype or stacked.dtype)
-        for update, move in zip(updates, moves.split([update.count for update in updates]), strict=True):
-            weight, moved = local(update.weight.detach()), update.moved(move)
-            weight.copy_(moved if applied is None else torch.where(applied, moved, weight))
+        for (weight, _, group), move in zip(parts, moves.split(counts), strict=True):
+            step, before = group["lr"] * RMS * math.sqrt(move.shape[2]), local(weight.detach())
+            after = before * (1 - group["lr"] * group["weight_decay"]) - _packed(move, weight) * step
+            before.copy_(after if applied is None else torch.where(applied, after, before))
 
 
-class _Update:
-    """Prepare the update of one weight of shape (count * r, c), with matrices transposed so that r <= c."""
+def _unpacked(part: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Gather a shard of a tensor like `weight`, and unpack its matrices (count, r, c), transposed so that r <= c."""
+    if isinstance(weight, DTensor):
+        layout = weight.device_mesh, weight.placements
+        part = DTensor.from_local(part, *layout, shape=weight.shape, stride=weight.stride()).full_tensor()
+    matrices = part.unflatten(0, (count, -1))
+    return matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
 
-    def __init__(self, weight: Tensor, group: Mapping[str, Any], mean: Tensor) -> None:
-        assert weight.grad is not None
-        self.weight, self.gradient, self.mean = weight, weight.grad, mean
-        self.count, self._lr, self._decay = group["matrices"], group["lr"], group["weight_decay"]
-        rows, columns = weight.shape[0] // self.count, weight.shape[1]
-        self._tall = rows > columns
-        self.shape = min(rows, columns), max(rows, columns)
 
-    def matrices(self, part: Tensor) -> Tensor:
-        """Gather a sharded tensor and unpack its matrices into (count, *shape)."""
-        if isinstance(self.weight, DTensor):
-            mesh, placements, size = self.weight.device_mesh, self.weight.placements, self.weight.shape
-            stride = self.weight.stride()
-            part = DTensor.from_local(part, mesh, placements, shape=size, stride=stride).full_tensor()
-        unpacked = part.unflatten(0, (self.count, -1))
-        return unpacked.mT if self._tall else unpacked
-
-    def moved(self, matrices: Tensor) -> Tensor:
-        """Return this process's shard of the weight after a step in the direction of -matrices (count, *shape)."""
-        whole = (matrices.mT if self._tall else matrices).flatten(0, 1)
-        if isinstance(self.weight, DTensor):  # all processes have computed the full matrix; each takes its shard
-            sharded = distribute_tensor(whole, self.weight.device_mesh, self.weight.placements, src_data_rank=None)
-            whole = sharded.to_local()
-        step = self._lr * RMS * math.sqrt(self.shape[1])
-        return local(self.weight.detach()) * (1 - self._lr * self._decay) - whole * step
+def _packed(matrices: Tensor, weight: Tensor) -> Tensor:
+    """Pack matrices (count, r, c) as `weight` is, and return this process's shard."""
+    whole = (matrices if matrices.shape[2] == weight.shape[1] else matrices.mT).flatten(0, 1)
+    if isinstance(weight, DTensor):  # all processes have computed the full matrix; each takes its shard
+        return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
+    return whole
