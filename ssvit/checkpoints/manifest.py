@@ -23,12 +23,10 @@ def read(path: Path) -> dict[str, Any]:
         if manifest["seal"] != seal(manifest):
             raise ValueError
         check_schema(manifest["schema"], SCHEMA, path, CheckpointError)
-        sums = manifest["sha256"]
-        if not all(re.fullmatch(r"\w+\.safetensors", file, re.A) for file in sums):
-            raise ValueError
-        if not any(re.fullmatch(r"(model|part_\d+)\.safetensors", file, re.A) for file in sums):
-            raise ValueError
-        if isinstance(manifest["step"], bool) or not isinstance(manifest["step"], int) or manifest["step"] < 0:
+        files, step = manifest["sha256"], manifest["step"]
+        are_states = all(re.fullmatch(r"\w+\.safetensors", file, re.A) for file in files)
+        has_model = any(re.fullmatch(r"(model|part_\d+)\.safetensors", file, re.A) for file in files)
+        if not (are_states and has_model and type(step) is int and step >= 0):
             raise ValueError
         for name in ("encoder", "view"):  # entries that become part of a configuration
             if part := configuration.code_entry(manifest.get(name, {})):
