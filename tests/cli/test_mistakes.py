@@ -81,6 +81,7 @@ MISTAKES = (
     "pack data=synthetic output=x/y",
     "pack output=x data=synthetic size=0",
     "pack output=x data=synthetic quality=101",
+    "pack output=x data=few data.channels=5 size=8 -> size=8",
     "pack output=x data=synthetic workers=0",
     "predict a.png confidence=2",
     "predict a.png per_class=0",

@@ -45,12 +45,6 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_an_address_is_the_checkpoint_that_its_file_is(cache, tmp_path):
-    checkpoint = open_checkpoint("hf://me/tiny")
-    assert checkpoint.name == "tiny"
-    assert checkpoint.checksum == open_checkpoint(tmp_path / "timm" / "model.safetensors").checksum
-
-
 @pytest.mark.parametrize(
     ("address", "file"),
     [

@@ -23,7 +23,7 @@ from ssvit.data.sources.base import Data
 from ssvit.data.sources.datasets_options import Folder, Shards
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing_options import Pack
-from ssvit.options import Failure, OptionError, UserError
+from ssvit.options import OptionError, UserError
 
 ODD = ("a/x.y.jpg", "a/x.jpg", "a/x.png", "a/x%2Ejpg.jpg", "a/2.JPG", "b/ü\udcff.png", "b/c.d/1.webp", "b/ .gif")
 
@@ -240,9 +240,3 @@ def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path: Path) -> None:
     assert "data.order=permutation" in one_line(
         tool("pretrain", *options, "name=killed", "data.order=permutation", status=1)
     )
-
-
-def test_only_photographs_are_resized(tmp_path: Path) -> None:
-    options = (f"data={write_folder(tmp_path / 'images')}", "data.channels=5", f"output={tmp_path}/packed", "size=8")
-    with pytest.raises(Failure, match=r"^size=8: "):
-        pack_command.call(options)
