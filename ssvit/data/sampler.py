@@ -15,10 +15,7 @@ from torch import Tensor
 from ssvit.data.sources.base_options import BIJECTION, PERMUTATION
 from ssvit.randomness import bijection, permutation
 
-
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, size: int) -> Tensor:
-    return permutation(seed, f"order of epoch {epoch}", size)
+_permutation = lru_cache(maxsize=4)(permutation)  # successive batches share an epoch
 
 
 def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) -> Tensor:
@@ -36,11 +33,11 @@ def indices(slots: Tensor, *, size: int, seed: int, order: str = PERMUTATION) ->
     epochs, positions = slots.div(size, rounding_mode="floor"), slots.remainder(size)
     shown = torch.empty_like(slots)
     for epoch in epochs.unique().tolist():
-        of_epoch = epochs == epoch
+        of_epoch, purpose = epochs == epoch, f"order of epoch {epoch}"
         if order == BIJECTION:
-            shown[of_epoch] = bijection(seed, f"order of epoch {epoch}", positions[of_epoch], size)
+            shown[of_epoch] = bijection(seed, purpose, positions[of_epoch], size)
         else:
-            shown[of_epoch] = _order(seed, epoch, size)[positions[of_epoch]]
+            shown[of_epoch] = _permutation(seed, purpose, size)[positions[of_epoch]]
     return shown
 
 

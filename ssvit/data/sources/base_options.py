@@ -1,7 +1,7 @@
 """Define the options common to all data sets, and the options of a subset."""
 
 from collections.abc import Callable, Sequence
-from typing import IO, Annotated, ClassVar, NamedTuple
+from typing import IO, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Gt, Le, Len
 from pydantic import Field
@@ -66,7 +66,7 @@ class Sample(NamedTuple):
 
     images: int
     first: str
-    files: Sequence[Callable[[], IO[bytes]]]
+    files: Sequence[Callable[[], IO[Any]]]
 
 
 class DataSet(Options):

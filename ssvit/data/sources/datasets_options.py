@@ -130,8 +130,6 @@ class Shards(ImageFiles):
     def check_consistency(self) -> None:
         """Check that there are shards."""
         super().check_consistency()
-        if not self.root:
-            raise OptionError("root", self.root, "must name a folder of shards, or an address")
         _ = self.splits
         if self.cache is not None and os.path.isfile(self.cache):
             raise OptionError("cache", self.cache, "must be a folder, not a file")

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from ssvit.config.declaration import Expect, Options
-from ssvit.options import OptionError, number, whole
+from ssvit.options import OptionError, number
 
 MOST_CHANNELS = 16
 
 
-def bands(name: str, value: object, channels: int) -> None:
+def bands(name: str, value: Sequence[int], channels: int) -> None:
     """Check the option of the three channels that pictures show as red, green and blue.
 
     Args:
@@ -22,12 +22,10 @@ def bands(name: str, value: object, channels: int) -> None:
     Raises:
         OptionError: The value is not a list of three channel indices.
     """
-    if not isinstance(value, list | tuple) or len(value) != 3:
+    if len(value) != 3:
         raise OptionError(name, value, "must be three channels, [red, green, blue], 0 for the first")
-    for channel in value:
-        whole(name, channel, at_least=0)
-        if channel >= max(channels, 3):
-            raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
+    if max(value) >= max(channels, 3):
+        raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
 
 
 class PixelFormat(Options):

@@ -31,10 +31,20 @@ def size_of(path: str) -> int:
 
 
 class Encoded(Source):
-    """Images in files, decoded on demand; a subclass implements `file` and `__len__`."""
+    """Images in files, decoded on demand; a subclass implements `file` and `__len__`.
 
-    def __init__(self, pixels: PixelFormat) -> None:
-        self.pixels = pixels
+    Args:
+        count: Number of images n.
+        labels: (n,) class indices, (n, k) bool, or None.
+        classes: Class names.
+        pixels: Pixel format of the images.
+
+    Raises:
+        UserError: A label is out of range.
+    """
+
+    def __init__(self, count: int, labels: Labels, classes: Sequence[str], pixels: PixelFormat) -> None:
+        self.labels, self.classes, self.pixels = checked_labels(labels, count, classes), tuple(classes), pixels
 
     def file(self, index: int) -> decode.Bytes:
         """Return the bytes of an image's file, (bytes,) uint8.
@@ -78,10 +88,8 @@ class Files(Encoded):
         named: bool = True,
         pixels: PixelFormat = RGB,
     ) -> None:
-        super().__init__(pixels)
-        self.named, self.paths = named, [os.fspath(path) for path in paths]
-        self.labels = checked_labels(labels, len(self.paths), classes)
-        self.classes, self.masks = tuple(classes), masks
+        super().__init__(len(paths), labels, classes, pixels)
+        self.named, self.masks, self.paths = named, masks, [os.fspath(path) for path in paths]
 
     def __len__(self) -> int:
         return len(self.paths)

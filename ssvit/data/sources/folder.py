@@ -19,20 +19,18 @@ _SHARDS = "contains shards; data=shards data.root=PATH reads them"
 _NO_IMAGE = f"contains no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
 
-def check(root: object, name: str = "root") -> None:
+def check(root: str, name: str = "root") -> None:
     """Check that a root is a folder with at least one image at any depth, stopping at the first.
 
     Raises:
         OptionError: It is not a folder, is unreadable, or contains no image.
     """
-    if not isinstance(root, str | os.PathLike) or not os.fspath(root):
-        raise OptionError(name, root, "must name a folder of images")
     if not os.path.exists(root):
         raise OptionError(name, root, "no such folder")
     if not os.path.isdir(root):
         raise OptionError(name, root, "must be a folder, not a file")
     try:
-        if not any(_images(os.fspath(root))):
+        if not any(_images(root)):
             holds_shards = any(glob(pattern, root_dir=root) for pattern in ("*.tar", "*/*.tar"))
             raise OptionError(name, root, _SHARDS if holds_shards else _NO_IMAGE)
     except OSError as error:

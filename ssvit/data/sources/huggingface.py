@@ -15,7 +15,7 @@ import datasets
 import numpy as np
 
 from ssvit.data.sources import decode, huggingface_options
-from ssvit.data.sources.base import Data, Labels, Unreadable, checked_labels, number_labels
+from ssvit.data.sources.base import Data, Labels, Unreadable, number_labels
 from ssvit.data.sources.datasets import read_splits
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, size_of
@@ -50,11 +50,9 @@ class HubImages(Encoded):
         called: str,
         pixels: PixelFormat = RGB,
     ) -> None:
-        super().__init__(pixels)
+        super().__init__(len(dataset), labels, classes, pixels)
         self.dataset = dataset.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image, self.called = image, called
-        self.labels = checked_labels(labels, len(dataset), classes)
-        self.classes = tuple(classes)
 
     def __len__(self) -> int:
         return len(self.dataset)

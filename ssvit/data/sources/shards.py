@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.data.sources import decode
-from ssvit.data.sources.base import Label, Labels, checked_labels, number_labels
+from ssvit.data.sources.base import Label, Labels, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
@@ -94,10 +94,8 @@ class Shards(Encoded):
         *,
         pixels: PixelFormat = RGB,
     ) -> None:
-        super().__init__(pixels)
+        super().__init__(len(names), labels, classes, pixels)
         self.shards, self.names, self.locations = tuple(shards), names, locations
-        self.labels = checked_labels(labels, len(self), classes)
-        self.classes = tuple(classes)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -185,14 +183,17 @@ def read_index(shard: str | Path) -> Index | None:
     try:
         stored = json.loads(path.read_bytes())
         atomic_io.check_schema(stored.pop("schema", None), SCHEMA, path, UserError)
-        rows = stored.pop("images")
-        images = [Row(*rest, tuple(label) if isinstance(label, list) else label) for *rest, label in rows]
+        images = [Row(name, offset, size, _text(label)) for name, offset, size, label in stored.pop("images")]
         index = Index(images, **stored)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{path}: is not an index of a shard ({error}): delete it to read the headers") from None
     if os.path.exists(shard) and (size := os.path.getsize(shard)) != index.size:
         raise UserError(f"{shard}: has {size} bytes, but its index states {index.size}: copy both again")
     return index
+
+
+def _text(label: str | list[str] | None) -> Label:
+    return tuple(label) if isinstance(label, list) else label
 
 
 def _copied(root: str, names: Sequence[str], cache: str | None) -> str:

@@ -52,7 +52,7 @@ def resolve(
     """
     items: dict[str, Items] = {}
     for part, name in names.items():
-        choices = KNOWN[part] if name == AUTO else () if name is None else (str(name),)
+        choices = KNOWN[part] if name == AUTO else () if name is None else (name,)
         items[part] = next(filter(None, map(find, choices)), ())
         if choices and name != AUTO and not items[part]:
             raise OptionError(part, name, f"must be {AUTO}, null, or {expected}")

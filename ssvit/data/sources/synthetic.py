@@ -21,7 +21,7 @@ from torch import Tensor
 from ssvit.data.sources import synthetic_options
 from ssvit.data.sources.base import Data
 from ssvit.data.sources.memory import Memory
-from ssvit.options import pair, whole
+from ssvit.options import pair
 from ssvit.randomness import uniform
 
 _LEAVES = 16
@@ -127,10 +127,9 @@ def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Scenes
         size: Side or (height, width) in pixels.
 
     Raises:
-        OptionError: Invalid size or seed.
+        OptionError: Invalid size.
     """
     height, width = pair("size", size)
-    whole("seed", seed, 0)
     grid, labels = _Grid(height, width, indices.device), _label(indices, seed)
     images = torch.empty(len(indices), 3, height, width, dtype=torch.uint8, device=indices.device)
     masks = torch.empty_like(images[:, 0])

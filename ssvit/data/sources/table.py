@@ -49,21 +49,18 @@ def columns(table: str, options: Columns) -> Columns:
     header = next(_lines(table), (1, []))[1]
 
     def resolved(option: str, name: str | None) -> str | None:
-        if name is None or (name == AUTO and option not in header):
-            return None
         if name == AUTO:
-            return option
-        if str(name) not in header:
+            return option if option in header else None
+        if name is not None and name not in header:
             existing = printable(", ".join(header) or "none")
             raise OptionError(option, name, f"must be a column of {table}, which has {existing}")
-        return str(name)
+        return name
 
     path, label, split = (resolved(*column) for column in zip(Columns._fields, options[:3], strict=False))
-    separator = options.separator
-    if separator is not None and not (separator and label):
+    if options.separator is not None and not (options.separator and label):
         reason = "separates the classes in the column that data.label names; null for one class each"
-        raise OptionError("separator", separator, reason)
-    return Columns(str(path), label, split, None if separator is None else str(separator))
+        raise OptionError("separator", options.separator, reason)
+    return Columns(path or options.path, label, split, options.separator)
 
 
 def rows(table: str, columns: Columns) -> Iterator[Row]:
@@ -103,7 +100,6 @@ def splits(table: str, columns: Columns, names: Mapping[str, str | None]) -> Spl
     Raises:
         UserError: The split of a row is neither a known name nor the value of an option.
     """
-    names = {part: None if name is None else str(name) for part, name in names.items()}  # YAML reads 0 as a number
     lines: dict[str, int] = {}  # line of the first row of each split
     for row in rows(table, columns):
         lines.setdefault(row.split, row.line)

@@ -101,7 +101,7 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
         (str(tmp_path / "absent"), "no such folder"),
         (os.path.join(touch(tmp_path / "file", "1.jpg"), "1.jpg"), "not a file"),
         (touch(tmp_path / "empty", "a/notes.txt"), "contains no image"),
-        (None, "must name a folder"),
+        ("", "no such folder"),
     ):
         message = str(error_of(check, root))
         assert message.startswith(f"root={typed(root)}: ")
