@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,9 +69,7 @@ class MetricsLog:
             bar_format="step {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}",
         )  # fmt: skip
         with self.paused():
-            for logger in loggers:
-                with self._writing(logger.file):
-                    logger.open(first_step, self.history)
+            self._call_loggers(lambda logger: logger.open(first_step, self.history))
 
     def history_of(self, evaluator: str) -> list[dict[str, float | None]]:
         """Return all rows with the names that an evaluator uses: its metrics without the prefix of its name."""
@@ -147,9 +145,7 @@ class MetricsLog:
         self.history.append({"step": step, **numbers})
         with self._writing("metrics.jsonl"), open(self._rows, "a") as file:
             file.write(json.dumps(self.history[-1]) + "\n")
-        for logger in self.loggers:
-            with self._writing(logger.file):
-                logger.record(step, row)
+        self._call_loggers(lambda logger: logger.record(step, row))
 
     def write(self, name: str, text: str) -> None:
         """Write a table as a text file in the run folder."""
@@ -162,15 +158,17 @@ class MetricsLog:
             data = figure.png()
             atomic_io.replace(self.folder / f"{name}.png", data)
         with Image.open(io.BytesIO(data)) as picture:
-            for logger in self.loggers:
-                with self._writing(logger.file):
-                    logger.show(step, name, picture)
+            self._call_loggers(lambda logger: logger.show(step, name, picture))
 
     def finish(self) -> None:
         """Notify the loggers that the run is complete."""
+        self._call_loggers(lambda logger: logger.finish())
+
+    def _call_loggers(self, call: Callable[[Logger], None]) -> None:
+        """Call a method of each logger; an OSError becomes a UserError that names the logger's file."""
         for logger in self.loggers:
             with self._writing(logger.file):
-                logger.finish()
+                call(logger)
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:

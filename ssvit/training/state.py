@@ -52,14 +52,16 @@ class Average:
     Args:
         model: The model; parameters that require a gradient are averaged.
         momentum: Decay rate of the average, in [0, 1).
+
+    Attributes:
+        by_name: The averaged weights by the names of their parameters.
     """
 
     def __init__(self, model: nn.Module, momentum: float) -> None:
         self.momentum = momentum
-        self._names, self._weights = zip(
-            *((name, weight) for name, weight in model.named_parameters() if weight.requires_grad), strict=True
-        )
-        self._average = [weight.detach().clone() for weight in self._weights]
+        weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.by_name = {name: weight.detach().clone() for name, weight in weights.items()}
+        self._weights, self._average = list(weights.values()), list(self.by_name.values())
 
     @torch.no_grad()
     def follow(self, applied: Tensor) -> None:
@@ -69,10 +71,6 @@ class Average:
             applied: () bool; the average is unchanged if it is false.
         """
         approach(self._average, [weight.detach() for weight in self._weights], (1 - self.momentum) * applied.double())
-
-    def by_name(self) -> dict[str, Tensor]:
-        """Return the averaged weights by the names of their parameters."""
-        return dict(zip(self._names, self._average, strict=True))
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -334,7 +332,7 @@ class State:
             "optimizer": {f"{name}/{key}": value for name, values in moments.items() for key, value in values.items()},
         }
         if self.average is not None:
-            states["ema"] = weights | self.average.by_name()
+            states["ema"] = weights | self.average.by_name
         return states
 
     def restore(self, folder: Path, run_identity: Mapping[str, object], report: Callable[[str], None]) -> int:
