@@ -204,13 +204,18 @@ def test_the_averaged_copy_follows_the_weights(tmp_path):
         torch.testing.assert_close(found["ema"]["mask_token"].double(), average, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("strategy", "optimizer"), [("ddp", "adamw"), ("fsdp", "muon")])
-def test_two_processes_train_as_one_does(tmp_path, strategy, optimizer):
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "world"),
+    [("ddp", "adamw", 2), ("fsdp", "muon", 2),
+     *(pytest.param(strategy, "adamw", world, marks=pytest.mark.slow)
+       for strategy in ("ddp", "fsdp") for world in (4, 8))],
+)  # fmt: skip
+def test_several_processes_train_as_one_does(tmp_path, strategy, optimizer, world):
     """A sharded run also continues in one process: checkpoints do not depend on the number of processes."""
-    options = {"steps": 6, "evaluators": held_out(), "ema": 0.5, "accumulate": 2, "precision": "64-true",
-               "optimizer": optimizer}  # fmt: skip
+    options = {"steps": 6, "evaluators": held_out(), "ema": 0.5, "accumulate": 2 if world == 2 else 1,
+               "precision": "64-true", "optimizer": optimizer}  # fmt: skip
     tiny.train(tmp_path / "one", **options)
-    assert spread(tmp_path / "two", 2, strategy=strategy, **options) == [0, 0]
+    assert spread(tmp_path / "two", world, strategy=strategy, **options) == [0] * world
     assert len(list((tmp_path / "two").glob("events.*"))) == 1  # only the main process logs
     for key in ("train/loss", "held_out/loss"):
         assert rows(tmp_path / "two", key) == pytest.approx(rows(tmp_path / "one", key), rel=1e-6)
