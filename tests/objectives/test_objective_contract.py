@@ -104,6 +104,32 @@ def unchanged(objective: Objective, before: dict[str, torch.Tensor]) -> bool:
     return all(value.equal(before[name]) for name, value in objective.state_dict().items())
 
 
+@pytest.fixture
+def graphs(monkeypatch):
+    """Return the number of compiled graphs so far; a graph break is an error."""
+    found, compile = [], torch.compile
+
+    def count(graph, inputs):
+        found.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compile(model, backend=count, fullgraph=True))
+    yield found
+    torch._dynamo.reset()
+
+
+@EVERY
+def test_a_run_is_one_graph_and_one_that_samples(tmp_path, graphs, case):
+    """One graph suffices with schedules that change at every step, micro-batches, an average and a checkpoint."""
+    for backend in ("compile", "eager"):
+        options = {"backend": backend, "accumulate": 2, "steps": 4, "warmup": 1}
+        name, arguments = CASES[case]
+        _, objective = tiny.train(tmp_path / backend, objective=getattr(tiny, name)(0.1, **arguments), **options)
+    assert len(graphs) == (2 if objective.sample(torch.arange(2), seed=0) else 1)
+    assert rows(tmp_path / "compile", "train/loss") == pytest.approx(rows(tmp_path / "eager", "train/loss"), rel=1e-3)
+
+
 @EVERY
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
     facts = build(case).metadata
