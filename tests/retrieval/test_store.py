@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def part(features: torch.Tensor | None = None, **changes: object) -> bytes:
         part(raw="[" * 100_000), part(raw="{"), part(images(2)[2].double()), part(images(2)[2][0]),
         safetensors.torch.save({"features": images(2)[2]}), safetensors.torch.save({"other": images(2)[2]}, {"a": "1"}),
     ],
+    ids=count(),  # the bytes of metadata are in random order
 )  # fmt: skip
 def test_a_hostile_part_is_refused_and_runs_nothing(tmp_path, monkeypatch, data):
     monkeypatch.chdir(tmp_path)

@@ -5,8 +5,9 @@ r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a 
 patches predictable from visible ones. The shape is the class; its pose, colour and texture are independent of it. It is
 large and nearly upright, similar to objects in photographs.
 
-All values are computed by sums, products, minima, square roots and tables. Unlike for powers and angles, torch rounds
-these independently of the position in a batch: an image has the same bits in any batch and for any number of threads.
+All values are computed by sums, products, minima, square roots and tables. Unlike powers and angles, these are rounded
+independently of the processor and of the position in a batch: an image has the same bits on every machine, in any batch
+and for any number of threads.
 
 Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * w).
 """
@@ -35,8 +36,13 @@ _TURN = 1 << 12  # entries of the table of cosines
 _COSINE = torch.tensor([math.cos(2 * math.pi * i / _TURN) for i in range(_TURN)])
 
 
+def _root(x: Tensor) -> Tensor:
+    """Return the correctly rounded square root; that of torch in float32 (MKL's) depends on the vendor of the CPU."""
+    return x.double().sqrt().float()
+
+
 def _disc(x: Tensor, y: Tensor) -> Tensor:
-    return (x * x + y * y).sqrt() - 1
+    return _root(x * x + y * y) - 1
 
 
 def _square(x: Tensor, y: Tensor) -> Tensor:
@@ -57,7 +63,7 @@ def _star(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ring(x: Tensor, y: Tensor) -> Tensor:
-    return ((x * x + y * y).sqrt() - 1).abs() - 0.25
+    return (_root(x * x + y * y) - 1).abs() - 0.25
 
 
 def _cross(x: Tensor, y: Tensor) -> Tensor:
@@ -68,13 +74,13 @@ def _cross(x: Tensor, y: Tensor) -> Tensor:
 def _crescent(x: Tensor, y: Tensor) -> Tensor:
     x = x - 0.47
     bite = (x - 0.935) * (x - 0.935) + y * y
-    return torch.maximum((x * x + y * y).sqrt() - 1.35, 1.14 - bite.sqrt())
+    return torch.maximum(_root(x * x + y * y) - 1.35, 1.14 - _root(bite))
 
 
 def _heart(x: Tensor, y: Tensor) -> Tensor:
     x, y = x.abs(), y - 0.29
     lobe = (x - 0.469) * (x - 0.469) + (y + 0.469) * (y + 0.469)
-    return torch.minimum((x + y.abs()) * 0.707 - 0.663, lobe.sqrt() - 0.663)
+    return torch.minimum((x + y.abs()) * 0.707 - 0.663, _root(lobe) - 0.663)
 
 
 def _arrow(x: Tensor, y: Tensor) -> Tensor:
@@ -245,8 +251,8 @@ def _leaves(
     """
     size, aspect, x, y, turn, bright, warm, green, texture, tint = numbers.view(-1, 10, _LEAVES).permute(1, 2, 0)
     low, high = (r**-2 for r in _RADII)
-    radius = 1 / (low - size * (low - high)).sqrt()
-    stretch = (1 + aspect * aspect * 2).sqrt()
+    radius = 1 / _root(low - size * (low - high))
+    stretch = _root(1 + aspect * aspect * 2)
     u_radius, v_radius = radius * stretch, radius / stretch
     cos, sin = _direction(turn)
     ux, uy, vx, vy = cos / u_radius, sin / u_radius, -sin / v_radius, cos / v_radius
@@ -308,7 +314,7 @@ def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[T
     room = (side - radius * 3.2).clamp_(min=0) + _SHAPE_SHIFT * side
     dx, dy = grid.x - (x - 0.5) * room, grid.y - (y - 0.5) * room
     cos, sin = _direction(turn * _SHAPE_TURN[1] + _SHAPE_TURN[0])
-    stretch = (aspect * 0.7 + 0.7).sqrt()
+    stretch = _root(aspect * 0.7 + 0.7)
     u = (dx * cos + dy * sin) * (stretch / radius)
     v = (dy * cos - dx * sin) / (stretch * radius)
     depth = torch.empty_like(u)

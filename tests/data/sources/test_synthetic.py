@@ -2,6 +2,7 @@
 
 import hashlib
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,13 @@ def test_the_bits_never_change():
     """Results on the pages were measured on these images; their shapes, poses and colours were tested before."""
     images, labels, masks = render(torch.arange(200), seed=3, size=(24, 40))
     digest = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes() + masks.numpy().tobytes())
-    assert digest.hexdigest() == "00429585c9b8883953974248793d8cd6fb34444dfb3d6878bea60840b79c1820"
+    assert digest.hexdigest() == "aff0fbeea312cda2d4a749673427d00e6c497dec2fecfc445c170f4b13a31335"
+
+
+def test_square_roots_are_rounded_correctly():
+    """torch's own in float32 are not: on an Intel processor, 0.6 % of them differ in the last bit."""
+    x = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) * 4
+    assert torch.equal(synthetic._root(x), torch.from_numpy(np.sqrt(x.numpy())))
 
 
 @pytest.mark.parametrize("size", [32, (24, 40), 7])
