@@ -8,7 +8,7 @@ from ssvit.objectives.targets import Target
 class Grey(Target):
     """The mean grey of a patch, times `contrast`. Labels are (b, n, 1)."""
 
-    width, score_name, higher_is_better = 1, "squared_error", False
+    width, score_name = 1, "squared_error"
 
     def __init__(self, options):
         self.patch_size, self.contrast = options.patch_size, options.contrast

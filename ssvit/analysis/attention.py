@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from ssvit.figures.pictures import Gallery, Picture
 from ssvit.figures.plot import Level, Line, Panel, Plot
-from ssvit.models.block import ALL, Attention, Ids, TokenInfo, gather
-from ssvit.models.positions import rotate
+from ssvit.models.block import ALL, Attention, Ids, TokenInfo
 from ssvit.models.vit import ViT
 
 
@@ -36,18 +34,9 @@ def attention_weights(attention: Attention, x: Tensor, output_ids: Ids = None, i
         Weights, (b, h, q, t) float32; rows sum to 1.
     """
     with torch.autocast(x.device.type, enabled=False):
-        x = x.float()
-        query_weight, key_weight, _ = attention.qkv.weight.float().chunk(3)
-        query_bias, key_bias, _ = attention.qkv.bias.float().chunk(3)
-        query = F.linear(x if output_ids is None else gather(x, output_ids), query_weight, query_bias)
-        key = F.linear(x, key_weight, key_bias)
-        query, key = (rearrange(tokens, "b t (h k) -> b h t k", h=attention.heads) for tokens in (query, key))
-        if info.rotation is not None:
-            query, key = rotate(query, info.rotation, output_ids), rotate(key, info.rotation)
+        query, key, _, bias = attention.split(*attention.project(x.float(), output_ids), output_ids, info)
         logits = (query * query.shape[-1] ** -0.5) @ key.mT
-        if attention.relative is not None:
-            logits = logits + attention.relative(query, x.shape[1], info.position_ids, output_ids)
-        return logits.softmax(-1)
+        return (logits if bias is None else logits + bias).softmax(-1)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Show matrices: a confusion matrix, and a heat map.
+"""Show matrices: a confusion matrix, and the similarities of position embeddings.
 
 Shapes use k classes.
 """
@@ -74,28 +74,20 @@ class Confusion(Figure):
 
 
 @dataclass(frozen=True)
-class Heatmap(Figure):
-    """Show a matrix (rows, columns) in colours from `low` to 1.
+class PositionSimilarities(Figure):
+    """Show the similarities of position embeddings as one tile for each patch, in colours from `low` to 1.
 
     Attributes:
-        values: The matrix; NaNs are not drawn.
-        xlabel: Label of the columns.
-        ylabel: Label of the rows.
+        values: The tiles as one matrix; NaNs, between the tiles, are not drawn.
         xticks: Positions of the ticks of the columns by their labels.
         yticks: Positions of the ticks of the rows by their labels.
-        title: The title.
-        scale: Label of the colours.
         low: Minimum of the colours.
     """
 
     values: np.ndarray
-    xlabel: str
-    ylabel: str
     xticks: dict[str, float]
     yticks: dict[str, float]
-    title: str
-    scale: str
-    low: float = 0
+    low: float
 
     def draw(self) -> Canvas:
         """Draw the matrix with a colour bar."""
@@ -106,7 +98,7 @@ class Heatmap(Figure):
         axis.set_yticks([*self.yticks.values()], [*self.yticks], fontsize=7)
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
-        axis.set(xlabel=fitted(self.xlabel, 10, 500), ylabel=self.ylabel)
-        figure.colorbar(picture, ax=axis, shrink=0.85).set_label(self.scale)
-        figure.suptitle(self.title, x=0.01, ha="left", fontsize=10, color=INK)
+        axis.set(xlabel="column of the patch", ylabel="row of the patch")
+        figure.colorbar(picture, ax=axis, shrink=0.85).set_label("cosine similarity")
+        figure.suptitle("similarity of position embeddings", x=0.01, ha="left", fontsize=10, color=INK)
         return figure

@@ -81,7 +81,7 @@ class Panel:
         levels: The baselines.
         xlabel: Label of the x axis.
         title: The title; "": none.
-        xticks: The ticks, or their labels by position; None: matplotlib's.
+        xticks: The ticks; None: matplotlib's.
         log: Whether the x axis is logarithmic.
         close: Whether the y axis starts near the minimum instead of at 0, for values that differ little.
     """
@@ -91,7 +91,7 @@ class Panel:
     levels: Sequence[Level] = ()
     xlabel: str = "step"
     title: str = ""
-    xticks: Sequence[float] | Mapping[float, str] | None = None
+    xticks: Sequence[float] | None = None
     log: bool = False
     close: bool = False
 
@@ -121,12 +121,7 @@ class Panel:
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_minor_locator(NullLocator())
             axis.xaxis.set_major_formatter("{x:,g}")
-        if isinstance(self.xticks, Mapping):
-            names = [one_line(name) for name in self.xticks.values()]
-            crowded = sum(style.width_of(f"{name}  ", 8) for name in names) > 400
-            axis.set_xticks([*self.xticks], names, fontsize=8, rotation=40 if crowded else 0)
-            axis.margins(x=0.1)
-        elif self.xticks is not None:
+        if self.xticks is not None:
             axis.set_xticks(self.xticks[:: len(self.xticks) // 16 + 1])
 
 

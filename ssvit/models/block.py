@@ -178,17 +178,28 @@ class Attention(nn.Module):
         Returns:
             Outputs, (b, t, d), or (b, m, d) with output_ids.
         """
-        split = "b t (parts h k) -> parts b h t k"
+        inputs = self.split(query, packed, output_ids, info)
+        mixed = attend(*inputs, self.dropout if self.training else 0.0)
+        return rearrange(mixed, "b h q k -> b q (h k)")
+
+    def split(
+        self, query: Tensor | None, packed: Tensor, output_ids: Ids, info: TokenInfo
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Split the projections into heads and add the positions, with the arguments of `mix`.
+
+        Returns:
+            Queries (b, h, q, k), keys and values, both (b, h, t, k), and the bias of the logits, see `attend`.
+        """
+        pattern = "b t (parts h k) -> parts b h t k"
         if query is None:
-            query, key, value = rearrange(packed, split, parts=3, h=self.heads)
+            query, key, value = rearrange(packed, pattern, parts=3, h=self.heads)
         else:
             query = rearrange(query, "b q (h k) -> b h q k", h=self.heads)
-            key, value = rearrange(packed, split, parts=2, h=self.heads)
+            key, value = rearrange(packed, pattern, parts=2, h=self.heads)
         if info.rotation is not None:
             query, key = positions.rotate(query, info.rotation, output_ids), positions.rotate(key, info.rotation)
         bias = None if self.relative is None else self.relative(query, packed.shape[1], info.position_ids, output_ids)
-        mixed = attend(query, key, value, bias, self.dropout if self.training else 0.0)
-        return rearrange(mixed, "b h q k -> b q (h k)")
+        return query, key, value, bias
 
 
 class Block(nn.Module):

@@ -27,11 +27,9 @@ class Target(Protocol):
 
     Attributes:
         score_name: Name of the score in the logs.
-        higher_is_better: Whether a higher score is better.
     """
 
     score_name: str
-    higher_is_better: bool
 
     @property
     def width(self) -> int:
@@ -60,7 +58,6 @@ class Classes:
     """Implement targets whose labels are classes, (..., cells) int64, one for each cell of a patch."""
 
     score_name = "accuracy"
-    higher_is_better = True
     cells = 1
     if TYPE_CHECKING:  # pydantic would treat the annotation as an option of the subclasses
         classes: int
@@ -136,7 +133,6 @@ class MeanColor(targets_options.MeanColor, Classes):
 class Regression:
     """Implement targets with real-valued labels, whose score is the loss: squared (l2) or absolute error (l1)."""
 
-    higher_is_better = False
     if TYPE_CHECKING:  # as in `Classes`
         loss: Literal["l2", "l1"]
         patch_size: tuple[int, int]

@@ -42,7 +42,7 @@ class Rate:
 
     Attributes:
         name: Name of the contender.
-        per_work_second: Items per second of CPU time over all threads, or of a GPU's event time.
+        per_work_second: Items per second of CPU time over all threads, or of a GPU's time.
         per_second: Items per second of wall-clock time.
         quartiles: First and third quartile of `per_work_second`.
         ratio: Median ratio to the rate of the reference in the same round; None without a reference.
@@ -61,28 +61,10 @@ class Rate:
     memory: float | None = None
 
 
-def cpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the number of items of a call and its CPU time over all threads in seconds."""
-    began = time.process_time()
-    count = work()
-    return count, time.process_time() - began
-
-
-def clock_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the number of items of a call and its wall-clock time in seconds."""
-    began = time.perf_counter()
-    count = work()
-    return count, time.perf_counter() - began
-
-
-def gpu_seconds(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the number of items of a call and its time between two CUDA events in seconds."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    count = work()
-    ended.record()
-    ended.synchronize()
-    return count, began.elapsed_time(ended) / 1000
+def gpu_clock() -> float:
+    """Return the wall-clock time in seconds at which the GPU has finished all work."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def compare(
@@ -90,7 +72,7 @@ def compare(
     *,
     rounds: int,
     reference: str | None = None,
-    seconds: Callable[[Callable[[], float]], tuple[float, float]] = cpu_seconds,
+    clock: Callable[[], float] = time.process_time,
 ) -> list[Rate]:
     """Time contenders alternately: once in each round, after one untimed round.
 
@@ -98,21 +80,21 @@ def compare(
         contenders: Functions that do some work and return its number of items.
         rounds: Number of rounds; the order of the contenders rotates by one in each round.
         reference: Contender that ratios are relative to; None for no ratios.
-        seconds: Function that measures the time of a contender.
+        clock: Function that returns the time in seconds: CPU time over all threads by default.
     """
     names = list(contenders)
     work: dict[str, list[float]] = {name: [] for name in names}
-    clock: dict[str, list[float]] = {name: [] for name in names}
+    wall: dict[str, list[float]] = {name: [] for name in names}
     for name in names:
         contenders[name]()
     for turn in range(rounds):
         for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
-            began = time.perf_counter()
-            count, took = seconds(contenders[name])
-            clock[name].append(count / (time.perf_counter() - began))
-            work[name].append(count / took)
+            wall_began, began = time.perf_counter(), clock()
+            count = contenders[name]()
+            work[name].append(count / (clock() - began))
+            wall[name].append(count / (time.perf_counter() - wall_began))
     rates = [
-        Rate(name, statistics.median(work[name]), statistics.median(clock[name]), _quartiles(work[name]))
+        Rate(name, statistics.median(work[name]), statistics.median(wall[name]), _quartiles(work[name]))
         for name in names
     ]
     if reference is None:
@@ -184,8 +166,8 @@ def measure_steps(steps: Mapping[str, Steps], *, gflop: float, rounds: int, refe
         return 2 * side**3 / 1e9
 
     name = f"torch product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
-    seconds = gpu_seconds if device.type == "cuda" else cpu_seconds
-    *rates, peak = compare({**steps, name: product}, rounds=rounds, reference=reference, seconds=seconds)
+    clock = gpu_clock if device.type == "cuda" else time.process_time
+    *rates, peak = compare({**steps, name: product}, rounds=rounds, reference=reference, clock=clock)
     return [*(replace(rate, share=rate.per_work_second * gflop / peak.per_work_second) for rate in rates), peak]
 
 
@@ -217,7 +199,7 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     images = recipe.batch_size // loader.accumulate
     reading = f"loader, {recipe.batch_size} images, {loader.workers} workers"
     read = {reading: lambda: sum(images for _ in itertools.islice(batches, count * loader.accumulate))}
-    return [step, *compare(read, rounds=rounds, seconds=clock_seconds), peak]
+    return [step, *compare(read, rounds=rounds, clock=time.perf_counter), peak]
 
 
 def table(title: str, rates: Sequence[Rate]) -> str:

@@ -224,6 +224,6 @@ def test_every_target_has_the_shapes_of_its_contract(target):
     assert target.score(target.guess(prediction), labels).shape == (2, 6)
     assert target.paint(labels).shape == (2, 6, 3, 4, 4)
     perfect, poor = (target.score(guess, labels).mean() for guess in (labels, labels.flip(1)))
-    assert (perfect > poor) == target.higher_is_better
+    assert (perfect > poor) == (target.score_name == "accuracy")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(target.labels(images), labels)

@@ -19,7 +19,7 @@ from ssvit.exchange.export_options import Export
 from ssvit.figures import contact_sheet
 from ssvit.figures.base import Figure, png
 from ssvit.figures.intervals import Dot, Intervals
-from ssvit.figures.matrices import Confusion, Heatmap
+from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Mosaic, Picture
 from ssvit.figures.plot import Line, Panel, Plot
 from ssvit.figures.style import fitted
@@ -47,8 +47,7 @@ def figures(name: str) -> list[Figure]:
         Gallery([[Picture(IMAGE)]], titles=[name]),
         Mosaic({"image": images}, {f"class {name}": "red"}),
         Plot([Panel("", [line])], (5, 4)),
-        Plot([Panel("", [line], xticks={0: name})], (5, 4), legend="below"),
-        Heatmap(np.eye(2), name, "layer", {"1": 0}, {"1": 0}, "", ""),
+        Plot([Panel("", [line])], (5, 4), legend="below"),
     ]
 
 
