@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NoReturn
 
 import hydra
@@ -15,6 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -97,9 +99,10 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
         is_choice = "@" in name or group in groups or group.startswith("hydra") or line.is_group(group)
         (choices if is_choice else values).append(option)
     for override in OverridesParser.create().parse_overrides(choices):
-        group, chosen = override.key_or_group, override.value()
-        is_named = all(isinstance(name, str) for name in (chosen if isinstance(chosen, list) else [chosen]))
-        if not (is_named or override.is_sweep_override() or group.startswith("hydra")):
+        group, value = override.key_or_group, override.value()
+        choices_of_jobs = value.list if isinstance(value, ChoiceSweep) else [value]
+        names = chain(*(chosen if isinstance(chosen, list) else [chosen] for chosen in choices_of_jobs))
+        if not (all(isinstance(name, str | QuotedString | Glob) for name in names) or group.startswith("hydra")):
             typed_as = str(override.input_line).removeprefix("probe@")
             raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
     return choices, values
