@@ -152,44 +152,6 @@ def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path: Path) -> None
     assert str(caught.value) == rf"{tmp_path}/\x1b[2Jred\n.png: not an image of a known format"
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"])
-def test_pixels_do_not_depend_on_the_parts_that_are_converted(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide = RNG.integers(0, 65536, (24, 40), dtype=np.uint16)
-    image = Image.fromarray(wide.astype(np.int32) if mode == "I" else wide) if "I" in mode else None
-    image = image or Image.fromarray(np.concatenate((RGB, ALPHA), axis=2)).convert(mode)
-    options = {"transparency": 7} if mode == "P" else {}
-    path = tmp_path / ("a.tiff" if mode == "I" else "a.png")
-    whole = loaded(image, path, **options)
-    for strip in (1, 100, 7 * 40):
-        monkeypatch.setattr(decode, "_STRIP", strip)
-        np.testing.assert_array_equal(loaded(image, path, **options), whole)
-
-
-MEMORY = """
-import resource, sys
-from ssvit.data.sources.decode import load
-
-def used():  # the most so far, in bytes
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-load(sys.argv[1])
-before = used()
-load(sys.argv[2])
-print(used() - before)
-"""
-
-
-def test_little_more_memory_is_taken_than_the_pixels_need(tmp_path: Path) -> None:
-    (tmp_path / "small").write_bytes(encoded("PNG"))
-    Image.new("I;16", (4000, 4000)).save(tmp_path / "wide", "PNG")
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "small"), str(tmp_path / "wide")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    # The bytes of a pixel: 2 as it is stored, 3 as it becomes, and 2 in between.
-    assert int(done.stdout) < (2 + 3 + 2) * 4000**2
-
-
 def test_too_many_open_files_is_not_an_unreadable_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded("PNG"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -32,7 +32,6 @@ from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
-_STRIP = 1 << 20  # pixels converted at a time
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -185,16 +184,6 @@ def _pillow(data: bytes, formats: tuple[str, ...], convert: Callable[[Image.Imag
         return convert(image)
 
 
-def rgb(image: Image.Image) -> np.ndarray:
-    """Convert an image to (h, w, 3) uint8, in strips, since Pillow's conversions take four or more bytes a pixel."""
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    rows = max(1, _STRIP // image.width)
-    for top in range(0, image.height, rows):
-        bottom = min(top + rows, image.height)
-        pixels[top:bottom] = _strip(image.crop((0, top, image.width, bottom)))
-    return pixels
-
-
 def grey(image: Image.Image) -> np.ndarray:
     """Convert an image to (h, w, 1) uint8: grey values, or the luminance of colours.
 
@@ -207,10 +196,10 @@ def grey(image: Image.Image) -> np.ndarray:
     return np.array(image if plain else Image.fromarray(rgb(image)).convert("L"))[:, :, None]
 
 
-def _strip(image: Image.Image) -> np.ndarray:
+def rgb(image: Image.Image) -> np.ndarray:
     """Convert an image in any mode of Pillow to (h, w, 3) uint8."""
     if image.mode == "I" or image.mode.startswith("I;16"):
-        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+        grey = np.asarray(image).astype(np.int32).clip(0, 65535)
         return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
     if image.mode == "F":
         raise ValueError("has floating-point values, which require data.range")
