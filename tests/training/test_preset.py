@@ -133,8 +133,6 @@ def test_tables_and_shards_are_planned_like_a_folder(photographs, tmp_path):
             for path in sorted(photographs.iterdir(), key=lambda path: int(path.stem))[number::3]:
                 shard.add(path, path.name)
     assert by_preset(data="shards", data__root=shards) == folder
-    with pytest.raises(OptionError, match="preset=auto"):
-        by_preset(data="shards", data__root=f"file://{shards}")
 
 
 def test_a_path_is_a_folder_shards_or_a_table(photographs, tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def folder(options: datasets_options.Folder) -> Data:
 
 def shards(options: datasets_options.Shards) -> Data:
     """Build a data set of uncompressed tar files in the layout of WebDataset."""
-    read = partial(find, options.root, cache=options.cache, pixels=options.pixels)
+    read = partial(find, options.root, pixels=options.pixels)
     return read_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
 
 

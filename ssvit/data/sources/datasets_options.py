@@ -117,32 +117,26 @@ class Csv(ImageFiles):
 
 
 class Shards(ImageFiles):
-    """Uncompressed tar files in the layout of WebDataset, in a folder or an object store.
+    """Uncompressed tar files in the layout of WebDataset, in a folder.
 
     A split is a subfolder or a pattern such as imagenet-train-*; auto also matches a known name within shard names.
     """
 
     root: Name
-    """The folder, or an address such as s3://BUCKET/FOLDER, which needs a package of fsspec (s3fs, gcsfs, …)."""
-    cache: Name | None = None
-    """The folder for copies from an object store; None: ~/.cache/ssvit."""
+    """The folder."""
 
     def check_consistency(self) -> None:
         """Check that there are shards."""
         super().check_consistency()
         _ = self.splits
-        if self.cache is not None and os.path.isfile(self.cache):
-            raise OptionError("cache", self.cache, "must be a folder, not a file")
 
     @cached_property
     def splits(self) -> Splits:
         """Return the paths of the shards below the root, by split."""
         return shard_folder.splits(self.root, self.names)
 
-    def sample(self, most: int) -> Sample | None:
+    def sample(self, most: int) -> Sample:
         """Return images of the first shard; the number of all images is estimated from the sizes of the shards."""
-        if shard_folder.is_remote(self.root):
-            return None
         first, *_ = paths = [os.path.join(self.root, name) for name in self.splits.train]
         try:
             with tarfile.open(first, "r:") as shard:

@@ -3,24 +3,21 @@
 Consecutive files of a shard with the same key form a sample: an image (a/1.jpg) and optionally its class (a/1.cls, or
 a/1.json with "cls", "label", "class" or "class_name"). Readers that stream shards shuffle within a buffer; here an
 image is read at its offset, so a batch remains a function of the step. The offsets are in the index that `ssvit pack`
-writes next to each shard; the headers of other shards are read at each start. Shards in an object store are copied to a
-local disk first.
+writes next to each shard; the headers of other shards are read at each start.
 
 Letters: n images.
 """
 
-import hashlib
 import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from fcntl import LOCK_EX, flock
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +29,7 @@ from ssvit.data.sources.base import Label, Labels, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
-from ssvit.data.sources.shard_folder import INDEX, ending, is_remote, open_store
+from ssvit.data.sources.shard_folder import INDEX, ending
 from ssvit.options import UserError, printable
 
 SCHEMA = 2
@@ -134,23 +131,20 @@ def find(
     names: Sequence[str],
     classes: Sequence[str] = (),
     *,
-    cache: str | None = None,
     pixels: PixelFormat = RGB,
 ) -> Shards:
     """Return the images of some shards.
 
     Args:
-        root: Folder or address of the shards.
+        root: Folder of the shards.
         names: Names of the shards below it.
         classes: Class names that the labels index; () takes the classes of the shards.
-        cache: Folder for copies from an object store; None for the default.
         pixels: Pixel format of the images.
 
     Raises:
         UserError: A shard cannot be read or differs from the index next to it, or a class is not among `classes`.
     """
-    folder = _copied(root, names, cache) if is_remote(root) else root
-    shards = [os.path.join(folder, name) for name in names]
+    shards = [os.path.join(root, name) for name in names]
     image_names, locations = list[np.ndarray](), list[np.ndarray]()
     labels, orders = list[Label](), set[tuple[str, ...]]()
     for number, shard in enumerate(tqdm(shards, f"list {root}", unit=" shards", delay=2, leave=False)):
@@ -194,53 +188,6 @@ def read_index(shard: str | Path) -> Index | None:
 
 def _text(label: str | list[str] | None) -> Label:
     return tuple(label) if isinstance(label, list) else label
-
-
-def _copied(root: str, names: Sequence[str], cache: str | None) -> str:
-    """Copy shards and their indices from an object store and return the folder of the copies.
-
-    A file is copied again only if the store has a newer version of it. Only one process of each machine copies.
-
-    Raises:
-        UserError: The files cannot be copied.
-    """
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(cache or os.path.join(caches, "ssvit", "shards"), hashlib.sha256(root.encode()).hexdigest()[:16])
-    try:
-        system, remote_root = open_store(root)
-        with _locked(folder):
-            for name in tqdm(names, f"copy {root}", unit=" shards", delay=2, leave=False):
-                for file in (name, str(index_path(name))):
-                    remote = f"{remote_root.rstrip('/')}/{file}"
-                    if file == name or system.exists(remote):
-                        _copy(system, remote, folder / file)
-    except UserError:
-        raise
-    except Exception as error:  # each store raises different exceptions
-        raise UserError(f"data.root={root}: cannot be copied to {folder}: {' '.join(str(error).split())}") from None
-    return str(folder)
-
-
-def _copy(system: Any, remote: str, path: Path) -> None:
-    """Copy a file of an fsspec file system, unless its newest version has been copied already."""
-    version, key = path.with_name(f".{path.name}.version"), str(system.ukey(remote))
-    if path.exists() and version.exists() and version.read_text() == key:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    system.get_file(remote, str(part))
-    part.replace(path)
-    version.write_text(key)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes during the block, where the file system supports locks."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        with suppress(OSError):
-            flock(file, LOCK_EX)
-        yield
 
 
 def scan(shard: str) -> Iterator[Row]:

@@ -5,7 +5,6 @@ import os
 import tarfile
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +12,6 @@ from command import TINY, one_line
 from images import class_names, picture, pixels, put
 from PIL import Image
 from runs import final, kill_after
-from test_shards import in_memory
 
 from ssvit.cli.pack import command as pack_command
 from ssvit.data.augment.crop import InceptionCrop
@@ -73,27 +71,6 @@ def test_a_folder_and_its_shards_are_the_same_data(tmp_path: Path, data: Data) -
     packed(data, tmp_path / "shards")
     assert contents(tmp_path / "shards") == before
     assert_equal(datasets.shards(Shards(root=str(tmp_path / "shards"))), data)
-
-
-def test_shards_of_an_object_store_are_copied_once_with_their_indices(tmp_path: Path, data: Data, monkeypatch) -> None:
-    packed(data, tmp_path / "shards")
-    options = Shards(root=in_memory(tmp_path / "shards", "memory://bucket/packed"), cache=str(tmp_path / "copies"))
-    assert_equal(datasets.shards(options), data)
-    copied = []
-    get_file = fsspec.AbstractFileSystem.get_file
-    monkeypatch.setattr(
-        fsspec.AbstractFileSystem, "get_file", lambda *args, **more: copied.append(args[1]) or get_file(*args, **more)
-    )
-    assert_equal(datasets.shards(options), data)
-    assert copied == []
-    system, top = fsspec.url_to_fs(options.root)
-    system.pipe_file(f"{top}/train/000000.tar", (tmp_path / "shards/train/000000.tar").read_bytes() + b"\0")
-    with pytest.raises(UserError, match=r"000000\.tar: has \d+ bytes"):
-        datasets.shards(options)
-    assert copied == [f"{top}/train/000000.tar"]
-    monkeypatch.setattr(fsspec.AbstractFileSystem, "ukey", lambda *args: 1 / 0)
-    with pytest.raises(UserError, match=f"^data.root={options.root}: .*division by zero"):
-        datasets.shards(options)
 
 
 def test_names_of_any_kind_become_samples_of_their_own(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from command import error_of
 from images import class_names, picture, pixels, put, put_tar
-from test_shards import in_memory
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
@@ -72,12 +71,6 @@ def shards(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **opt
     return datasets.shards(Shards(root=str(root), **options))
 
 
-def store(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
-    write_shards(root / "far", parts, bodies)
-    address = in_memory(root / "far", f"memory://{root.name}")
-    return datasets.shards(Shards(root=address, cache=str(root / "copies"), **options))
-
-
 def saved(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **options: Any) -> Data:
     features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=list(CLASSES))})
     kinds = {}
@@ -100,8 +93,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "folder": Case(folder, lambda n: n % 3), "csv": Case(csv), "shards": Case(shards), "store": Case(store),
-    "huggingface": Case(saved),
+    "folder": Case(folder, lambda n: n % 3), "csv": Case(csv), "shards": Case(shards), "huggingface": Case(saved),
 }  # fmt: skip
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 BODIES = {number: picture(number) for number in range(18)}
@@ -149,7 +141,7 @@ def test_batches_are_those_of_the_same_files_for_any_number_of_workers(tmp_path:
         return [tensor for batch in loader.batches(first, 6) for tensor in batch.tensors]
 
     expected = batches(reference, 0)
-    assert all(map(torch.equal, expected, batches(data.train, 0, workers=0 if case.make is store else 1)))
+    assert all(map(torch.equal, expected, batches(data.train, 0, workers=1)))
     assert all(map(torch.equal, expected[3 * 4 :], batches(data.train, 4)))
 
 
@@ -273,6 +265,6 @@ OPTIONS = ("datasets_options", "huggingface_options", "synthetic_options", "pack
 def test_options_are_checked_without_heavy_packages() -> None:
     code = f"""import importlib, sys
 for name in {OPTIONS}: importlib.import_module("ssvit.data.sources." + name)
-print([m for m in ("torch", "numpy", "PIL", "datasets", "fsspec", "pyarrow", "torchvision") if m in sys.modules])"""
+print([m for m in ("torch", "numpy", "PIL", "datasets", "pyarrow", "torchvision") if m in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
