@@ -63,29 +63,6 @@ class Features:
         return self.masks
 
 
-def check(train: Features, test: Features, probe: str) -> None:
-    """Check that features and labels suffice for a probe.
-
-    Args:
-        train: Features of the training images.
-        test: Features of the test images.
-        probe: Name of the probe in messages, such as "a k-NN vote".
-
-    Raises:
-        UserError: If there are fewer than two classes, no labels or no images, or if features are not finite.
-    """
-    if len(train.classes) < 2:
-        raise UserError(f"{probe} requires at least two classes; there are {len(train.classes)}")
-    for split, features in (("training", train), ("test", test)):
-        if features.labels is None:
-            raise UserError(f"{probe} requires labels, which the {split} images do not have")
-        if not len(features.values):
-            raise UserError(f"there are no {split} images")
-        finite = features.values.flatten(1).isfinite().all(1)
-        if not finite.all():
-            raise UserError(f"the features of {split} image {int((~finite).nonzero()[0, 0])} are not finite")
-
-
 class Extractor(Protocol):
     """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d).
 

@@ -46,11 +46,13 @@ def standard_error(accuracy: float, images: float) -> float:
     return math.sqrt(accuracy * (1 - accuracy) / images)
 
 
-def above_chance(accuracy: float, chance: float, images: float) -> bool:
-    """Return whether an accuracy exceeds chance by more than two standard errors of chance.
+def above_chance(accuracy: float, chance: float | None, images: float | None) -> bool:
+    """Return whether an accuracy exceeds chance by more than two standard errors of chance; True if one is unknown.
 
     With the continuity correction of half an image, the rate of false positives is at most 4 %.
     """
+    if chance is None or images is None:
+        return True
     return accuracy - 0.5 / images - chance > 2 * standard_error(chance, images)
 
 

@@ -134,8 +134,7 @@ def _error(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore") -> 
 def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", error: float | None, noise: str) -> str:
     """Return why a gain is not significant; "" if it is significant, or if its error is unknown."""
     means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
-    chance, images = measured.chance, measured.images
-    if chance is not None and images is not None and not any(above_chance(mean, chance, images) for mean in means):
+    if not any(above_chance(mean, measured.chance, measured.images) for mean in means):
         return f"both sides are {NOT_ABOVE_CHANCE}"
     if error is not None and abs(means[0] - means[1]) <= error:
         return f"the 95 % interval of {noise} (± {100 * error:.2f}) contains zero"
@@ -204,8 +203,6 @@ class FinalScore(NamedTuple):
     @property
     def is_above_chance(self) -> bool:
         """Return whether the score is above chance; True if the error is unknown."""
-        if self.chance is None or self.images is None:
-            return True
         return above_chance(self.accuracy, self.chance, self.images)
 
 

@@ -141,6 +141,13 @@ def test_one_report_of_all(run, capsys):
         assert command in html.unescape((folder / "report.html").read_text())
 
 
+def test_a_single_test_image_has_no_interval(run, tmp_path, capsys):
+    measured(run, "probe@probes=[knn]", "probes.knn.k=[1]", "test_images=1", f"output={tmp_path}/report")
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert (written["metadata"]["test_images"], written["standings"]) == (1, [])
+    assert re.search(r"1-NN +[01.]+ +\N{EN DASH} ", capsys.readouterr().out)
+
+
 def test_the_commands_of_a_report_are_complete(tmp_path, tool):
     """They write, store and fine-tune the chosen features of the images measured on, of the run or as typed."""
     for name, side in (("it's {a}, b", 20), ("other", 16)):

@@ -112,8 +112,11 @@ def check_labels(probe: Probe, train: Tensor, test: Tensor, classes: Sequence[st
 
     Raises:
         OptionError: If an option does not suit the number of images.
-        UserError: If the labels are multi-label and the probe is not, or if they do not suffice.
+        UserError: If the labels are multi-label and the probe is not, if there are fewer than two classes, or if the
+            labels do not suffice.
     """
-    if is_multi_label(train) and not probe.multi_label and probe.truth == "labels":
+    if probe.truth == "labels" and is_multi_label(train) and not probe.multi_label:
         raise UserError(f"{probe.title} does not support multi-label images")
+    if probe.truth == "labels" and len(classes) < 2:
+        raise UserError(f"{probe.title} requires at least two classes; there are {len(classes)}")
     probe.check_classes(train, test, classes)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
-from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k, search
 from ssvit.evaluation.neighbours_options import Flat
 from ssvit.evaluation.precision import mean_average_precision
@@ -48,7 +48,6 @@ class Knn(knn_options.Knn, Probe):
 
         For multi-label images, the column is the mAP of the weighted class frequencies among the neighbours.
         """
-        check(train, test, "a k-NN vote")
         scores, correct = self._measured(train, test)
         numbers = {"test": scores}
         if choose:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
-from ssvit.evaluation.features import Features, check
+from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k
 from ssvit.evaluation.probes import retrieval_options
 from ssvit.evaluation.probes.base import Probe, Result
@@ -46,7 +46,6 @@ class Retrieval(retrieval_options.Retrieval, Probe):
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return recall@k and precision@k for each k, and the mAP, one column for each."""
-        check(train, test, "retrieval")
         values = self._measured(train, test, leave_one_out=False)
         scores = {column: of_queries.mean().item() for column, of_queries in values.items()}
         left_out = self._measured(train, train, leave_one_out=True)["mAP"].mean().item() if choose else None

@@ -79,7 +79,8 @@ class Scores:
         images: Number of test images; None if the last column is not an accuracy.
         predictions: Predictions with the chosen feature set.
         chosen: Feature set of each encoder, `OWN` for the evaluated one, chosen by the same criterion.
-        per_image: Scores of single images with these feature sets, see `Result.per_image`.
+        per_image: Scores of single images with these feature sets, see `Result.per_image`; empty if only one image is
+            measured, since the uncertainty is then unknown.
     """
 
     probe: str
@@ -104,8 +105,6 @@ class Scores:
     @property
     def is_above_chance(self) -> bool:
         """Return whether the chosen features are significantly above chance; True if the error is unknown."""
-        if self.chance is None or self.images is None:
-            return True
         return above_chance(self.values[self.best][-1], self.chance, self.images)
 
 
@@ -152,5 +151,5 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         images=len(split.test) if probe.is_accuracy and not split.is_multi_label else None,
         predictions=results[best].predictions,
         chosen=chosen,
-        per_image={encoder: values for encoder, values in per_image.items() if values is not None},
+        per_image={name: values for name, values in per_image.items() if values is not None and len(values) > 1},
     )

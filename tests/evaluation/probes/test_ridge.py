@@ -133,16 +133,13 @@ def test_the_penalty_is_chosen_by_leaving_one_out(shots, width):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("shots", "names", "message"),
     [
-        ({"shots": [1, 6]}, r"^shots=6: class 0 \(ant\) has 5 training images"),
-        (
-            {"names": ("ant", "bee", "cat", "dog", "eel")},
-            r"shots=all: class 4 \(eel\) has 0 training images; .* 1 ",
-        ),
+        ([1, 6], ("ant", "bee", "cat", "dog"), r"shots=6: class 0 \(ant\) has 5 training images"),
+        ("all", ("ant", "bee", "cat", "dog", "eel"), r"shots=all: class 4 \(eel\) has 0 training images; .* 1 "),
     ],
 )
-def test_classes_with_too_few_images_are_reported(options, message):
-    features, labels = blobs(5)
+def test_classes_with_too_few_images_are_reported(shots, names, message):
+    _, labels = blobs(5)
     with pytest.raises(UserError, match=f"^{message}"):
-        ridge(features, labels, features, labels, **{"names": ("ant", "bee", "cat", "dog"), **options})
+        Ridge(shots=shots).check_classes(labels, labels, names)
