@@ -42,9 +42,8 @@ def a_store(folder, schema):
 
 
 def an_index(folder, schema):
-    path = folder / "a.index.json"
-    shards.Index([shards.Row("a.png", 512, 3, None)]).write(folder / "a.tar")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+    index = shards.Index([shards.Row("a.png", 512, 3, None)])
+    (folder / "a.index.json").write_text(json.dumps({"schema": schema, **vars(index)}))
     return lambda: shards.read_index(folder / "a.tar")
 
 
