@@ -11,7 +11,6 @@ Letters: b images, v views, c channels, n patches, m corrupted patches of an ima
 import copy
 import math
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -35,13 +34,10 @@ class Peer(Objective):
         run: The options of ssvit's run, whose sizes the peer has.
     """
 
-    encoder: ViT
-
     def __init__(self, run: Pretrain) -> None:
         super().__init__()
         self.size, self.options = cast(Any, run.encoder), cast(Any, run.objective)
         self.grid = _grid(self.size)
-        self.encoder = cast(ViT, SimpleNamespace(grid=self.grid))  # of which sampling needs the grid alone
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Group the trained parameters for torch's optimisers; all weights have one learning rate.

@@ -8,7 +8,6 @@ Shapes use b images, h heads, q queries, t tokens, n patches, s prefix tokens, d
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,27 +15,8 @@ from torch import Tensor
 
 from ssvit.figures.pictures import Gallery, Picture
 from ssvit.figures.plot import Level, Line, Panel, Plot
-from ssvit.models.block import ALL, Attention, Ids, TokenInfo
+from ssvit.models.block import Attention, Ids, TokenInfo
 from ssvit.models.vit import ViT
-
-
-@torch.no_grad()
-def attention_weights(attention: Attention, x: Tensor, output_ids: Ids = None, info: TokenInfo = ALL) -> Tensor:
-    """Return the attention weights of a layer for its inputs.
-
-    Args:
-        attention: Attention of the layer.
-        x: Input tokens, (b, t, d).
-        output_ids: Tokens used as queries; None for all.
-        info: Rotations and positions of the tokens.
-
-    Returns:
-        Weights, (b, h, q, t) float32; rows sum to 1.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        query, key, _, bias = attention.split(*attention.project(x.float(), output_ids), output_ids, info)
-        logits = (query * query.shape[-1] ** -0.5) @ key.mT
-        return (logits if bias is None else logits + bias).softmax(-1)
 
 
 @contextmanager
@@ -48,11 +28,17 @@ def attention_hooks(encoder: ViT, callback: Callable[[int, Tensor], None]) -> It
 
     Args:
         encoder: The encoder.
-        callback: Function of the layer, counted from 0, and its weights, (b, h, q, t).
+        callback: Function of the layer, counted from 0, and its weights, (b, h, q, t) float32, whose rows sum to 1.
     """
 
-    def hook(layer: int, attention: Attention, inputs: tuple[Any, ...]) -> None:
-        callback(layer, attention_weights(attention, *inputs))
+    @torch.no_grad()
+    def hook(layer: int, attention: Attention, inputs: tuple[Tensor, Ids, TokenInfo]) -> None:
+        x, output_ids, info = inputs
+        with torch.autocast(x.device.type, enabled=False):
+            query, key, _, bias = attention.split(*attention.project(x.float(), output_ids), output_ids, info)
+            logits = (query * query.shape[-1] ** -0.5) @ key.mT
+            weights = (logits if bias is None else logits + bias).softmax(-1)
+        callback(layer, weights)
 
     with ExitStack() as hooks:
         for layer, block in enumerate(encoder.blocks):

@@ -112,19 +112,14 @@ class Objective(nn.Module):
         return self.encoder
 
     @property
-    def backbone_name(self) -> str:
-        """Return the name of the backbone among the objective's modules, the prefix of its weights in a checkpoint."""
-        backbone = self.backbone()
-        return next(name for name, module in self.named_modules() if module is backbone)
-
-    @property
     def metadata(self) -> dict[str, object]:
         """Return the metadata of the model that a checkpoint stores to construct it again."""
+        backbone = self.backbone()
+        # The name of the backbone among the objective's modules is the prefix of its weights in a checkpoint.
+        name = next(name for name, module in self.named_modules() if module is backbone)
         # Activation checkpointing does not change the weights, so a run may be resumed with or without it.
-        arguments = self.backbone().arguments
-        name = self.backbone_name
         return {
-            "encoder": {key: value for key, value in arguments.items() if key != "activation_checkpointing"},
+            "encoder": {key: value for key, value in backbone.arguments.items() if key != "activation_checkpointing"},
             **({} if name == BACKBONE else {"backbone": name}),
         }
 

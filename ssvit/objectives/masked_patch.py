@@ -131,14 +131,10 @@ class MaskedPatch(Objective):
         visible_ids = uncorrupted(noise.ids, self.encoder.patches)
         return self.decoder(self.encoder(images, visible_ids, depth_noise=depth_noise), visible_ids, noise.ids)
 
-    def corrupted_labels(self, images: Tensor, noise: Corruption) -> Tensor:
-        """Return the labels of the corrupted patches, (b, m, ...)."""
-        return gather(self.target.labels(images), noise.ids)
-
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the mean loss and the mean score of the most probable labels, over the corrupted patches."""
         prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
-        truth = self.corrupted_labels(batch.only_view(), noise)
+        truth = gather(self.target.labels(batch.only_view()), noise.ids)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}
 

@@ -93,17 +93,14 @@ def compare(
             count = contenders[name]()
             work[name].append(count / (clock() - began))
             wall[name].append(count / (time.perf_counter() - wall_began))
-    rates = [
-        Rate(name, statistics.median(work[name]), statistics.median(wall[name]), _quartiles(work[name]))
-        for name in names
-    ]
-    if reference is None:
-        return rates
-    ratios = [[a / b for a, b in zip(work[name], work[reference], strict=True)] for name in names]
-    return [
-        replace(rate, ratio=statistics.median(ratio), ratio_quartiles=_quartiles(ratio))
-        for rate, ratio in zip(rates, ratios, strict=True)
-    ]
+    rates = []
+    for name in names:
+        rate = Rate(name, statistics.median(work[name]), statistics.median(wall[name]), _quartiles(work[name]))
+        if reference is not None:
+            ratios = [a / b for a, b in zip(work[name], work[reference], strict=True)]
+            rate = replace(rate, ratio=statistics.median(ratios), ratio_quartiles=_quartiles(ratios))
+        rates.append(rate)
+    return rates
 
 
 def _quartiles(rates: Sequence[float]) -> tuple[float, float]:

@@ -125,17 +125,13 @@ class Muon(torch.optim.AdamW):
         for parts in by_shape.values():
             self._update(parts)
 
-    def _momentum_of(self, weight: Tensor) -> Tensor:
-        """Return the running mean of a weight's gradients, which is initialised with 0."""
-        state = self.state[weight]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        return state["momentum_buffer"]
-
     def _update(self, parts: Sequence[_Part]) -> None:
         """Update weights whose matrices have the same shape, unless `found_inf` is 1."""
         applied = None if self.found_inf is None else self.found_inf == 0
-        means = [local(self._momentum_of(weight)) for weight, _, _ in parts]
+        for weight, _, _ in parts:
+            if "momentum_buffer" not in self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        means = [local(self.state[weight]["momentum_buffer"]) for weight, _, _ in parts]
         gradients = [local(gradient) for _, gradient, _ in parts]
         if applied is not None:  # a gradient may contain NaNs, and 0 * NaN is NaN
             gradients = [torch.where(applied, new, mean) for new, mean in zip(gradients, means, strict=True)]
