@@ -26,8 +26,7 @@ RATIO, COSINE = 0.7, 0.95
 class Thumbnails:
     """Extract images of 16 x 16 pixels without their mean, (b, c 16 16)."""
 
-    identity = f"thumbnails of {_SIDE} x {_SIDE} without their mean"
-    identities: Mapping[str, str] = {"thumbnails": identity}
+    identities: Mapping[str, str] = {"thumbnails": f"thumbnails of {_SIDE} x {_SIDE} without their mean"}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the thumbnails of images (b, c, h, w), uint8 or in [0, 1]; smaller images are enlarged."""

@@ -67,11 +67,9 @@ class Extractor(Protocol):
     """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d).
 
     Attributes:
-        identity: String that identifies the function.
         identities: String that identifies the function of each feature set by its name.
     """
 
-    identity: str
     identities: Mapping[str, str]
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
@@ -136,8 +134,7 @@ def scaled(images: Tensor) -> Tensor:
 class Pixels:
     """Use the pixels of an image as its features, (b, c h w) in [0, 1], average-pooled to at most 32 pixels a side."""
 
-    identity = f"pixels, at most {_LARGEST} a side"
-    identities: Mapping[str, str] = {"pixels": identity}
+    identities: Mapping[str, str] = {"pixels": f"pixels, at most {_LARGEST} a side"}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the pixels of images (b, c, h, w), uint8 or in [0, 1]."""
@@ -151,8 +148,7 @@ class PatchPixels:
 
     def __init__(self, patch_size: tuple[int, int], dtype: torch.dtype = torch.float32) -> None:
         self.patch_size, self.dtype = patch_size, dtype
-        self.identity = "pixels of patches of {} x {} {}".format(*patch_size, dtype)
-        self.identities: Mapping[str, str] = {"pixels": self.identity}
+        self.identities: Mapping[str, str] = {"pixels": "pixels of patches of {} x {} {}".format(*patch_size, dtype)}
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the pixels of images (b, c, h, w), uint8 or in [0, 1]."""

@@ -43,9 +43,8 @@ class Reading:
         """Raise OptionError unless an encoder with these options supports the reading."""
         if self.layer > encoder.depth:
             raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
-        if self.pooling == PATCHES or self.pooling in encoder.poolings:
-            return
-        raise OptionError("pooling", self.pooling, f"must be one of {', '.join(encoder.poolings)} for this encoder")
+        if self.pooling not in (PATCHES, *encoder.poolings):
+            raise OptionError("pooling", self.pooling, f"must be one of {', '.join(encoder.poolings)} for this encoder")
 
 
 def reading_of(name: str) -> Reading | None:

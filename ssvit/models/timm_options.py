@@ -109,9 +109,7 @@ def options_class(arguments: Mapping[str, Any]) -> type[Normalized]:
         if choice is None or not issubclass(choice.options, Normalized):
             raise UserError(f"encoder={arguments[_CHOICE]}: must be declared by a package that --plugin names")
         return choice.options
-    if "model" not in arguments:
-        return ViT
-    return Timm
+    return Timm if "model" in arguments else ViT
 
 
 def options_from(arguments: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from ssvit.data.sources.base import Data, Source, Unreadable, class_text
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Files
-from ssvit.evaluation.features import Extractor
+from ssvit.evaluation.features import Frozen
 from ssvit.options import one_of
 from ssvit.progress import progress
 from ssvit.retrieval.options import HELD_OUT, PARTS
@@ -76,7 +76,7 @@ class Describer:
         unreadable: Number of unreadable files so far.
     """
 
-    extractor: Extractor
+    extractor: Frozen
     transform: EvalTransform
     batch_size: int = 64
     workers: int = 0

@@ -111,7 +111,5 @@ def interval(*, images: int, steps: int, batch_size: int, evaluate_every: int) -
         evaluate_every: Steps between two evaluations of the objective.
     """
     affordable = SHARE * steps * batch_size / (COST * images)
-    for candidate in range(evaluate_every, steps, evaluate_every):
-        if 1 + -(-steps // candidate) < affordable:
-            return candidate
-    return steps
+    candidates = range(evaluate_every, steps, evaluate_every)
+    return next((candidate for candidate in candidates if 1 + -(-steps // candidate) < affordable), steps)
