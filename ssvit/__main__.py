@@ -17,15 +17,9 @@ _SHOW_CONFIG = "--show-config"  # a dry run that also prints the composed config
 _HELP = {"--help", "-h", "--help-all"}
 
 
-def main(name: str | None = None) -> None:
-    """Run a command.
-
-    Args:
-        name: Name of the command; None: the first argument.
-    """
-    arguments = sys.argv[1:]
-    if name is None:
-        name, *arguments = arguments or ["--help"]
+def main() -> None:
+    """Run the command that the first argument names."""
+    name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h"):
         print(usage())
     elif name == "--version":
@@ -42,8 +36,7 @@ def main(name: str | None = None) -> None:
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    from ssvit.config.command import exit_on_failure
-    from ssvit.options import Failure
+    from ssvit.config.command import exit_on_failure, exit_with
 
     command = replace(find(name), prefix="ssvit ")
     flags = {_DRY_RUN, _SHOW_CONFIG, *_HELP}.intersection(arguments)
@@ -57,8 +50,7 @@ def _run(name: str, arguments: list[str]) -> None:
     elif not flags:
         command.main(arguments)
     elif command.dry_run is None:
-        with exit_on_failure():
-            raise Failure(f"{min(flags)}: must be a flag of pretrain or finetune, the commands that train", 2)
+        exit_with(f"{min(flags)}: must be a flag of pretrain or finetune, the commands that train", 2)
     else:
         _preview(command, arguments, show_config=_SHOW_CONFIG in flags)
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit import cli
+from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.config.command_line import quoted
+from ssvit.loading.finding import find
 from ssvit.options import OptionError
 from ssvit.training.recipe import Recipe
 
@@ -194,12 +196,9 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     Raises:
         UserError: There is no such checkpoint, or an option has an invalid value.
     """
-    from ssvit.checkpoints.checkpoint import PRETRAIN
     from ssvit.inference import Encoder
-    from ssvit.loading.finding import find
 
-    path = _checkpoint(checkpoint, outputs)
-    return Encoder(find(path, outputs=str(outputs), stage=PRETRAIN, say=_quiet), **options)
+    return Encoder(_find(checkpoint, outputs, PRETRAIN), **options)
 
 
 def load_classifier(
@@ -215,16 +214,14 @@ def load_classifier(
     Raises:
         UserError: There is no such checkpoint, or an option has an invalid value.
     """
-    from ssvit.checkpoints.checkpoint import FINETUNE
     from ssvit.inference import Classifier
-    from ssvit.loading.finding import find
 
-    path = _checkpoint(checkpoint, outputs)
-    return Classifier(find(path, outputs=str(outputs), stage=FINETUNE, say=_quiet), **options)
+    return Classifier(_find(checkpoint, outputs, FINETUNE), **options)
 
 
-def _quiet(line: str) -> None:
-    """Discard the line that names the newest checkpoint."""
+def _find(checkpoint: "str | Path | Run", outputs: str | Path, stage: str) -> Checkpoint:
+    """Return a checkpoint without printing the path of the newest one."""
+    return find(_checkpoint(checkpoint, outputs), outputs=str(outputs), stage=stage, say=lambda line: None)
 
 
 def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:

@@ -12,7 +12,7 @@ from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, at, select
 from ssvit.options import OptionError, within
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Config:
         keys = name.split(".")
         for length, key in enumerate(keys, 1):
             node = node.get(key) if isinstance(node, Mapping) else None
-            if isinstance(node, str) and (reference := _REFERENCE.fullmatch(node)):
+            if isinstance(node, str) and (reference := REFERENCE.fullmatch(node)):
                 return self.option(".".join([reference[1], *keys[length:]]))
         return name
 
@@ -105,9 +105,9 @@ class Config:
             return [self._resolved(value) for value in node]
         if not isinstance(node, str):
             return node
-        if reference := _REFERENCE.fullmatch(node):
+        if reference := REFERENCE.fullmatch(node):
             return self._resolved(self._written(reference[1]))
-        return _REFERENCE.sub(lambda match: str(self._resolved(self._written(match[1]))), node)
+        return REFERENCE.sub(lambda match: str(self._resolved(self._written(match[1]))), node)
 
     def _written(self, name: str) -> object:
         node: Any = self.written

@@ -115,7 +115,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
         options: All options, modified in place.
         name: Dotted name of the option, such as recipe.lr.
         value: The value. A dictionary changes only the options of a group that it contains.
-        force: Whether the option may be new.
+        force: Whether the option may be new in its group.
 
     Raises:
         OptionError: The value replaces a group of options or a list, or the option is inside a plain value.
@@ -124,20 +124,13 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     *groups, key = name.split(".")
     node = options
     for index, group in enumerate(groups):
-        if group not in node and force:
-            node[group] = {}
-        inner = node.get(group) if group in node else _unknown(options, name, ".".join(groups[: index + 1]), node)
-        if not inner or not isinstance(inner, dict):
-            path = ".".join(groups[: index + 1])
-            is_empty = inner in (None, {}, MISSING)
-            if is_empty and force:
-                inner = node[group] = {}
-            elif is_empty:
-                raise OptionError(
-                    name, value, f"{path} is null, so all of its options must be set, as {path}={{{key}: …}}"
-                )
-            else:
-                raise OptionError(name, value, f"{path} is a value, not a group of options")
+        path = ".".join(groups[: index + 1])
+        inner = node[group] if group in node else _unknown(options, name, path, node)
+        if inner in (None, {}, MISSING):
+            expected_form = f"{path}={{{key}: …}}"
+            raise OptionError(name, value, f"{path} is null, so all of its options must be set, as {expected_form}")
+        if not isinstance(inner, dict):
+            raise OptionError(name, value, f"{path} is a value, not a group of options")
         node = inner
     if key not in node and not force:
         _unknown(options, name, name, node)
@@ -154,8 +147,6 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
         if not leaves_out:
             first = next((option for option in usual if not option.startswith("_")), "option")
             raise OptionError(name, value, f"is a group of options: set one of them, such as {name}.{first}=…")
-    if isinstance(usual, list) and not isinstance(value, list | str) and not groups:
-        raise OptionError(name, value, "must be a list")
     node[key] = value
 
 
@@ -378,9 +369,7 @@ def _no_choice(group: str, name: str, line: CommandLine, options_class: type[Opt
     typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
     aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in line.aliases.items()}
     choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
-    hint = (
-        f"{group}.NAME=VALUE sets one option"
-        if group in options_class.model_fields
-        else f"there are {', '.join(choices)}"
-    )
+    hint = f"there are {', '.join(choices)}"
+    if group in options_class.model_fields:
+        hint = f"{group}.NAME=VALUE sets one option"
     return f"{typed_as}: is not a choice of this command; {hint}"

@@ -16,12 +16,11 @@ import yaml
 from ssvit.config.choices import lookup
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
-from ssvit.config.composed import Config
+from ssvit.config.composed import REFERENCE, Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
 from ssvit.groups import GROUPS
 from ssvit.options import MISSING, typed
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _INDENT = 6 * " "  # indentation of a description below its option
 
 
@@ -105,7 +104,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
     options = list(_options(config.written, "", {"": command.options}))
     # The description of a reference also applies to the option that it refers to.
-    references = {target[1]: option for option in options if (target := _REFERENCE.fullmatch(option.default))}
+    references = {target[1]: option for option in options if (target := REFERENCE.fullmatch(option.default))}
     of_command = meanings(command.options)
     order = ["", *(name.partition(".")[0] for name in command.common)]
     files = []
@@ -117,7 +116,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
             files.append(Option(aliases.get(choice, choice), _typed(file), meaning, names))
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
     for option in options:
-        if _REFERENCE.fullmatch(option.default) or option.name in choices:
+        if REFERENCE.fullmatch(option.default) or option.name in choices:
             continue
         if reference := references.get(option.name):
             meaning, values = option.meaning or reference.meaning, option.expected or reference.expected

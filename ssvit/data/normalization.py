@@ -4,19 +4,17 @@ Letters: c channels, h, w pixels.
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ssvit.data.sources import rasters
-from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.base import Source, Unreadable, read_ahead
 from ssvit.data.sources.decode_options import GREY, PixelFormat
 from ssvit.data.sources.rasters import Moments
 from ssvit.options import UserError
 
 _SAMPLED = 64  # images that are sampled to determine channels and dtype
-_AHEAD = 8  # images per thread and batch
 
 
 def measure(
@@ -49,20 +47,17 @@ def measure(
 
     total: Moments | None = None
     unreadable: list[Unreadable] = []
-    with ThreadPoolExecutor(workers) as pool:
-        for start in range(0, len(source), _AHEAD * workers):
-            indices = range(start, min(start + _AHEAD * workers, len(source)))
-            for index, image in zip(indices, pool.map(moments, indices), strict=True):
-                if isinstance(image, Unreadable):
-                    unreadable.append(image)
-                elif total is None:
-                    total = image
-                elif len(image.mean) != len(total.mean):
-                    others = f"and the images before it {len(total.mean)}"
-                    raise UserError(f"{source.name(index)}: has {len(image.mean)} channels, {others}")
-                else:
-                    total += image
-            progress(indices.stop, len(source))
+    for index, image in read_ahead(moments, range(len(source)), workers):
+        if isinstance(image, Unreadable):
+            unreadable.append(image)
+        elif total is None:
+            total = image
+        elif len(image.mean) != len(total.mean):
+            others = f"and the images before it {len(total.mean)}"
+            raise UserError(f"{source.name(index)}: has {len(image.mean)} channels, {others}")
+        else:
+            total += image
+        progress(index + 1, len(source))
     if total is None:
         raise UserError(f"none of the {len(source)} images can be read; the first: {unreadable[0]}")
     lines = [f"{len(source) - len(unreadable):,} training images, {total.pixels:,} pixels, {len(total.mean)} channels"]

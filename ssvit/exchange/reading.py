@@ -6,10 +6,10 @@ from defaults of the layout, and are printed. Torch is imported only to load the
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssvit.exchange import files, hub
 from ssvit.exchange.files import ForeignError, shown
@@ -35,101 +35,82 @@ HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: fro
 _SIZE = 224  # default image size of an encoder whose positions do not determine it
 
 
-@dataclass(frozen=True)
-class Foreign:
+class Foreign(NamedTuple):
     """Hold the description of an encoder in a file.
 
     Attributes:
-        path: The file.
+        name: Name of the file's repository on the Hugging Face Hub, or of the file without its suffix.
         arguments: Options of the encoder.
         notes: Remarks to print.
+        weights: Returns the state dict of the encoder, under the names of ssvit. It raises ForeignError if a tensor
+            is missing, cannot be read or has a wrong shape.
     """
 
-    path: Path
-    arguments: Mapping[str, Any]
-    notes: Sequence[str]
-
-    @property
-    def name(self) -> str:
-        """Return the name of the file's repository on the Hugging Face Hub, or of the file without its suffix."""
-        return hub.name(self.path)
-
-    def weights(self) -> dict[str, "Tensor"]:
-        """Return the state dict of the encoder, under the names of ssvit.
-
-        Raises:
-            ForeignError: A tensor is missing, cannot be read or has a wrong shape.
-        """
-        raise NotImplementedError
+    name: str
+    arguments: dict[str, Any]
+    notes: list[str]
+    weights: Callable[[], "dict[str, Tensor]"]
 
 
-@dataclass(frozen=True)
-class ForeignViT(Foreign):
-    """Hold the description of a Vision Transformer of another project.
+def _vit_weights(
+    path: Path, arguments: Mapping[str, Any], prefix: str, mappings: Sequence[TensorMapping], masks_keys: bool
+) -> "dict[str, Tensor]":
+    """Return the state dict of a Vision Transformer of another project.
 
-    Attributes:
+    Args:
+        path: The file.
+        arguments: Options of the encoder.
         prefix: Prefix of the names of the encoder's tensors in the file.
         mappings: Mappings between the tensors of ssvit and of the file.
         masks_keys: Whether the bias of keys is set to zero.
     """
+    import torch
+    import torch.nn.functional as F
 
-    prefix: str
-    mappings: Sequence[TensorMapping]
-    masks_keys: bool
+    from ssvit.models.positions import Rotary
 
-    def weights(self) -> dict[str, "Tensor"]:
-        """Return the state dict of the encoder; see `Foreign.weights`."""
-        import torch
-        import torch.nn.functional as F
-
-        from ssvit.models.positions import Rotary
-
-        names = [name for mapping in self.mappings for name in mapping.theirs if name]
-        stored = files.tensors(self.path, [self.prefix + name for name in names])
-        theirs = {name: stored[self.prefix + name] for name in names}
-        try:
-            state = {mapping.ours: mapping.read(theirs) for mapping in self.mappings}
-        except RuntimeError as error:  # the parts of one tensor have different shapes
-            raise ForeignError(f"{self.path}: {' '.join(str(error).split())[:200]}") from None
-        options = vit_options.ViT(**self.arguments)
-        for name in ("mean", "std"):
-            value = torch.tensor(self.arguments[name], dtype=torch.float32)
-            state[name] = value.flatten().expand(options.channels).clone()
-        with torch.device("meta"):  # no memory is allocated before the shapes are compared with the file
-            expected = options.build().state_dict()
-        for layer in range(options.depth):
-            bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * options.width))
-            if self.masks_keys:
-                bias.chunk(3)[1].zero_()
-        if options.positions == "rotary":
-            state.setdefault("rotary.periods", Rotary(options.width // options.heads).periods)
-        else:  # prefix tokens without positions in the file get zeros
-            rows = state["positions.0.embedding"]
-            state["positions.0.embedding"] = F.pad(rows, (0, 0, len(expected["positions.0.embedding"]) - len(rows), 0))
-        for mapping in self.mappings:
-            if state[mapping.ours].shape != expected[mapping.ours].shape:
-                shape, needed = ("x".join(map(str, tensors[mapping.ours].shape)) for tensors in (state, expected))
-                names_of_file = ", ".join(mapping.theirs)
-                raise ForeignError(f"{self.path}: {names_of_file}: has shape {shape}, must be {needed}")
-        return state
+    names = [name for mapping in mappings for name in mapping.theirs if name]
+    stored = files.tensors(path, [prefix + name for name in names])
+    theirs = {name: stored[prefix + name] for name in names}
+    try:
+        state = {mapping.ours: mapping.read(theirs) for mapping in mappings}
+    except RuntimeError as error:  # the parts of one tensor have different shapes
+        raise ForeignError(f"{path}: {' '.join(str(error).split())[:200]}") from None
+    options = vit_options.ViT(**arguments)
+    for name in ("mean", "std"):
+        value = torch.tensor(arguments[name], dtype=torch.float32)
+        state[name] = value.flatten().expand(options.channels).clone()
+    with torch.device("meta"):  # no memory is allocated before the shapes are compared with the file
+        expected = options.build().state_dict()
+    for layer in range(options.depth):
+        bias = state.setdefault(QKV_BIAS.format(i=layer), torch.zeros(3 * options.width))
+        if masks_keys:
+            bias.chunk(3)[1].zero_()
+    if options.positions == "rotary":
+        state.setdefault("rotary.periods", Rotary(options.width // options.heads).periods)
+    else:  # prefix tokens without positions in the file get zeros
+        rows = state["positions.0.embedding"]
+        state["positions.0.embedding"] = F.pad(rows, (0, 0, len(expected["positions.0.embedding"]) - len(rows), 0))
+    for mapping in mappings:
+        if state[mapping.ours].shape != expected[mapping.ours].shape:
+            shape, needed = ("x".join(map(str, tensors[mapping.ours].shape)) for tensors in (state, expected))
+            names_of_file = ", ".join(mapping.theirs)
+            raise ForeignError(f"{path}: {names_of_file}: has shape {shape}, must be {needed}")
+    return state
 
 
-@dataclass(frozen=True)
-class Exported(Foreign):
-    """Hold the description of an encoder that ssvit exported as safetensors, with names and shapes of ssvit."""
+def _exported_weights(path: Path, arguments: Mapping[str, Any]) -> "dict[str, Tensor]":
+    """Return the state dict of an encoder that ssvit exported as safetensors, with names and shapes of ssvit."""
+    import torch
 
-    def weights(self) -> dict[str, "Tensor"]:
-        """Return the state dict of the encoder; see `Foreign.weights`."""
-        import torch
-
-        shapes = files.shapes(self.path)
-        with torch.device("meta"):
-            expected = timm_options.options_from(self.arguments).build().state_dict()
-        for name, tensor in expected.items():
-            if shapes.get(f"encoder.{name}") != tensor.shape:
-                raise ForeignError(f"{self.path}: encoder.{name}: does not fit the encoder in config.json")
-        tensors = files.tensors(self.path, [f"encoder.{name}" for name in expected])
-        return {name: tensors[f"encoder.{name}"] for name in expected}
+    shapes = files.shapes(path)
+    with torch.device("meta"):
+        expected = timm_options.options_from(arguments).build().state_dict()
+    for name, tensor in expected.items():
+        if shapes.get(f"encoder.{name}") != tensor.shape:
+            raise ForeignError(f"{path}: encoder.{name}: does not fit the encoder in config.json")
+    tensors = files.tensors(path, [f"encoder.{name}" for name in expected])
+    return {name: tensors[f"encoder.{name}"] for name in expected}
 
 
 def read(path: Path, options: Mapping[str, Any]) -> Foreign:
@@ -214,10 +195,12 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
     if unread := sorted(shapes.keys() - {prefix + name for name in wanted}):
         notes.append(f"not read: {shown(*unread)}")
     values = {**encoder.values(), "image_size": list(size), "patch_size": list(patch)}  # as in a manifest
-    return ForeignViT(path, values, notes, prefix, mappings, layout.masks_keys)
+    return Foreign(
+        hub.name(path), values, notes, partial(_vit_weights, path, values, prefix, mappings, layout.masks_keys)
+    )
 
 
-def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Exported | None:
+def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign | None:
     """Return the encoder of an export of ssvit as safetensors, or None if the file is not such an export.
 
     Args:
@@ -243,7 +226,7 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Exporte
     for name in FOREIGN_OPTIONS:
         if options.get(name) is not None:
             raise OptionError(name, options[name], f"must not be set: the config.json next to {path.name} contains it")
-    return Exported(path, dict(arguments), ["exported by ssvit"])
+    return Foreign(hub.name(path), dict(arguments), ["exported by ssvit"], partial(_exported_weights, path, arguments))
 
 
 def _choose(

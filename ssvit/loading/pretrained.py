@@ -14,7 +14,7 @@ import yaml
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
-from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -235,7 +235,11 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}
         node = _composed(choices, file, line)
-    _set_values(node, values, f"{file}: data")
+    try:
+        for name, value in flatten(values):
+            composition.set_option(node, name, value)
+    except UserError as error:
+        raise ConfigurationError(f"{file}: data.{error}") from None
     return node, choices
 
 
@@ -247,19 +251,6 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
         names = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
         hint = "is not installed; name its package (--plugin) or its folder (--config-dir)"
         raise ConfigurationError(f"{file}: {names}: {hint}") from None
-
-
-def _set_values(node: dict[str, Any], values: Any, name: str) -> None:
-    """Set the options of a node to values of the same names; raise ConfigurationError if an option is unknown."""
-    if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{name}={values}: must be a group of options")
-    for key, value in values.items():
-        if key not in node or (isinstance(value, Mapping) and not isinstance(node[key], Mapping)):
-            raise ConfigurationError(f"{name}.{key}: this version has no such option")
-        if isinstance(node[key], Mapping):
-            _set_values(node[key], value, f"{name}.{key}")
-        else:
-            node[key] = value
 
 
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:

@@ -123,8 +123,7 @@ def pictures(images: Sequence[object]) -> dict[str, str | None]:
         raise OptionError("images", "", "must be pictures or folders after the options, or a data set (data=…)")
     classes: dict[str, str | None] = {}
     for image in map(str, images):
-        paths = folder.pictures(image)
-        for path, name in folder.list_images(image) if os.path.isdir(image) else [(path, None) for path in paths]:
+        for path, name in folder.pictures(image):
             path = os.path.abspath(path)
             classes[path] = name or classes.get(path)
     return classes

@@ -99,7 +99,7 @@ def in_file(path) -> list[str]:
     return np.load(path)["names"].tolist()
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter of an object store without an answer
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, UserError])  # the latter if too many files are open
 def test_pictures_that_were_read_are_not_read_again(tmp_path, monkeypatch, failure):
     monkeypatch.setattr(pictures_module, "PART", 3)
     names, path = [str(number) for number in range(10)], tmp_path / "f.npz"

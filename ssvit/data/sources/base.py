@@ -5,10 +5,11 @@ Letters: n images, b images of a batch, k classes, c channels, h, w pixels.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from ssvit.data.sources import base_options as source_options
 from ssvit.options import OptionError, UserError, printable
 from ssvit.randomness import uniform
 
+T = TypeVar("T")
+_AHEAD = 32  # images per thread that are read ahead
 IGNORED = 255  # the class of ignored pixels of a mask
 Labels = Tensor | np.ndarray | Sequence[int] | None  # labels as a caller passes them
 Label = str | tuple[str, ...] | None  # the class of an image, or its classes if the set is multi-label
@@ -291,6 +294,14 @@ def masks(source: Source, transform: Callable[[Tensor], Tensor], indices: Tensor
             raise UserError(f"{source.name(index)} has no mask, which segmentation requires: {sources}")
         transformed.append(transform(mask))
     return torch.stack(transformed)
+
+
+def read_ahead(read: Callable[[int], T], indices: range, workers: int) -> Iterator[tuple[int, T]]:
+    """Yield each index with what a function returns for it, in order, while a pool of threads calls the function."""
+    with ThreadPoolExecutor(workers) as pool:
+        for start in range(0, len(indices), _AHEAD * workers):
+            part = indices[start : start + _AHEAD * workers]
+            yield from zip(part, pool.map(read, part), strict=True)
 
 
 def number_labels(

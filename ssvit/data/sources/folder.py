@@ -15,6 +15,7 @@ from ssvit.options import OptionError, UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 NPY = (".npy",)
+SHARD = ".tar"
 _SHARDS = "contains shards; data=shards data.root=PATH reads them"
 _NO_IMAGE = f"contains no image (a file ending in {', '.join(IMAGE_SUFFIXES + NPY)})"
 
@@ -31,8 +32,7 @@ def check(root: str, name: str = "root") -> None:
         raise OptionError(name, root, "must be a folder, not a file")
     try:
         if not any(_images(root)):
-            holds_shards = any(glob(pattern, root_dir=root) for pattern in ("*.tar", "*/*.tar"))
-            raise OptionError(name, root, _SHARDS if holds_shards else _NO_IMAGE)
+            raise OptionError(name, root, _SHARDS if shards(root) else _NO_IMAGE)
     except OSError as error:
         raise OptionError(name, root, f"cannot be read: {error.strerror}") from None
 
@@ -40,6 +40,11 @@ def check(root: str, name: str = "root") -> None:
 def count(root: str, at_most: int) -> int:
     """Return the number of images below a folder, counting up to `at_most`."""
     return sum(1 for _ in islice(_images(root), at_most))
+
+
+def shards(root: str) -> list[str]:
+    """Return the paths of the shards in a folder and its subfolders, relative to it."""
+    return [path for depth in ("*", "*/*") for path in glob(f"{depth}{SHARD}", root_dir=root)]
 
 
 def list_images(root: str) -> list[tuple[str, str | None]]:
@@ -65,8 +70,8 @@ def list_images(root: str) -> list[tuple[str, str | None]]:
     return images
 
 
-def pictures(path: str) -> list[str]:
-    """Return the path of a file, or the sorted paths of all images below a folder.
+def pictures(path: str) -> list[tuple[str, str | None]]:
+    """Return a file or all images below a folder as (path, class name or None), in the order of `list_images`.
 
     Raises:
         OptionError: The path does not exist, or the folder contains no image.
@@ -74,9 +79,9 @@ def pictures(path: str) -> list[str]:
     if not os.path.exists(path):
         raise OptionError("images", path, "no such file or folder")
     if not os.path.isdir(path):
-        return [path]
+        return [(path, None)]
     check(path, "images")
-    return sorted(_images(path))
+    return list_images(path)
 
 
 def splits(root: str, names: Mapping[str, str | None]) -> Splits:

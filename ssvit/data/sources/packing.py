@@ -11,8 +11,6 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +20,13 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data.sources import packing_options
-from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label
+from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label, read_ahead
 from ssvit.data.sources.files import Files
-from ssvit.data.sources.shard_folder import INDEX, SUFFIX, ending
+from ssvit.data.sources.folder import SHARD
+from ssvit.data.sources.shard_folder import INDEX, ending
 from ssvit.data.sources.shards import SCHEMA, Index, Row, Shards, index_path, read_index
 from ssvit.options import OptionError, UserError
 
-_AHEAD = 16  # images per thread that are read ahead
 Progress = Callable[[int, int], None]  # called with the number of images done and of all
 Packed = tuple[str, bytes]  # name of an image in its shard, and bytes of its file
 
@@ -85,11 +83,11 @@ class _Packer:
         """Write the remaining shards of the split and return a summary line; `show` receives the number of images."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.overwrite:
-            for pattern in (f"*{SUFFIX}", f"*{INDEX}", f".*{SUFFIX}.part"):
+            for pattern in (f"*{SHARD}", f"*{INDEX}", f".*{SHARD}.part"):
                 for path in self.folder.glob(pattern):
                     path.unlink()
         # The index of a shard is written before the shard is renamed to its final name.
-        indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
+        indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SHARD}"))]
         if any(index is None or index.plan != self.plan for index in indices):
             reason = f"must not contain other shards; overwrite=true replaces those of {self.folder}"
             raise OptionError("output", self.options.output, reason)
@@ -97,7 +95,7 @@ class _Packer:
         done = written[-1].next if written else 0
         show(done)
         verb = "there already" if done == len(self.source) else "written"
-        images = self._images(done)
+        images = read_ahead(self._image, range(done, len(self.source)), self.options.workers)
         while done < len(self.source):
             written.append(self._shard(len(written), images, done, show))
             done = written[-1].next
@@ -118,7 +116,7 @@ class _Packer:
             done: Number of images of the previous shards.
             show: Called with the number of images done.
         """
-        path = self.folder / f"{number:06d}{SUFFIX}"
+        path = self.folder / f"{number:06d}{SHARD}"
         part, rows, keys = path.with_name(f".{path.name}.part"), list[Row](), set[str]()
         with atomic_io.naming(path), open(part, "wb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as shard:
@@ -158,15 +156,6 @@ class _Packer:
         numbers = labels[index].nonzero()[:, 0].tolist()
         _add(shard, f"{key}.json", json.dumps({"labels": numbers}).encode())
         return tuple(classes[number] for number in numbers)
-
-    def _images(self, first: int) -> Iterator[tuple[int, Packed | None]]:
-        """Yield the images from a position on, None for unreadable ones, while a thread pool reads ahead."""
-        with ThreadPoolExecutor(self.options.workers) as pool:
-            indices = iter(range(first, len(self.source)))
-            parts = iter(lambda: list(islice(indices, _AHEAD * self.options.workers)), [])
-            begun = ((part, pool.map(self._image, part)) for part in parts)
-            for (part, packed), _ in pairwise(chain(begun, [([], iter(()))])):
-                yield from zip(part, packed, strict=True)
 
     def _image(self, index: int) -> Packed | None:
         """Return the name of an image below its folder and its file, encoded again if it is resized or not a file."""

@@ -29,7 +29,6 @@ class Pack(Options):
 
     def check_consistency(self) -> None:
         """Check the folder to write."""
-        output = self.output
-        if not os.path.isdir(os.path.dirname(os.path.abspath(output))):
+        if not os.path.isdir(os.path.dirname(os.path.abspath(self.output))):
             raise OptionError("output", self.output, "must be in a folder that exists")
-        folder_to_write("output", output)
+        folder_to_write("output", self.output)

@@ -1,6 +1,5 @@
 """List the shards of a folder and resolve their splits by name (standard library only)."""
 
-import glob
 import os
 import re
 from collections.abc import Mapping
@@ -10,18 +9,12 @@ from ssvit.data.sources import folder
 from ssvit.data.sources.splits import NAMES, Items, Splits, resolve
 from ssvit.options import OptionError
 
-SUFFIX = ".tar"
 INDEX = ".index.json"  # suffix of the index next to a shard that `ssvit pack` writes
 
 
 def holds_shards(root: str) -> bool:
     """Return whether a folder contains shards, in itself or its subfolders, and no images."""
-    return bool(_names(root)) and folder.count(root, at_most=1) == 0
-
-
-def _names(root: str) -> list[str]:
-    """Return the paths of the shards in a folder and its subfolders, relative to it."""
-    return [path for depth in ("*", "*/*") for path in glob.glob(f"{depth}{SUFFIX}", root_dir=root)]
+    return bool(folder.shards(root)) and folder.count(root, at_most=1) == 0
 
 
 def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
@@ -35,9 +28,9 @@ def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
     """
     if not os.path.isdir(root):
         raise OptionError("root", root, "no such folder")
-    shards = sorted(_names(root))
+    shards = sorted(folder.shards(root))
     if not shards:
-        raise OptionError("root", root, f"contains no shard (a file ending in {SUFFIX})")
+        raise OptionError("root", root, f"contains no shard (a file ending in {folder.SHARD})")
 
     def find(name: str) -> Items:
         below = tuple(path for path in shards if path.startswith(f"{name}/") or fnmatch(path, name))

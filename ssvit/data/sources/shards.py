@@ -126,13 +126,7 @@ class Shards(Encoded):
         return type(self)(self.shards, self.names[rows], self.locations[rows], labels, self.classes, pixels=self.pixels)
 
 
-def find(
-    root: str,
-    names: Sequence[str],
-    classes: Sequence[str] = (),
-    *,
-    pixels: PixelFormat = RGB,
-) -> Shards:
+def find(root: str, names: Sequence[str], classes: Sequence[str] = (), *, pixels: PixelFormat = RGB) -> Shards:
     """Return the images of some shards.
 
     Args:
