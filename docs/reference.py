@@ -62,7 +62,7 @@ def section(title: str, options: type[Options], prefix: str = "") -> list[str]:
 def rows(options: type[Options], prefix: str) -> Iterator[str]:
     """Yield a row of the table for each option, and for the options within it."""
     for name, field in options.model_fields.items():
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
         shown = "" if field.is_required() or isinstance(default, Options) else f"`{typed(default)}`"
         cells = f"`{prefix}{name}`", shown, expected(field.annotation, field.metadata), meanings(options).get(name, "")
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -17,9 +17,15 @@ _SHOW_CONFIG = "--show-config"  # a dry run that also prints the composed config
 _HELP = {"--help", "-h", "--help-all"}
 
 
-def main() -> None:
-    """Run the command that the first argument names."""
-    name, *arguments = sys.argv[1:] or ["--help"]
+def main(name: str | None = None) -> None:
+    """Run a command.
+
+    Args:
+        name: Name of the command, as the scripts in tools/ pass it; None: the first argument.
+    """
+    arguments = sys.argv[1:]
+    if name is None:
+        name, *arguments = arguments or ["--help"]
     if name in ("--help", "-h"):
         print(usage())
     elif name == "--version":

@@ -192,7 +192,7 @@ class Classify(Objective):
         """Return the probabilities of the classes from logits: (b, k) -> (b, k); multi-label ones need not sum to 1."""
         return logits.sigmoid() if self.options.loss == classify_options.MULTI_LABEL else logits.softmax(-1)
 
-    def forward(self, batch: Batch, noise: Any = (), scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
+    def forward(self, batch: Batch | Tensor, noise: Any = (), scheduled: Mapping[str, Tensor] = EMPTY) -> Any:
         """Return the mean loss and the accuracy; the label of a mixed image is the class with the larger share.
 
         For multi_label, "exact_match" replaces the accuracy: the fraction of images whose classes are all predicted
@@ -206,17 +206,19 @@ class Classify(Objective):
         first head the labels; without a distillation token both are the same head.
 
         Args:
-            batch: Micro-batch with labels.
+            batch: Micro-batch with labels; or in eval mode images (b, c, h, w).
             noise: Not used.
             scheduled: Not used.
 
         Returns:
-            Loss and metric by name.
+            Loss and metric by name, or for images in eval mode their `logits`, (b, k).
 
         Raises:
             UserError: The images have no labels.
         """
-        if batch.labels is None:
+        if isinstance(batch, Tensor) and not self.training:
+            return self.logits(batch)
+        if isinstance(batch, Tensor) or batch.labels is None:
             raise UserError("objective: classification requires labels, which these images do not have")
         images, labels = batch.only_view(), batch.labels
         if self.training and self.mixing is not None:

@@ -185,7 +185,8 @@ def test_two_processes_measure_what_one_does(run, tmp_path, capsys):
     two = (f"outputs={run.parent}", f"checkpoint={run}", *own("two"), "fabric.accelerator=cpu", "fabric.devices=2")
     done = prefork.run("knn", *two, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == capsys.readouterr().out
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # printed by torch 2.10
+    assert lines == capsys.readouterr().out.splitlines()
     assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()
     one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert len(one) == 10

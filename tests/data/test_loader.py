@@ -237,7 +237,7 @@ def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
         pytest.skip("needs the right to mount a small /dev/shm")
     command = f"{mounted} && exec '{sys.executable}' '{tmp_path}/small.py' '{tmp_path}/a.png'"
     done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("a data worker cannot share its images (No space left on device (28)): use fewer")
+    assert done.stdout.startswith("a data worker cannot share its images (")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
 

@@ -266,7 +266,7 @@ def test_micro_batches_add_up_to_the_batch(case, tmp_path):
                    precision="64-true", accumulate=count)[1].state_dict()
         for count in (1, 4)
     )  # fmt: skip
-    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("case", ["simclr", "simclr_of_all_patches", "contrastive_tuning"])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -51,6 +52,8 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 def test_every_package_that_the_tests_need_has_one_version_that_suits_all_others() -> None:
     """The constraints cover ``ssvit[dev]`` and all of its dependencies."""
     pins = pinned("constraints.txt")
+    if any(metadata.version(name) != pins[name] for name in ("torch", "pydantic")):
+        pytest.skip("needs the environment of constraints.txt, since the metadata of installed packages are read")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = list(required(project["dependencies"] + project["optional-dependencies"]["dev"]))
     assert len(found) > 100

@@ -105,6 +105,8 @@ class Scores:
     @property
     def is_above_chance(self) -> bool:
         """Return whether the chosen features are significantly above chance; True if the error is unknown."""
+        if self.chance is None or self.images is None:
+            return True
         return above_chance(self.values[self.best][-1], self.chance, self.images)
 
 

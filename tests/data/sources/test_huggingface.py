@@ -65,7 +65,7 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, cache: Path) -
 )
 def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, classes: tuple[str, ...]) -> None:
     parts = hub.DatasetDict(train=table(range(7), label), test=table(range(5, 6), label))
-    parts.save_to_disk(tmp_path / "saved")
+    parts.save_to_disk(str(tmp_path / "saved"))
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert data.classes == classes
     assert numbers(data.train, range(7))
@@ -89,7 +89,7 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
     def part(of: range, labels: list | None = None):
         return table(of, hub.Sequence(kind), labels=labels or lists(of, kind))
 
-    hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(tmp_path / "saved")
+    hub.DatasetDict(train=part(range(9)), test=part(range(5, 8))).save_to_disk(str(tmp_path / "saved"))
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), label="label"))
     assert data.classes == classes
     for source, of in ((data.train, range(9)), (data.test, range(5, 8))):
@@ -101,11 +101,11 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
         hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"))).train.labels is None
     )  # a run that did not name it keeps its set
     few = [None, *lists(range(1, 3), kind)]
-    hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(tmp_path / "few")
+    hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(str(tmp_path / "few"))
     assert hugging_face(HuggingFaceOptions(root=str(tmp_path / "few"), label="label")).watched.labels is None
     if not isinstance(kind, hub.ClassLabel):
         other = [[7 if kind.dtype == "int64" else "wasp"]]
-        hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(tmp_path / "other")
+        hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(str(tmp_path / "other"))
         with pytest.raises(UserError, match=r"other/test: the class (7|wasp) is not among the 3 classes"):
             hugging_face(HuggingFaceOptions(root=str(tmp_path / "other"), label="label"))
 
@@ -121,7 +121,7 @@ def test_lists_as_older_versions_of_the_library_describe_them() -> None:
 def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path: Path) -> None:
     bare = table(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
     parts = {"train": table(range(6)), "test": bare, "validation": table(range(6, 9))}
-    hub.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    hub.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert (data.test, data.validation and len(data.validation)) == (None, 3)
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), validation=None))
@@ -133,7 +133,7 @@ def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
 
     def fingerprint(images, **options: object) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        images.save_to_disk(folder, **options)
+        images.save_to_disk(str(folder), **options)
         return hugging_face(HuggingFaceOptions(root=str(folder), held_out=0.5)).train.source.fingerprint
 
     paths = [{"bytes": None, "path": str(put(tmp_path / f"{i}.png", picture(i)))} for i in range(6)]

@@ -78,7 +78,7 @@ def saved(root: Path, parts: Mapping[str, Sequence[int]], bodies: Bodies, **opti
         images = [{"bytes": bodies[n], "path": None} for n in numbers]
         columns = {"image": images, "label": [n % 3 for n in numbers]}
         kinds[part] = hub.Dataset.from_dict(columns, features=features)
-    hub.DatasetDict(kinds).save_to_disk(root / "saved")
+    hub.DatasetDict(kinds).save_to_disk(str(root / "saved"))
     return hugging_face(HuggingFace(root=str(root / "saved"), **options))
 
 
