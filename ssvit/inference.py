@@ -47,7 +47,7 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
         Unreadable: A file cannot be decoded.
     """
     if isinstance(images, str | os.PathLike):
-        yield from (decode.load(path, pixels) for path, _ in sorted(folder.pictures(os.fspath(images))))
+        yield from (decode.load(path, pixels) for path in folder.paths([os.fspath(images)]))
     elif isinstance(images, PILImage.Image):
         if pixels == RGB:
             yield torch.from_numpy(decode.rgb(images)).permute(2, 0, 1)

@@ -57,14 +57,18 @@ def has_only_references(text: str) -> bool:
 
 def code_entry(node: object, name: str = "") -> str:
     """Return the name of the first of nested options that could execute code; "" if all are values or references."""
-    if name.rpartition(".")[2].startswith("_") or (isinstance(node, str) and not has_only_references(node)):
-        return name
-    parts: list[tuple[str, object]] = []
+    if isinstance(node, str):
+        return "" if has_only_references(node) else name
+    parts: list[tuple[str, str, object]] = []  # key, full name and value
     if isinstance(node, Mapping):
-        parts = [(f"{name}.{key}" if name else str(key), value) for key, value in node.items()]
+        parts = [(str(key), f"{name}.{key}" if name else str(key), value) for key, value in node.items()]
     elif isinstance(node, list):
-        parts = [(f"{name}[{index}]", value) for index, value in enumerate(node)]
-    return next(filter(None, (code_entry(value, part) for part, value in parts)), "")
+        parts = [("", f"{name}[{index}]", value) for index, value in enumerate(node)]
+    for key, full, value in parts:
+        is_code = any(part.startswith("_") for part in key.split("."))  # a key may be a dotted name
+        if entry := full if is_code else code_entry(value, full):
+            return entry
+    return ""
 
 
 @dataclass(frozen=True)

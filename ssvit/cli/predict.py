@@ -104,7 +104,7 @@ def run(config: Config) -> None:
     Images that cannot be read are reported, and the exit status is then 1.
     """
     options: Predict = config.options
-    paths = [path for image in options.images for path, _ in sorted(folder.pictures(image))]
+    paths = folder.paths(options.images)
     checkpoint = find(options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say)
     config.line.announce()
 

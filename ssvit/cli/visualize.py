@@ -20,7 +20,7 @@ from ssvit.options import print_lines
 def run(config: Config) -> None:
     """Plot the figures and print the numbers; unreadable images are reported and skipped."""
     options: Visualize = config.options
-    paths = [path for image in options.images for path, _ in sorted(folder.pictures(image))]
+    paths = folder.paths(options.images)
     Run(options.changed(data=None) if paths else options).check()
     checkpoint = options.encoder.checkpoint()
     layer, pooling = plotted(vit(checkpoint.encoder), layer=options.layer, pooling=options.pooling)

@@ -43,6 +43,7 @@ class Gallery(Figure):
         titles: Titles of the columns; none by default.
         note: The line below the images.
         tile: Side of a tile in dots.
+        blocks: Number of blocks of equally many columns, with wider gaps between them.
     """
 
     rows: Sequence[Sequence[Picture]]
@@ -50,6 +51,7 @@ class Gallery(Figure):
     titles: Sequence[str] = ()
     note: str = ""
     tile: int = 170
+    blocks: int = 1
 
     def draw(self) -> Canvas:
         """Draw the gallery."""
@@ -60,7 +62,9 @@ class Gallery(Figure):
         column, row = self.tile + _GAP, self.tile + lines * _LINE + _GAP
         # Text in a figure is up to 10 % wider than its outline, because letters start at integer pixels.
         longest = 1.1 * max(style.width_of(one_line(line), _SIZE) for line in (self.title, self.note))
-        width = max(_GAP + column * max(map(len, self.rows), default=0), math.ceil(longest) + 2 * _GAP)
+        columns = max(map(len, self.rows), default=0)
+        lefts = [_GAP + index * column + index * self.blocks // columns * 2 * _GAP for index in range(columns)]
+        width = max(_GAP + column * columns + 2 * _GAP * (self.blocks - 1), math.ceil(longest) + 2 * _GAP)
         height = top + row * len(self.rows) + _LINE * bool(self.note) + _GAP
         pixels = np.ones((height, width, 3), np.float32)
         figure = MatplotlibFigure(figsize=(width / DPI, height / DPI), dpi=DPI)
@@ -72,11 +76,11 @@ class Gallery(Figure):
             axis.text(x, y, one_line(text), ha=align, va="center", fontsize=_SIZE, color=color or INK)
 
         write(_GAP, _GAP / 2 + _LINE / 2, self.title, align="left")
-        for index, name in enumerate(self.titles):
-            write(_GAP + index * column + self.tile / 2, top - _LINE / 2, fitted(name, _SIZE, self.tile))
+        for left, name in zip(lefts, self.titles, strict=False):
+            write(left + self.tile / 2, top - _LINE / 2, fitted(name, _SIZE, self.tile))
         for number, pictures in enumerate(self.rows):
             for index, picture in enumerate(pictures):
-                x, y = _GAP + index * column, top + number * row
+                x, y = lefts[index], top + number * row
                 self._place(pixels[y : y + self.tile, x : x + self.tile], picture, axis, x, y)
                 for line, text in enumerate(picture.captions):
                     below = y + self.tile + (line + 0.7) * _LINE
@@ -135,7 +139,7 @@ class Mosaic(Figure):
         half = -(-len(rows) // blocks)
         side_by_side = [list(chain(*rows[start::half])) for start in range(half)]
         tile = max(1, round(190 / w)) * max(h, w)
-        figure = Gallery(side_by_side, titles=[*self.columns] * blocks, note=" ", tile=tile).draw()
+        figure = Gallery(side_by_side, titles=[*self.columns] * blocks, note=" ", tile=tile, blocks=blocks).draw()
         handles = [Patch(color=color, label=one_line(label)) for label, color in self.legend.items()]
         figure.legend(handles=handles, loc="lower center", ncols=len(handles) or 1, frameon=False, fontsize=_SIZE)
         return figure

@@ -25,7 +25,7 @@ COLLAPSE = "ssvit.evaluation.panels.collapse"
 class Dino(Objective):
     """Self-distil with no labels (Caron et al. 2021); the defaults are for small sets of small images.
 
-    The authors' values are those of ViT-S on ImageNet (main_dino.py).
+    The authors' values apply to ViT-S on ImageNet (main_dino.py).
     """
 
     views: ClassVar[tuple[str, ...]] = ("global",)
@@ -67,7 +67,7 @@ class Dino(Objective):
 class IBot(Dino):
     """Self-distil with masked patches (Zhou et al. 2022); the defaults are for small sets of small images.
 
-    The authors' values are those of ViT-S with 800 epochs of ImageNet, 2 global and 10 local views (bytedance/ibot:
+    The authors' values apply to ViT-S with 800 epochs of ImageNet, 2 global and 10 local views (bytedance/ibot:
     README.md, main_ibot.py). There, teacher_temperature goes from 0.04 to 0.07 over 0.0375 of the run, last_layer is 0
     for 0.00125 of it, and the lengths of prototypes are trained, for which there is no option.
     """

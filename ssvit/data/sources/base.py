@@ -4,8 +4,9 @@ Letters: n images, b images of a batch, k classes, c channels, h, w pixels.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -298,10 +299,15 @@ def masks(source: Source, transform: Callable[[Tensor], Tensor], indices: Tensor
 
 def read_ahead(read: Callable[[int], T], indices: range, workers: int) -> Iterator[tuple[int, T]]:
     """Yield each index with what a function returns for it, in order, while a pool of threads calls the function."""
+    begun: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for start in range(0, len(indices), _AHEAD * workers):
-            part = indices[start : start + _AHEAD * workers]
-            yield from zip(part, pool.map(read, part), strict=True)
+        for index in indices:
+            begun.append((index, pool.submit(read, index)))
+            if len(begun) > _AHEAD * workers:
+                first, result = begun.popleft()
+                yield first, result.result()
+        for index, result in begun:
+            yield index, result.result()
 
 
 def number_labels(

@@ -6,7 +6,7 @@ array, count as images only if the folder contains no other images.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import islice, product
 
@@ -82,6 +82,11 @@ def pictures(path: str) -> list[tuple[str, str | None]]:
         return [(path, None)]
     check(path, "images")
     return list_images(path)
+
+
+def paths(images: Iterable[str]) -> list[str]:
+    """Return the paths of files and of all images below folders, sorted within each folder; errors as `pictures`."""
+    return [path for image in images for path, _ in sorted(pictures(image))]
 
 
 def splits(root: str, names: Mapping[str, str | None]) -> Splits:

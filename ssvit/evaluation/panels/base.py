@@ -52,7 +52,7 @@ class Evaluator:
     images: int = 0
     display: Display = PLAIN
 
-    def set_interval(self, every: int | Literal["auto"] | None) -> None:
+    def set_interval(self, every: int | Literal["auto"]) -> None:
         """Set `every` and `automatic` from an option of the type `Every`."""
         self.every, self.automatic = (None, True) if every == "auto" else (every, False)
 

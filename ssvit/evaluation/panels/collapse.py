@@ -75,7 +75,9 @@ class PatchCollapse(Collapse):
             {name.removeprefix("patch_"): value for name, value in row.items() if name.startswith(("patch_", "step"))}
             for row in history
         ]
-        of_patches = {name: metrics[f"patch_{name}"] for name in rows[-1] if name != "step"}
+        of_patches = {
+            name.removeprefix("patch_"): value for name, value in metrics.items() if name.startswith("patch_")
+        }
         lines += describe(of_patches, "masked patches")
         return lines, figures | {"patch_collapse": learning(rows, "masked patches")}
 

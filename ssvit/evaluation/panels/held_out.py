@@ -29,7 +29,6 @@ class HeldOut(PlottingEvaluator):
     def __init__(self, options: held_out_options.HeldOut, *, source: Source, transform: EvalTransform) -> None:
         self.source, self.transform, self.options = source, transform, options
         self.images = min(options.images, len(source))
-        self.set_interval(getattr(options, "every", None))
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:

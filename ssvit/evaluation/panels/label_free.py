@@ -16,8 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.data.batch import EvalTransform
+from ssvit.data.sources.base import Source
 from ssvit.evaluation import features_options
 from ssvit.evaluation.features import Frozen
+from ssvit.evaluation.panels import label_free_options
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, spread
@@ -31,6 +34,10 @@ TITLES = {"rankme": "RankMe", "rankme_centered": "RankMe without the mean"}
 
 class LabelFree(HeldOut):
     """Evaluate the backbone of any objective after each layer and the final norm, with the pooling of the encoder."""
+
+    def __init__(self, options: label_free_options.LabelFree, *, source: Source, transform: EvalTransform) -> None:
+        super().__init__(options, source=source, transform=transform)
+        self.set_interval(options.every)
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Return each measure at the last layer, and at each layer with names such as "rankme_layer3".

@@ -62,9 +62,10 @@ def fit(
     for x in rows.split(CHUNK):
         x = x.double()
         gram.addmm_(x.T, x)
+    moment = gram / len(rows)
     layers, converged = [start], []
     for l2 in l2s:
-        layer, is_converged = _fit(rows, labels, gram / len(rows), l2, layers[-1], iterations)
+        layer, is_converged = _fit(rows, labels, moment, l2, layers[-1], iterations)
         layers.append(layer)
         converged.append(is_converged)
     return torch.stack(layers[1:]), all(converged)

@@ -88,8 +88,11 @@ def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
         classes: Number of classes.
         seed: Seed of the order.
     """
-    of_class = labels.T if is_multi_label(labels) else (labels == label for label in range(classes))
-    of_classes = [is_of_class.nonzero()[:, 0] for is_of_class in of_class]
+    of_classes: Sequence[Tensor]
+    if is_multi_label(labels):
+        of_classes = [column.nonzero()[:, 0] for column in labels.T]
+    else:
+        of_classes = labels.argsort(stable=True).split(torch.bincount(labels, minlength=classes).tolist())
     return [rows[permutation(seed, f"few_shot/class_{label}", len(rows))] for label, rows in enumerate(of_classes)]
 
 
