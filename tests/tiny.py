@@ -281,7 +281,7 @@ def train(
     loader = Loader(
         source=labelled() if isinstance(objective, Classify) else source(data), transform=transform(objective),
         seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=fabric.global_rank,
-        world=fabric.world_size, workers=workers,
+        world=fabric.world_size, workers=workers, records=True,
     )  # fmt: skip
     options = tensorboard_options.TensorBoard()
     board = TensorBoard(options, folder=folder, name=folder.name, hyperparameters={"steps": numbers.steps})

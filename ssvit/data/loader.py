@@ -21,9 +21,10 @@ from torch.utils.data import Dataset
 
 from ssvit.data import sampler
 from ssvit.data.batch import Batch, Transform, named
+from ssvit.data.fingerprints import indexed
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import PERMUTATION, check_shares
-from ssvit.data.workers import PART, TIMEOUT, Read, read, share
+from ssvit.data.workers import PART, TIMEOUT, Read, Result, read, share
 from ssvit.options import OptionError, UserError, printable
 from ssvit.randomness import permutation, uniform
 
@@ -60,8 +61,10 @@ class Loader:
     workers: int = 0  # processes that read files; unused for a set in memory
     timeout: float = TIMEOUT  # seconds to wait for a batch, 0 for no limit
     device: torch.device | str = "cpu"
+    records: bool = False  # whether fingerprints of the images of the first epoch are collected
     waited: float = field(default=0.0, init=False)  # total seconds spent waiting for data
     unreadable: dict[str, str] = field(init=False)  # reason for each unreadable file, by path
+    _fingerprints: list[bytes] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         size = len(self.source)
@@ -90,6 +93,12 @@ class Loader:
                 self.waited += time.perf_counter() - began
                 yield batch
                 began = time.perf_counter()
+
+    def take_fingerprints(self) -> bytes:
+        """Return the fingerprints of the images that were shown since the last call, for `fingerprints.record`."""
+        shown = b"".join(self._fingerprints)
+        self._fingerprints.clear()
+        return shown
 
     def _streamed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Prepare and copy batches on a separate CUDA stream while the GPU computes the previous steps.
@@ -140,11 +149,18 @@ class Loader:
             together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
+                if self.records and (first := indices[rows][slots[rows] < len(self.source)]).numel():
+                    self._fingerprints.append(indexed(first, self.source.in_memory[first]))
                 yield together.map(itemgetter(rows))
 
     def _from_files(self, units: range) -> Generator[Batch]:
-        reader = _Reader(self.source, self.transform, self.seed)
-        work, add = map(self._slots, units), self._tally.add
+        def add(result: Read) -> None:
+            self._tally.add(result.opened, result.failures)
+            self._fingerprints.append(result.fingerprints)
+
+        recorded = len(self.source) if self.records else 0
+        reader = _Reader(self.source, self.transform, self.seed, recorded)
+        work = map(self._slots, units)
         return read(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
 
 
@@ -193,31 +209,42 @@ def evaluation_batches(
         batches = (Batch.of_view(images[part], None if labels is None else labels[part], part) for part in parts)
         return (batch.to(device).augmented(transform, 0) for batch in batches)
     work = ((part, part) for part in parts)
-    reader, add = _Reader(source, transform, None), report or _Tally(count).add
-    return read(reader, work, add, workers=workers, timeout=timeout, device=device)
+    add = report or _Tally(count).add
+    reader = _Reader(source, transform, None)
+
+    def tally(result: Read) -> None:
+        add(result.opened, result.failures)
+
+    return read(reader, work, tally, workers=workers, timeout=timeout, device=device)
 
 
-class _Reader(Dataset[Read]):
-    """Read and augment images in a worker or in the main process: (slots, indices) -> (batch, unreadable files).
+class _Reader(Dataset[Result]):
+    """Read and augment images in a worker or in the main process, from lists of slots and of indices.
 
     A UserError is returned instead of raised, because DataLoader would wrap it in a worker traceback. Without a seed,
     unreadable images are skipped instead of replaced; a batch without any readable image has no views.
+
+    Args:
+        source: The images.
+        transform: Augmentation or transform.
+        seed: Seed of the run; None for an evaluation.
+        recorded: Number of slots from the first one whose images' fingerprints are computed.
     """
 
-    def __init__(self, source: Source, transform: Transform, seed: int | None) -> None:
-        self.source, self.transform, self.seed = source, transform, seed
+    def __init__(self, source: Source, transform: Transform, seed: int | None, recorded: int = 0) -> None:
+        self.source, self.transform, self.seed, self.recorded = source, transform, seed, recorded
 
-    def __getitem__(self, work: tuple[list[int], list[int]]) -> Read:
-        failures: list[Unreadable] = []
+    def __getitem__(self, work: tuple[list[int], list[int]]) -> Result:
         try:
-            batch = self._read(*work, failures)
-            share(batch)
+            result = self._read(*work)
+            share(result.batch)
         except UserError as error:
             return error
-        return batch, failures
+        return result
 
-    def _read(self, slots: list[int], indices: list[int], failures: list[Unreadable]) -> Batch:
-        labels = self.source.labels
+    def _read(self, slots: list[int], indices: list[int]) -> Read:
+        failures: list[Unreadable] = []
+        labels, recorded = self.source.labels, b""
         parts = [Batch({}, None if labels is None else labels[:0], torch.empty(0, dtype=torch.int64))]
         for start in range(0, len(slots), PART):
             part = slice(start, start + PART)
@@ -228,10 +255,12 @@ class _Reader(Dataset[Read]):
             ]
             if readable:
                 done, shown, images = zip(*readable, strict=True)
+                if first := [row for row, slot in enumerate(done) if slot < self.recorded]:
+                    recorded += indexed(torch.tensor(shown)[first], [images[row] for row in first])
                 of_part = torch.tensor(done)
                 views = named(self.transform(list(images), of_part, self.seed or 0))
                 parts.append(Batch(views, None if labels is None else labels[torch.tensor(shown)], of_part))
-        return Batch.joined(parts[1:] or parts)
+        return Read(Batch.joined(parts[1:] or parts), failures, recorded)
 
     def _readable(self, slot: int, index: int, failures: list[Unreadable]) -> tuple[int, Tensor] | None:
         """Return the index and pixels of a slot's image; replace an unreadable one in training, else return None."""

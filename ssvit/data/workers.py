@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,28 @@ from ssvit.private import end_workers
 
 TIMEOUT = 300.0  # seconds; below the 600 of process groups, so that the cause is reported first
 PART = 32  # images decoded before they are augmented together
-Read = tuple[Batch, list[Unreadable]] | UserError  # a micro-batch and its unreadable files
+
+
+class Read(NamedTuple):
+    """Store a micro-batch that was read.
+
+    Attributes:
+        batch: The micro-batch.
+        failures: Unreadable files.
+        fingerprints: Indices and fingerprints of images, see `ssvit.data.fingerprints.indexed`.
+    """
+
+    batch: Batch
+    failures: list[Unreadable]
+    fingerprints: bytes = b""
+
+    @property
+    def opened(self) -> int:
+        """Return the number of files that were opened."""
+        return len(self.batch.slots) + len(self.failures)
+
+
+Result = Read | UserError
 
 
 def share(batch: Batch) -> None:
@@ -59,9 +81,9 @@ def _check_open_files(error: Exception) -> None:
 
 
 def read(
-    reader: Dataset[Read],
+    reader: Dataset[Result],
     work: Iterable[tuple[Tensor, Tensor]],
-    tally: Callable[[int, list[Unreadable]], None],
+    tally: Callable[[Read], None],
     *,
     workers: int,
     timeout: float,
@@ -72,7 +94,7 @@ def read(
     Args:
         reader: Reads a micro-batch from lists of slots and of indices.
         work: Slots (b,) and indices (b,) of each micro-batch.
-        tally: Called for each micro-batch with the number of files that were opened and the list of unreadable ones.
+        tally: Called for each micro-batch before it is yielded.
         workers: Number of worker processes; 0 reads in this process.
         timeout: Seconds to wait for a micro-batch, 0 for no limit.
         device: Device of the batches. Batches for a GPU are copied from pinned memory, which torch's allocator reuses.
@@ -93,8 +115,8 @@ def read(
                     return
                 if isinstance(result, UserError):
                     raise result
-                batch, failures = result
-                tally(len(batch.slots) + len(failures), failures)
+                tally(result)
+                batch = result.batch
                 if len(batch.slots):
                     yield (batch.map(Tensor.pin_memory) if is_pinned else batch).to(device)
     except (OSError, EOFError, RuntimeError) as error:
@@ -140,7 +162,7 @@ def _in_time(workers: Collection[BaseProcess], seconds: float) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _running(loader: DataLoader[Read]) -> Iterator[tuple[Iterator[Read], Collection[BaseProcess]]]:
+def _running(loader: DataLoader[Result]) -> Iterator[tuple[Iterator[Result], Collection[BaseProcess]]]:
     """Start a data loader, yield its results and its workers, and guarantee that the workers end with the block."""
     handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     try:

@@ -41,7 +41,7 @@ def contact_sheet(rows: Sequence[Sequence[Picture]]) -> Gallery:
 
 
 def pair_sheet(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Gallery:
-    """Return a sheet of pairs of images with their cosine similarity."""
-    pictures = [(Picture(first, (f"{cosine:.3f}",)), Picture(second)) for first, second, cosine in pairs[:PAIRS]]
+    """Return a sheet of pairs of images with the correlation of their details."""
+    pictures = [(Picture(first, (f"{value:.2f}",)), Picture(second)) for first, second, value in pairs[:PAIRS]]
     rows = [list(chain(*pictures[start : start + _ACROSS])) for start in range(0, len(pictures), _ACROSS)]
-    return Gallery(rows, "cosine similarity of each image and the one to its right")
+    return Gallery(rows, "correlation of the details of each image and the one to its right")

@@ -173,7 +173,7 @@ def train(
                     readings.read(every=True)
                     state.take_back()  # discards micro-batches of the incomplete update
                     if step > first and not recipe.due(step, recipe.save_every):
-                        state.save(folder, step, run_identity)
+                        state.save(folder, step, run_identity, shown=loader.take_fingerprints())
                     raise Stopped(stop.signum, step) from None
                 except torch.OutOfMemoryError:
                     raise UserError(
@@ -196,7 +196,8 @@ def train(
             saves = is_trained and (recipe.due(complete, recipe.save_every) or stopping)
             with log.paused() if saves or is_best else contextlib.nullcontext():
                 if saves:
-                    state.save(folder, complete, run_identity, wait=stopping or is_best)
+                    shown = loader.take_fingerprints()
+                    state.save(folder, complete, run_identity, shown=shown, wait=stopping or is_best)
                 if is_best and fabric.is_global_zero:
                     best.keep(folder, complete)
             if stopping and not ended:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
+from ssvit.data import fingerprints
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, subset
@@ -89,6 +91,15 @@ class Session:
         recipe, data, objective, loader = self.build(config)
         evaluators = _all_evaluators(config, data)
         images = config.options.data
+        if self.fabric.is_global_zero:
+            initial = getattr(config.options.encoder, "path", None)
+            fingerprints.start(
+                folder,
+                len(loader.source) if loader.records else 0,
+                None if initial is None else config.options.encoder.checkpoint().path.parent,
+            )
+            for evaluator in evaluators.values():
+                evaluator.run_folder = folder
         run_identity = objective.metadata | {
             "stage": self.stage,
             "start": objective.encoder.origin,
@@ -153,6 +164,7 @@ class Session:
             workers=options.workers,
             timeout=options.loader_timeout,
             device=self.fabric.device,
+            records=self.stage == PRETRAIN,
         )
         return recipe, data, objective, loader
 

@@ -30,7 +30,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
+from ssvit.evaluation.processes import gather
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach
@@ -277,7 +279,9 @@ class State:
             yield objective.eval()
             objective.train()
 
-    def save(self, folder: Path, step: int, run_identity: Mapping[str, object], *, wait: bool = True) -> None:
+    def save(
+        self, folder: Path, step: int, run_identity: Mapping[str, object], *, shown: bytes = b"", wait: bool = True
+    ) -> None:
         """Write a checkpoint. All processes must call this method.
 
         A sharded model is saved in the background, one file for each process, unless `wait` is true or this is the last
@@ -287,12 +291,15 @@ class State:
             folder: The run folder.
             step: Number of complete updates.
             run_identity: Entries of the manifest that a continuation must match.
+            shown: Fingerprints of images that this process has shown since the last checkpoint.
             wait: Whether to wait until a sharded checkpoint is written.
 
         Raises:
             CheckpointError: The checkpoint could not be written; raised in all processes.
         """
         self._finish_saving()
+        recorded = b"".join(gather(lambda: shown))
+        self._in_main(lambda: fingerprints.record(folder, recorded))
         states, metadata = self._states(), dict(run_identity)
         if self._saves is None:
             self._in_main(lambda: storage.save(folder, step, states, metadata))
@@ -317,7 +324,7 @@ class State:
         if self.fabric.is_global_zero:
             try:
                 write()
-            except CheckpointError as error:
+            except UserError as error:
                 failure = str(error)
         if runtime.any_process(self.fabric, bool(failure)):
             raise CheckpointError(failure or "rank 0 could not write the checkpoint")

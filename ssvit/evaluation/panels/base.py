@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ssvit.figures.base import Figure
@@ -44,6 +45,7 @@ class Evaluator:
         at_end: Whether to evaluate only after the last step.
         images: Number of images of an evaluation, for the estimate of the run's duration; 0 if negligible.
         display: Conversion to RGB images for figures, set by the run from the options of its data set.
+        run_folder: Folder of the run, set by the run in the main process.
     """
 
     every: int | None = None
@@ -51,6 +53,7 @@ class Evaluator:
     at_end: bool = False
     images: int = 0
     display: Display = PLAIN
+    run_folder: Path | None = None
 
     def set_interval(self, every: int | Literal["auto"]) -> None:
         """Set `every` and `automatic` from an option of the type `Every`."""

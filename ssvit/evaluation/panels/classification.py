@@ -14,6 +14,7 @@ import torch
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import TOLERATED, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
+from ssvit.evaluation.leakage import of_source, sentence
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.panels.predictions import MultiLabelPredictions, Predictions, percent
@@ -81,6 +82,8 @@ class Classification(Evaluator):
         lines = predictions.lines(metrics, counts)
         if "accuracy_real" in metrics:
             lines.append(f"top-1 by ReaL labels {percent(metrics['accuracy_real'])}")
+        if self.run_folder is not None:
+            lines += self._overlap(predictions)
         if unreadable:
             lines.append(f"unreadable and excluded: {unreadable:,} images")
         history = with_metrics(history, metrics)
@@ -133,6 +136,16 @@ class Classification(Evaluator):
         if (unreadable := total - sum(len(part.source_indices) for part in parts)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")
         return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _overlap(self, predictions: Predictions | MultiLabelPredictions) -> list[str]:
+        """Return a sentence on the images that were in the pre-training, without any if there is no record of it."""
+        assert self.run_folder is not None
+        loading = {"workers": self.options.workers, "timeout": self.options.timeout}
+        found = of_source(self.source, predictions.source_indices, self.run_folder, **loading)
+        if found is None:
+            return []
+        correct = predictions.correct if isinstance(predictions, Predictions) else None
+        return [sentence(found.values({"top-1": correct}), self.part)]
 
     def _check(self, objective: Classify) -> None:
         """Raise UserError unless the images have labels that suit the model."""

@@ -141,7 +141,7 @@ def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
     shown = [pairs[index] for index in evenly_spaced(len(pairs), PAIRS)]
     rows = torch.tensor([[pair.test, pair.train] for pair in shown]).T
     ours, theirs = split.pictures(split.test, rows[0]), split.pictures(split.train, rows[1])
-    return pair_sheet(list(zip(ours, theirs, [pair.cosine for pair in shown], strict=True)))
+    return pair_sheet(list(zip(ours, theirs, [pair.correlation for pair in shown], strict=True)))
 
 
 def patches(split: Split, result: Scores) -> Mosaic:

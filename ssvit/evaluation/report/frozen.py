@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.composed import Config
@@ -15,9 +16,10 @@ from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.base import Data, Source, masks, subset
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
-from ssvit.evaluation.duplicates import Thumbnails, duplicates
+from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
 from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.leakage import of_source
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
@@ -39,12 +41,14 @@ class Evaluated(NamedTuple):
         prefix: Prefix of the names of its feature sets.
         function: The extractor.
         view: Options of the transform of its images.
+        run_folder: Folder of the run that trained the encoder; None for a baseline.
     """
 
     name: str
     prefix: str
     function: Extractor
     view: CenterCrop
+    run_folder: Path | None = None
 
     def named(self, features: str) -> str:
         """Return the name of a feature set with the prefix."""
@@ -147,7 +151,8 @@ def encoders_of(
     options: Evaluate = config.options
     view = options.data.view
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
-    encoders = [Evaluated(OWN, "", frozen(built(options.encoder), readings, weights), view)]
+    function = frozen(built(options.encoder), readings, weights)
+    encoders = [Evaluated(OWN, "", function, view, checkpoint.path.parent)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
         untrained = frozen(built(options.encoder.loaded()), readings, weights)
@@ -156,8 +161,8 @@ def encoders_of(
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
-        function = frozen(encoder, other.readings, weights)
-        encoders.append(Evaluated(other.name, f"{other.name} ", function, _resized(view, other.image_size)))
+        function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().path.parent
+        encoders.append(Evaluated(other.name, f"{other.name} ", function, _resized(view, other.image_size), folder))
     return encoders
 
 
@@ -201,7 +206,7 @@ def _split(
         options: The options of the evaluation.
         fabric: The processes.
         masked: Whether to read segmentation masks.
-        paired: Whether to detect near-duplicates.
+        paired: Whether to detect near-duplicates and images of the pre-training.
     """
     loading: dict[str, Any] = {
         "batch_size": options.batch_size,
@@ -227,7 +232,7 @@ def _split(
 
     evaluated, *others = encoders
     part, test_source = data.reported
-    feature_sets, thumbnails = [], []
+    feature_sets = []
     for which, source in (("training", data.train), (part, test_source)):
         sets = extracted(evaluated, source, which)
         for encoder in others:
@@ -235,16 +240,30 @@ def _split(
         if masked:
             sets = replace(sets, masks=masks(source, evaluated.view.build().mask, sets.indices))
         feature_sets.append(sets)
-        if paired:
-            small = extracted(Evaluated("thumbnails", "", Thumbnails(), evaluated.view), source, which)
-            thumbnails.append(small.values["thumbnails"])
+    train, test = feature_sets
+    pairs, overlaps = None, {}
+    if paired:
+        small = Evaluated("thumbnails", "", Thumbnails(), evaluated.view)
+        of_train, of_test = extracted(small, data.train, "training"), extracted(small, test_source, part)
+
+        def grey(which: str, rows: Tensor) -> Tensor:
+            sets = train if which == "train" else test
+            source = sets.source.take(sets.indices[rows])
+            return extract(Grey(), source, evaluated.view.build(), **reading).values["grey"]
+
+        reading = {name: value for name, value in loading.items() if name not in ("progress", "device")}
+        pairs = duplicates(of_train.values["thumbnails"], of_test.values["thumbnails"], grey)
+        for encoder in encoders:
+            if encoder.run_folder and (found := of_source(test.source, test.indices, encoder.run_folder, **reading)):
+                overlaps[encoder.name] = found
     return Split(
         readings=tuple(evaluated.function.identities),
-        train=feature_sets[0],
-        test=feature_sets[1],
+        train=train,
+        test=test,
         eval_transform=evaluated.view.build(),
         part=part,
         others={encoder.name: tuple(map(encoder.named, encoder.function.identities)) for encoder in others},
-        duplicates=duplicates(*thumbnails) if paired else None,
+        duplicates=pairs,
+        overlaps=overlaps,
         display=Display.of_data(options.data),
     )

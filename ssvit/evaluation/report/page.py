@@ -17,6 +17,7 @@ from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import without
+from ssvit.evaluation.leakage import sentence
 from ssvit.evaluation.report import comparison
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.comparison import Standing, percent
@@ -31,7 +32,8 @@ _CAPTIONS = {
     "confusion": "Confusion matrix of the classifier that the title names",
     "contact_sheet": "Test images and their most similar training images, with the cosine distance in percent of its "
     "median over the training images",
-    "duplicates": "Test images (left) that are near-duplicates of a training image (right), with their cosine",
+    "duplicates": "Test images (left) that are near-duplicates of a training image (right), and the correlation of "
+    "their details",
     "patches": "Test images, and the first three principal components of their patch features as colours",
     "segmentation": "Test images, principal components of their patch features, true and predicted masks",
 }
@@ -72,7 +74,7 @@ def metadata_of(
     }
     if split.duplicates is not None:
         pairs = [
-            {"test": test.picture(pair.test), "train": train.picture(pair.train), "cosine": pair.cosine}
+            {"test": test.picture(pair.test), "train": train.picture(pair.train), "correlation": pair.correlation}
             for pair in split.duplicates[:_PAIRS]
         ]
         first = scores[0]
@@ -81,11 +83,15 @@ def metadata_of(
         if pairs and per_image is not None and len(per_image) == len(test):
             kept = {first.title: without(per_image, split.duplicates)}
         values["near_duplicates"] = {"test_images": len(split.duplicates), "without": kept, "pairs": pairs}
+        values["pretraining"] = dict.fromkeys([checkpoint.name, *(other.name for other in others)]) | {
+            name or checkpoint.name: overlap.values({first.title: first.per_image.get(name)})
+            for name, overlap in split.overlaps.items()
+        }
     return values
 
 
 def data(metadata: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the images of `metadata_of`: numbers of images and classes, near-duplicates."""
+    """Return sentences on the images of `metadata_of`: their numbers, and which of the test images were seen."""
     part, chance = metadata["measured_on"], percent(metadata["chance"])
     if metadata["chance"] is None:
         labels = "no labels"
@@ -102,6 +108,9 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
         sentences.append(
             f"{count:,} of the {part} images ({share:.1f} %) are near-duplicates of a training image{rest}"
         )
+    for name, overlap in metadata.get("pretraining", {}).items():
+        unknown = "unknown which images were in the pre-training, of which there is no record"
+        sentences.append(f"{name}: {sentence(overlap, part) if overlap else unknown}")
     return sentences
 
 

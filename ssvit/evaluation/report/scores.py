@@ -11,6 +11,7 @@ from ssvit.data.sources.base import is_multi_label
 from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
+from ssvit.evaluation.leakage import Overlap
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.statistics import above_chance
@@ -30,6 +31,7 @@ class Split:
         part: Name of the reported split, "test" or "validation".
         others: Feature sets of each baseline and compared encoder by its name, in the order of layers.
         duplicates: Near-duplicates of training images among the test images; None if not computed.
+        overlaps: Test images that were in the pre-training of an encoder, by its name, for encoders with a record.
         display: Conversion to RGB images.
     """
 
@@ -40,6 +42,7 @@ class Split:
     part: str = "test"
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     duplicates: Sequence[Pair] | None = None
+    overlaps: Mapping[str, Overlap] = field(default_factory=dict)
     display: Display = PLAIN
 
     def pictures(self, feature_sets: FeatureSets, rows: Tensor) -> Tensor:

@@ -1,0 +1,143 @@
+"""Fingerprints of the images of a pre-training, by which evaluations recognise them.
+
+A fingerprint has 24 bytes: a hash of the decoded pixels, equal for identical images only, and a perceptual hash, which
+differs in few bits between an image and a changed copy. The perceptual hash contains the signs of the 128 discrete
+cosine coefficients of lowest frequency of the image, reduced to 32 x 32 grey values (Zauner 2010, section 3.2.1, with
+signs instead of comparisons with the median).
+
+A run folder has the fingerprints in `fingerprints.npy`, one row for each training image. Rows of images that have not
+been shown yet are 0. The rows of the run whose weights were the initial weights follow.
+
+Letters: b, n images, c channels, h, w pixels.
+"""
+
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssvit import atomic_io
+from ssvit.options import UserError
+
+FILE = "fingerprints.npy"
+CONTENT, BYTES = 8, 24  # bytes of the hash of the content, and of a fingerprint
+_ROW = np.dtype([("content_1", "u1", CONTENT), ("picture_1", "u1", BYTES - CONTENT)])  # the names contain the version
+_INDEX = 8  # bytes of the index of an image
+_SIDE = 32  # rows and columns of the grey values
+_ROWS = 32  # rows of pixels, evenly spaced, that the hash of the content covers
+
+
+def fingerprints(images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
+    """Return the fingerprints of images, in the form of a transform without randomness.
+
+    The arithmetic is exact, so that a fingerprint does not depend on the other images of the batch.
+
+    Args:
+        images: (b, c, h, w), or images (c, h, w) of any size; uint8, or float32 in [0, 1].
+        slots: Has no effect.
+        seed: Has no effect.
+
+    Returns:
+        (b, 24) uint8: 8 bytes of the content, then 16 of the perceptual hash.
+    """
+    grey = torch.cat([_grey(part) for part in ([images] if isinstance(images, Tensor) else (i[None] for i in images))])
+    basis, order = _cosines()
+    signs = np.packbits(((basis @ grey @ basis.T).flatten(1)[:, order] > 0).numpy(), axis=1)
+    content = torch.tensor([list(_content(image)) for image in images], dtype=torch.uint8)
+    return torch.cat([content, torch.from_numpy(signs)], 1)
+
+
+def _content(image: Tensor) -> bytes:
+    digest = hashlib.blake2b(repr(tuple(image.shape)).encode(), digest_size=CONTENT)
+    digest.update(image[:, :: max(1, image.shape[1] // _ROWS)].contiguous().numpy().data)
+    return digest.digest()
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Return grey values (b, 32, 32), whole numbers in float64, of images (b, c, h, w)."""
+    small = F.interpolate(images, size=(_SIDE, _SIDE), mode="bilinear", antialias=True)
+    return (255 * small if small.is_floating_point() else small).round().double().sum(1)
+
+
+@cache
+def _cosines() -> tuple[Tensor, Tensor]:
+    """Return the cosines (frequency, pixel) as whole numbers in float64, and the order of the first 128 products."""
+    frequencies = torch.arange(_SIDE)
+    basis = (4096 * torch.cos(math.pi / _SIDE * frequencies[:, None] * (frequencies + 0.5))).round().double()
+    order = (frequencies[:, None] + frequencies).flatten().argsort(stable=True)
+    return basis, order[1 : 1 + 8 * (BYTES - CONTENT)]  # without the mean
+
+
+def indexed(indices: Tensor, images: Tensor | Sequence[Tensor]) -> bytes:
+    """Return the indices of images, (b,) int64, and their fingerprints as bytes, for `record`."""
+    numbers = np.ascontiguousarray(indices.numpy()).view(np.uint8).reshape(-1, _INDEX)
+    return np.concatenate([numbers, fingerprints(images).numpy()], 1).tobytes()
+
+
+def start(folder: Path, images: int, initial: Path | None) -> None:
+    """Create the file of a run unless it exists.
+
+    Args:
+        folder: The run folder.
+        images: Number of training images whose fingerprints will be recorded.
+        initial: Run folder of the initial weights, whose fingerprints are included; None: random weights.
+
+    Raises:
+        UserError: The file of `initial` is invalid, or this file cannot be written.
+    """
+    former = None if initial is None else read(initial)
+    if not (folder / FILE).exists() and (images or former is not None):
+        _write(folder, np.concatenate([np.zeros((images, BYTES), np.uint8), *([] if former is None else [former])]))
+
+
+def record(folder: Path, shown: bytes) -> None:
+    """Add the fingerprints of images, as `indexed` returns them, to the file of a run.
+
+    The file is replaced atomically before the checkpoint is written: a run that continues from an older checkpoint
+    records the same fingerprints again.
+
+    Raises:
+        UserError: The file is invalid or cannot be written.
+    """
+    if not shown or (values := read(folder)) is None:  # a run that was started by an older version has no file
+        return
+    rows = np.frombuffer(shown, np.uint8).reshape(-1, _INDEX + BYTES)
+    values[rows[:, :_INDEX].copy().view(np.int64)[:, 0]] = rows[:, _INDEX:]
+    _write(folder, values)
+
+
+def read(folder: Path) -> np.ndarray | None:
+    """Return the fingerprints of a run, (n, 24) uint8; rows of images that have not been shown are 0.
+
+    Returns None for a folder without fingerprints, such as that of foreign weights.
+
+    Raises:
+        UserError: The file is damaged, or was written by an incompatible version.
+    """
+    path = folder / FILE
+    try:
+        atomic_io.check_regular(path)
+        values = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    if values.dtype != _ROW or values.ndim != 1:
+        raise UserError(f"{path}: was written by another version of ssvit, or is damaged")
+    return values.view(np.uint8).reshape(-1, BYTES)
+
+
+def _write(folder: Path, values: np.ndarray) -> None:
+    file = io.BytesIO()
+    np.save(file, values.reshape(-1).view(_ROW))
+    try:
+        atomic_io.replace(folder / FILE, file.getvalue())
+    except OSError as error:
+        raise UserError(f"{folder / FILE}: cannot be written ({error.strerror})") from None

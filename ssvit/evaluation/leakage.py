@@ -1,0 +1,145 @@
+"""Count the evaluation images that were in the pre-training, by the fingerprints that its run recorded.
+
+An image is identical to an image of the pre-training if their hashes of the content are equal. It is a near-duplicate
+if the distance of their perceptual hashes is at most a threshold, which is calibrated on the same images: half of the
+distance that 99 % of the second nearest images exceed. Images of one kind, which all look alike, have small distances,
+and then only identical images are counted.
+
+Shapes use m evaluation images, n images of the pre-training.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from ssvit.data.fingerprints import CONTENT, fingerprints, read
+from ssvit.data.sources.base import Source
+from ssvit.evaluation.features import extract
+
+_TYPICAL, _PART = 0.01, 0.5  # the threshold is this part of this quantile of the distances to the second nearest images
+_CONFIDENCE = 0.95
+
+
+class Fingerprints:
+    """Extract fingerprints, which are the features of images that `fingerprints` has transformed."""
+
+    identities: Mapping[str, str] = {"fingerprints": "1"}
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the fingerprints (b, 24) unchanged."""
+        return {"fingerprints": images}
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Store which evaluation images were in a pre-training.
+
+    Attributes:
+        recorded: Number n of images of the pre-training.
+        identical: Whether an evaluation image is identical to one of them, (m,) bool.
+        similar: Whether an evaluation image is a near-duplicate of one of them, and not identical, (m,) bool.
+        bits: Maximum distance of the perceptual hashes of near-duplicates.
+        false_matches: Upper limit of the fraction of images that are matched falsely, with 95 % confidence. It is
+            measured on the second nearest images, of which all are assumed to be other images.
+    """
+
+    recorded: int
+    identical: Tensor
+    similar: Tensor
+    bits: int
+    false_matches: float
+
+    @property
+    def seen(self) -> Tensor:
+        """Return whether an evaluation image was in the pre-training, (m,) bool."""
+        return self.identical | self.similar
+
+    def values(self, scores: Mapping[str, Tensor | None]) -> dict[str, Any]:
+        """Return the numbers as plain data.
+
+        Args:
+            scores: Scores of the evaluation images, (m,), by name; None if there is no score of single images.
+        """
+        parts = {
+            name: {"all": values.double().mean().item(), "without": values.double()[~self.seen].mean().item()}
+            for name, values in scores.items()
+            if values is not None and len(values) == len(self.seen)
+        }
+        return {
+            "images": len(self.seen),
+            "recorded": self.recorded,
+            "identical": int(self.identical.sum()),
+            "near_duplicates": int(self.similar.sum()),
+            "bits": self.bits,
+            "false_matches": self.false_matches,
+            "scores": parts,
+        }
+
+
+def overlap(recorded: np.ndarray, evaluated: np.ndarray) -> Overlap:
+    """Return the overlap of evaluation images with a pre-training.
+
+    Args:
+        recorded: Fingerprints of the pre-training, (n, 24) uint8; rows of 0 are ignored.
+        evaluated: Fingerprints of the evaluation images, (m, 24) uint8.
+    """
+    recorded = recorded[recorded.any(1)]
+    content, pictures = (np.ascontiguousarray(part) for part in np.split(recorded, [CONTENT], axis=1))
+    of_content, of_pictures = (np.ascontiguousarray(part) for part in np.split(evaluated, [CONTENT], axis=1))
+    identical = np.isin(of_content.view(np.uint64)[:, 0], content.view(np.uint64)[:, 0])
+    bits, similar, false_matches = 0, np.zeros_like(identical), 1.0
+    if len(recorded) > 1:
+        index = faiss.IndexBinaryFlat(8 * pictures.shape[1])
+        index.add(pictures)
+        first, second = index.search(of_pictures, 2)[0].T
+        bits = int(_PART * np.quantile(second, _TYPICAL, method="lower"))
+        similar = (first <= bits) & ~identical if bits else similar
+        wrong = int((second <= bits).sum())
+        false_matches = float(beta.ppf(_CONFIDENCE, wrong + 1, len(second) - wrong)) if wrong < len(second) else 1.0
+    return Overlap(len(recorded), torch.from_numpy(identical), torch.from_numpy(similar), bits, false_matches)
+
+
+def of_source(source: Source, indices: Tensor, folder: Path, **loading: Any) -> Overlap | None:
+    """Compare images of a source with the fingerprints in a run folder; None if there are none.
+
+    Args:
+        source: The evaluation images.
+        indices: Indices of those that are compared, (m,).
+        folder: The run folder.
+        **loading: Options of `evaluation_batches`.
+
+    Raises:
+        UserError: The fingerprints cannot be read.
+    """
+    recorded = read(folder)
+    if recorded is None or not recorded.any():
+        return None
+    evaluated = extract(Fingerprints(), source.take(indices), fingerprints, **loading)
+    return overlap(recorded, evaluated.values["fingerprints"].numpy())
+
+
+def sentence(values: Mapping[str, Any], part: str) -> str:
+    """Return a sentence on an overlap.
+
+    Args:
+        values: Numbers of the overlap, see `Overlap.values`.
+        part: Name of the evaluation images, such as test.
+    """
+    images, seen = values["images"], values["identical"] + values["near_duplicates"]
+    of = f"of the {images:,} {part} images"
+    limit = f"{values['recorded']:,} images recorded, false matches below {100 * values['false_matches']:.1f} %"
+    if not seen:
+        return f"none {of} was in the pre-training ({limit})"
+    parts = f"{values['identical']:,} identical, {values['near_duplicates']:,} near-duplicates"
+    rest = "".join(
+        f"; {name} {100 * scores['all']:.1f} %, without them {100 * scores['without']:.1f} %"
+        for name, scores in values["scores"].items()
+    )
+    return f"{seen:,} {of} ({100 * seen / images:.1f} %) were in the pre-training: {parts} ({limit}){rest}"

@@ -1,0 +1,110 @@
+"""Fingerprints: what they identify, and which of them a run records."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from command import error_of
+from images import pixels, put
+from PIL import Image
+from runs import spread
+from scipy.fft import dctn
+
+from ssvit.data.fingerprints import BYTES, CONTENT, FILE, fingerprints, read, record, start
+
+
+def smooth(count, seed=0, size=48):
+    """Smooth pictures, as photographs are: (n, 3, size, size) uint8."""
+    coarse = torch.rand(count, 3, 24, 24, generator=torch.Generator().manual_seed(seed))
+    return (F.interpolate(coarse, size=size, mode="bicubic").clamp(0, 1) * 255).to(torch.uint8)
+
+
+def distance(first, second):
+    bits = np.unpackbits((first ^ second).numpy()[..., CONTENT:], axis=-1)
+    return bits.sum(-1)
+
+
+def test_the_signs_are_those_of_the_lowest_frequencies():
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    bits = np.unpackbits(fingerprints(images).numpy()[:, CONTENT:], axis=1)
+    order = sorted(((v, u) for v in range(32) for u in range(32)), key=lambda place: (sum(place), place))[1:129]
+    for image, of_image in zip(images, bits, strict=True):
+        coefficients = dctn(image.double().sum(0).numpy())
+        expected = [coefficients[place] for place in order]
+        assert [value > 0 for value in expected] == of_image.astype(bool).tolist()
+
+
+def test_a_fingerprint_depends_on_the_image_alone():
+    images = smooth(5)
+    together = fingerprints(images)
+    assert together.shape == (5, BYTES) and together.dtype == torch.uint8
+    apart = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in images]  # as a JPEG is decoded
+    assert torch.equal(fingerprints(apart), together)
+    assert torch.equal(fingerprints([apart[2], smooth(1, 9, size=40)[0]])[0], together[2])
+    assert len({bytes(row) for row in together[:, :CONTENT].numpy()}) == 5
+    changed = images.clone()
+    changed[0, 0, 0, 0] ^= 1
+    assert (fingerprints(changed)[:, :CONTENT] != together[:, :CONTENT]).any(1).tolist() == [True] + [False] * 4
+
+
+def test_copies_differ_in_few_bits_and_other_images_in_many():
+    images = smooth(8)
+    before = fingerprints(images)
+    assert distance(before[:, None], before[None])[~np.eye(8, dtype=bool)].min() > 30
+    copies = []
+    for image in images:
+        file, picture = io.BytesIO(), Image.fromarray(image.permute(1, 2, 0).numpy())
+        picture.resize((36, 36), Image.Resampling.BICUBIC).save(file, "JPEG", quality=75)
+        copies.append(pixels(file.getvalue()))
+    assert distance(fingerprints(copies), before).max() <= 16
+    assert distance(fingerprints((images.float() / 255).clamp(0, 1)), before).max() <= 2
+
+
+@pytest.mark.parametrize(("world", "workers", "accumulate"), [(1, 0, 1), (1, 2, 2), (2, 0, 1)])
+def test_a_run_records_each_image_of_its_first_epoch(tmp_path, world, workers, accumulate):
+    images = smooth(24, size=16)
+    for number, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{number:02d}.png")
+    expected = fingerprints(images).numpy()
+    run = tmp_path / "run"
+    run.mkdir()
+    start(run, 24, None)
+    options = {"data": tmp_path, "workers": workers, "accumulate": accumulate, "ema": 0.0, "warmup": 1}
+    assert spread(run, world, steps=2, **options) == [0] * world
+    shown = read(run)
+    assert sorted(shown.any(1).tolist()) == [False] * 8 + [True] * 16
+    assert (shown[shown.any(1)] == expected[shown.any(1)]).all()
+    assert spread(run, world, steps=12, **options) == [0] * world  # four epochs
+    assert (read(run) == expected).all()
+
+
+def test_a_set_in_memory_is_recorded_and_a_run_from_another_includes_its_images(tmp_path):
+    import tiny
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, initial in ((first, None), (second, first)):
+        folder.mkdir()
+        start(folder, 24, initial)
+        tiny.train(folder, steps=4)
+    expected = fingerprints(tiny.pictures()).numpy()
+    assert (read(first) == expected).all()
+    assert (read(second) == np.concatenate([expected, expected])).all()
+    start(second, 24, None)  # a run that continues
+    assert len(read(second)) == 48
+    third = tmp_path / "fine-tuned"
+    third.mkdir()
+    start(third, 0, second)
+    assert (read(third) == read(second)).all()
+
+
+def test_without_a_file_nothing_is_recorded_and_a_damaged_one_is_an_error(tmp_path):
+    record(tmp_path, bytes(32))
+    start(tmp_path, 0, None)
+    assert read(tmp_path) is None and not list(tmp_path.iterdir())
+    whole = io.BytesIO()
+    np.save(whole, np.zeros(3, [("content_2", "u1", 8), ("picture_2", "u1", 16)]))
+    for body in (b"", b"\x93NUMPY", whole.getvalue()):
+        path = put(tmp_path / FILE, body)
+        assert str(path) in str(error_of(read, tmp_path))

@@ -1,0 +1,93 @@
+"""Evaluation images that were in the pre-training: how many are counted, and with what certainty."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import binom
+
+from ssvit.data.fingerprints import BYTES, FILE, fingerprints, start
+from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.leakage import Overlap, of_source, overlap, sentence
+
+
+def smooth(count, seed):
+    coarse = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return (F.interpolate(coarse, size=48, mode="bicubic").clamp(0, 1) * 255).to(torch.uint8)
+
+
+def of_one_kind(count, seed):
+    """Pictures of one shape that differ by weak noise."""
+    noise = torch.randn(count, 3, 48, 48, generator=torch.Generator().manual_seed(seed))
+    return (smooth(1, 99).float() + 2 * noise).clamp(0, 255).to(torch.uint8)
+
+
+def brighter(images):
+    return (images.float() * 0.8 + 25).to(torch.uint8)
+
+
+def counted(recorded, evaluated):
+    return overlap(fingerprints(recorded).numpy(), fingerprints(evaluated).numpy())
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 1])
+@pytest.mark.parametrize("change", [lambda images: images, brighter])
+def test_a_known_overlap_is_counted(share, change):
+    recorded, evaluated = smooth(300, 0), smooth(100, 1)
+    count = round(share * 100)
+    evaluated[:count] = change(recorded[:count])
+    found = counted(recorded, evaluated)
+    assert found.seen.tolist() == [True] * count + [False] * (100 - count)
+    assert int(found.identical.sum()) == (0 if change is brighter else count)
+    assert found.recorded == 300
+
+
+def test_of_images_of_one_kind_only_identical_ones_are_counted():
+    recorded, evaluated = of_one_kind(300, 0), of_one_kind(100, 1)
+    evaluated[:5], evaluated[5:10] = recorded[:5], brighter(recorded[5:10])
+    found = counted(recorded, evaluated)
+    assert found.identical.tolist() == [True] * 5 + [False] * 95
+    assert int(found.similar[10:].sum()) <= 1
+
+
+def test_the_limit_of_false_matches_is_that_of_the_binomial_distribution():
+    recorded = fingerprints(smooth(300, 0)).numpy()
+    evaluated = fingerprints(smooth(100, 1)).numpy()
+    found = overlap(recorded, evaluated)
+    assert binom.cdf(0, 100, found.false_matches) == pytest.approx(0.05)
+    copies = np.repeat(evaluated[:50], 2, axis=0)  # the second nearest image is as near as the first
+    assert overlap(copies, evaluated).false_matches == pytest.approx(1.0, abs=0.7)
+
+
+def test_rows_of_images_that_were_not_shown_are_ignored():
+    recorded = fingerprints(smooth(20, 0)).numpy()
+    recorded[10:] = 0
+    found = overlap(recorded, fingerprints(smooth(20, 0)).numpy())
+    assert found.recorded == 10
+    assert found.seen.tolist() == [True] * 10 + [False] * 10
+    nothing = overlap(np.zeros((4, BYTES), np.uint8), recorded)
+    assert (nothing.recorded, int(nothing.seen.sum()), nothing.false_matches) == (0, 0, 1.0)
+
+
+def test_scores_are_given_with_and_without_the_images():
+    found = Overlap(9, torch.tensor([True, False, False, False]), torch.tensor([False, True, False, False]), 5, 0.1)
+    scores = {"a": torch.tensor([1.0, 1, 0, 1]), "b": None, "c": torch.ones(3)}
+    values = found.values(scores)
+    assert values["scores"] == {"a": {"all": 0.75, "without": 0.5}}
+    assert (values["identical"], values["near_duplicates"], values["images"]) == (1, 1, 4)
+    text = sentence(values, "test")
+    assert "50.0 %" in text and "75.0 %" in text
+    assert "50.0 %" not in sentence({**values, "identical": 0, "near_duplicates": 0}, "test")
+
+
+def test_a_source_is_compared_with_a_run_folder(tmp_path):
+    images = smooth(30, 0)
+    source = Memory(images)
+    assert of_source(source, torch.arange(3), tmp_path) is None
+    start(tmp_path, 12, None)
+    assert of_source(source, torch.arange(3), tmp_path) is None  # no image has been shown
+    values = np.load(tmp_path / FILE)
+    values.view(np.uint8).reshape(-1, BYTES)[:] = fingerprints(images[:12]).numpy()
+    np.save(tmp_path / FILE, values)
+    found = of_source(source, torch.tensor([2, 29, 5]), tmp_path)
+    assert found is not None and found.identical.tolist() == [True, False, True]
