@@ -165,8 +165,8 @@ def _read_part(path: Path) -> dict[str, Any]:
         if not path.stem.endswith(f"_{checksum}"):
             raise StoreError(f"{path}: is damaged (its sha256 differs from its name)")
         check_schema(part["schema"], SCHEMA, path, StoreError)
-        with safetensors.safe_open(path, "pt") as tensors:
-            part["features"] = features = tensors.get_tensor("features")
+        with safetensors.safe_open(path, "np") as tensors:  # with "pt", a file that cannot be read is a RuntimeError
+            part["features"] = features = torch.from_numpy(tensors.get_tensor("features"))
         names, classes = part["names"], part["classes"]
         if not all(isinstance(text, str) for text in (part["encoder"], *names, *classes) if text is not None):
             raise ValueError

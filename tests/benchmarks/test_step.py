@@ -1,6 +1,7 @@
 """The comparison of training steps: what it counts and trains; how fast a contender is is never a test."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -106,7 +107,7 @@ def test_the_commands_of_the_pages_are_taken():
 )
 def test_a_comparison_prints_its_table(tmp_path, module, arguments, rows):
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
-    environment = {"PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, env=environment)
     assert done.returncode == 0, done.stderr
     assert all(row in done.stdout for row in rows)

@@ -137,6 +137,11 @@ def test_whose_attention_and_which_layer():
         plotted(without, layer="last", pooling="class_token")
 
 
+def test_the_options_of_a_part_are_checked_against_the_other_parts(look):
+    with pytest.raises(OptionError, match=r"^encoder.patch_size=4: "):
+        look("data.image_size=18")
+
+
 def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):
     done = tool("visualize", "data.image_size=[16,32]", f"{pictures}/1.png", f"{pictures}/2.png")
     assert done.stderr == ""

@@ -39,7 +39,8 @@ def test_the_signs_are_those_of_the_lowest_frequencies():
 def test_a_fingerprint_depends_on_the_image_alone():
     images = smooth(5)
     together = fingerprints(images)
-    assert together.shape == (5, BYTES) and together.dtype == torch.uint8
+    assert together.shape == (5, BYTES)
+    assert together.dtype == torch.uint8
     apart = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in images]  # as a JPEG is decoded
     assert torch.equal(fingerprints(apart), together)
     assert torch.equal(fingerprints([apart[2], smooth(1, 9, size=40)[0]])[0], together[2])
@@ -102,7 +103,8 @@ def test_a_set_in_memory_is_recorded_and_a_run_from_another_includes_its_images(
 def test_without_a_file_nothing_is_recorded_and_a_damaged_one_is_an_error(tmp_path):
     record(tmp_path, bytes(32))
     start(tmp_path, 0, None)
-    assert read(tmp_path) is None and not list(tmp_path.iterdir())
+    assert read(tmp_path) is None
+    assert not list(tmp_path.iterdir())
     whole = io.BytesIO()
     np.save(whole, np.zeros(3, [("content_2", "u1", 8), ("picture_2", "u1", 16)]))
     for body in (b"", b"\x93NUMPY", whole.getvalue()):

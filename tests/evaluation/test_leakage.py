@@ -76,7 +76,8 @@ def test_scores_are_given_with_and_without_the_images():
     assert values["scores"] == {"a": {"all": 0.75, "without": 0.5}}
     assert (values["identical"], values["near_duplicates"], values["images"]) == (1, 1, 4)
     text = sentence(values, "test")
-    assert "50.0 %" in text and "75.0 %" in text
+    assert "50.0 %" in text
+    assert "75.0 %" in text
     assert "50.0 %" not in sentence({**values, "identical": 0, "near_duplicates": 0}, "test")
 
 
@@ -90,4 +91,5 @@ def test_a_source_is_compared_with_a_run_folder(tmp_path):
     values.view(np.uint8).reshape(-1, BYTES)[:] = fingerprints(images[:12]).numpy()
     np.save(tmp_path / FILE, values)
     found = of_source(source, torch.tensor([2, 29, 5]), tmp_path)
-    assert found is not None and found.identical.tolist() == [True, False, True]
+    assert found is not None
+    assert found.identical.tolist() == [True, False, True]

@@ -187,12 +187,15 @@ def test_any_call_of_a_store_may_fail_and_it_is_unchanged_or_complete(system, tm
     def content():
         return Store.open(folder / "store", "one", create=True).names
 
+    def parts():
+        return sorted(path.name[:13] for path in folder.rglob("*"))  # without checksums: the order of metadata varies
+
     prepare()
     store(folder)
-    after, files = content(), sorted(path.name for path in folder.rglob("*"))
+    after, files = content(), parts()
     shutil.rmtree(folder)
     for _, end, where in strikes(system, "store", folder, prepare):
         assert len(content()) in ((len(after),) if end == "completed" else (held, len(after))), where
         while content() != after:
             assert system.run("store", folder).status == 0, where
-        assert sorted(path.name for path in folder.rglob("*")) == files, where
+        assert parts() == files, where

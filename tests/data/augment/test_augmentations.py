@@ -437,3 +437,10 @@ def test_colours_of_other_channels_and_of_floats_are_not_changed(change: dict[st
     for run in (Training(encoder=ViT(**sized, channels=5)), Training(data=Images(source=PixelFormat(range=[0, 1])))):
         InceptionCrop(size=32, blur=0.5, solarize=0.2).check(Run(run))
         assert error_of(crop.check, Run(run)).name == next(iter(change))
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (30, 20), (20, 60)])
+def test_a_crop_that_exceeds_the_resized_image_covers_it_instead(shape):
+    """The shorter side would become 16, less than the width of the crop, and its border would be black."""
+    images = torch.full((1, 3, *shape), 255, dtype=torch.uint8)
+    assert torch.equal(CenterCrop(size=(16, 32), resize=16)(images), torch.full((1, 3, 16, 32), 255, dtype=torch.uint8))
