@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit import atomic_io
+from ssvit.data.augment.crop import resize
 from ssvit.options import UserError
 
 FILE = "fingerprints.npy"
@@ -47,23 +47,21 @@ def fingerprints(images: Tensor | Sequence[Tensor], slots: Tensor | None = None,
     Returns:
         (b, 24) uint8: 8 bytes of the content, then 16 of the perceptual hash.
     """
-    grey = torch.cat([_grey(part) for part in ([images] if isinstance(images, Tensor) else (i[None] for i in images))])
+    parts = [images] if isinstance(images, Tensor) else [image[None] for image in images]
+    small = torch.cat([resize(part, (_SIDE, _SIDE)) for part in parts])
+    grey = ((255 * small).round() if small.is_floating_point() else small).sum(1, dtype=torch.float64)
     basis, order = _cosines()
     signs = np.packbits(((basis @ grey @ basis.T).flatten(1)[:, order] > 0).numpy(), axis=1)
-    content = torch.tensor([list(_content(image)) for image in images], dtype=torch.uint8)
-    return torch.cat([content, torch.from_numpy(signs)], 1)
+    content = np.frombuffer(b"".join(digest for part in parts for digest in _content(part)), np.uint8)
+    return torch.from_numpy(np.concatenate([content.reshape(-1, CONTENT), signs], 1))
 
 
-def _content(image: Tensor) -> bytes:
-    digest = hashlib.blake2b(repr(tuple(image.shape)).encode(), digest_size=CONTENT)
-    digest.update(image[:, :: max(1, image.shape[1] // _ROWS)].contiguous().numpy().data)
-    return digest.digest()
-
-
-def _grey(images: Tensor) -> Tensor:
-    """Return grey values (b, 32, 32), whole numbers in float64, of images (b, c, h, w)."""
-    small = F.interpolate(images, size=(_SIDE, _SIDE), mode="bilinear", antialias=True)
-    return (255 * small if small.is_floating_point() else small).round().double().sum(1)
+def _content(images: Tensor) -> list[bytes]:
+    """Return the hash of the content of images (b, c, h, w)."""
+    shape = repr(tuple(images.shape[1:])).encode()
+    # Decoded images have the channels last in memory, so that rows are copied quickly in this order.
+    rows = images[:, :, :: max(1, images.shape[2] // _ROWS)].permute(0, 2, 3, 1).contiguous().numpy()
+    return [hashlib.blake2b(shape + row.tobytes(), digest_size=CONTENT).digest() for row in rows]
 
 
 @cache

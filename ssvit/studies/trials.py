@@ -200,7 +200,8 @@ class Trials:
             return {}
         name = f"{name}_finetuned"
         options = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
-        self.call("finetune", [*self.options.finetune, *options])
+        # On the embedded images, the command would also train from random weights.
+        self.call("finetune", [*self.options.finetune, *options, "compare=null"])
         return {"finetuned": self.tested(name)}
 
     def publish(self, text: str, figures: Mapping[str, Figure], closing: Sequence[str]) -> Path:
