@@ -1,4 +1,4 @@
-"""Fingerprints of the images of a pre-training, by which evaluations recognise them.
+"""Fingerprints of images, which tell an evaluation whether its images were in the pre-training.
 
 A fingerprint has 24 bytes: a hash of the decoded pixels, equal for identical images only, and a perceptual hash, which
 differs in few bits between an image and a changed copy. The perceptual hash contains the signs of the 128 discrete
@@ -35,7 +35,9 @@ _ROWS = 32  # rows of pixels, evenly spaced, that the hash of the content covers
 
 
 def fingerprints(images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
-    """Return the fingerprints of images, in the form of a transform without randomness.
+    """Return the fingerprints of images.
+
+    The parameters are those of a transform, so that an evaluation can apply this function to decoded images.
 
     The arithmetic is exact, so that a fingerprint does not depend on the other images of the batch.
 
@@ -79,8 +81,8 @@ def indexed(indices: Tensor, images: Tensor | Sequence[Tensor]) -> bytes:
     return np.concatenate([numbers, fingerprints(images).numpy()], 1).tobytes()
 
 
-def start(folder: Path, images: int, initial: Path | None) -> None:
-    """Create the file of a run unless it exists.
+def start(folder: Path, images: int, initial: Path | None) -> bool:
+    """Create the file of a run unless it exists, and return whether the run has a file.
 
     Args:
         folder: The run folder.
@@ -93,6 +95,7 @@ def start(folder: Path, images: int, initial: Path | None) -> None:
     former = None if initial is None else read(initial)
     if not (folder / FILE).exists() and (images or former is not None):
         _write(folder, np.concatenate([np.zeros((images, BYTES), np.uint8), *([] if former is None else [former])]))
+    return (folder / FILE).exists()
 
 
 def record(folder: Path, shown: bytes) -> None:

@@ -24,7 +24,7 @@ _SIDE = 16  # pixels of a thumbnail
 _COSINE, _RATIO = 0.85, 0.93
 _OTHERS = (9, 7, 5)  # ranks of the training images that show what is typical of the set; duplicates are nearer
 _RAW, _LEAST, _MOST = 0.5, 0.7, 0.98  # minimum correlation, and limits of the minimum partial correlation
-_QUANTILE, _ABOVE = 0.98, 0.2  # the minimum lies this far above this quantile of the second candidates' correlations
+_QUANTILE, _ABOVE = 0.98, 0.2  # minimum correlation: a quantile of the second candidates, plus a margin
 _SAMPLE = 500  # second candidates
 _PAIRS = 256  # pairs that are aligned together
 

@@ -10,8 +10,7 @@ Shapes use m evaluation images, n images of the pre-training.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import faiss
 import numpy as np
@@ -19,7 +18,8 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from ssvit.data.fingerprints import CONTENT, fingerprints, read
+from ssvit.data.fingerprints import CONTENT, fingerprints
+from ssvit.data.loader import Loading
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.features import extract
 
@@ -106,23 +106,16 @@ def overlap(recorded: np.ndarray, evaluated: np.ndarray) -> Overlap:
     return Overlap(len(recorded), torch.from_numpy(identical), torch.from_numpy(similar), bits, false_matches)
 
 
-def of_source(source: Source, indices: Tensor, folder: Path, **loading: Any) -> Overlap | None:
-    """Compare images of a source with the fingerprints in a run folder; None if there are none.
+def fingerprints_of(source: Source, indices: Tensor, **loading: Unpack[Loading]) -> np.ndarray:
+    """Return the fingerprints of images of a source, (m, 24) uint8. All processes must call this function.
 
     Args:
         source: The evaluation images.
-        indices: Indices of those that are compared, (m,).
-        folder: The run folder.
-        **loading: Options of `evaluation_batches`.
-
-    Raises:
-        UserError: The fingerprints cannot be read.
+        indices: Indices of the images, (m,).
+        **loading: Options of reading files.
     """
-    recorded = read(folder)
-    if recorded is None or not recorded.any():
-        return None
-    evaluated = extract(Fingerprints(), source.take(indices), fingerprints, **loading)
-    return overlap(recorded, evaluated.values["fingerprints"].numpy())
+    features = extract(Fingerprints(), source.take(indices), fingerprints, **loading)
+    return features.values["fingerprints"].numpy()
 
 
 def sentence(values: Mapping[str, Any], part: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
@@ -19,6 +19,7 @@ from ssvit.data.sources.base import Data, subset
 from ssvit.data.sources.base_options import NO_LABELS, PERMUTATION
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
+from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
@@ -91,13 +92,12 @@ class Session:
         recipe, data, objective, loader = self.build(config)
         evaluators = _all_evaluators(config, data)
         images = config.options.data
+        recorded = False
         if self.fabric.is_global_zero:
-            initial = getattr(config.options.encoder, "path", None)
-            fingerprints.start(
-                folder,
-                len(loader.source) if loader.records else 0,
-                None if initial is None else config.options.encoder.checkpoint().path.parent,
-            )
+            encoder = config.options.encoder
+            initial = encoder.checkpoint().path.parent if isinstance(encoder, LoadEncoder) else None
+            recorded = fingerprints.start(folder, len(loader.source) if loader.records else 0, initial)
+        if runtime.any_process(self.fabric, recorded) and self.stage == FINETUNE:
             for evaluator in evaluators.values():
                 evaluator.run_folder = folder
         run_identity = objective.metadata | {

@@ -45,7 +45,7 @@ class Evaluator:
         at_end: Whether to evaluate only after the last step.
         images: Number of images of an evaluation, for the estimate of the run's duration; 0 if negligible.
         display: Conversion to RGB images for figures, set by the run from the options of its data set.
-        run_folder: Folder of the run, set by the run in the main process.
+        run_folder: Folder of the run, set by a fine-tuning whose initial weights have fingerprints of their images.
     """
 
     every: int | None = None

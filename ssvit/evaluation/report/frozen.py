@@ -14,12 +14,14 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.fingerprints import read
+from ssvit.data.loader import Loading
 from ssvit.data.sources.base import Data, Source, masks, subset
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
 from ssvit.evaluation.features_options import Reading
-from ssvit.evaluation.leakage import of_source
+from ssvit.evaluation.leakage import fingerprints_of, overlap
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
@@ -251,11 +253,12 @@ def _split(
             source = sets.source.take(sets.indices[rows])
             return extract(Grey(), source, evaluated.view.build(), **reading).values["grey"]
 
-        reading = {name: value for name, value in loading.items() if name not in ("progress", "device")}
+        reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
         pairs = duplicates(of_train.values["thumbnails"], of_test.values["thumbnails"], grey)
-        for encoder in encoders:
-            if encoder.run_folder and (found := of_source(test.source, test.indices, encoder.run_folder, **reading)):
-                overlaps[encoder.name] = found
+        recorded = {encoder.name: read(encoder.run_folder) for encoder in encoders if encoder.run_folder}
+        if any(record is not None for record in recorded.values()):
+            shown = fingerprints_of(test.source, test.indices, **reading)
+            overlaps = {name: overlap(record, shown) for name, record in recorded.items() if record is not None}
     return Split(
         readings=tuple(evaluated.function.identities),
         train=train,
