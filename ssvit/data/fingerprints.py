@@ -37,9 +37,8 @@ _ROWS = 32  # rows of pixels, evenly spaced, that the hash of the content covers
 def fingerprints(images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
     """Return the fingerprints of images.
 
-    The parameters are those of a transform, so that an evaluation can apply this function to decoded images.
-
-    The arithmetic is exact, so that a fingerprint does not depend on the other images of the batch.
+    The parameters are those of a transform, so that an evaluation can apply this function to decoded images. The
+    arithmetic is exact: a fingerprint does not depend on the other images of the batch.
 
     Args:
         images: (b, c, h, w), or images (c, h, w) of any size; uint8, or float32 in [0, 1].

@@ -156,7 +156,8 @@ class Loader:
     def _from_files(self, units: range) -> Generator[Batch]:
         def add(result: Read) -> None:
             self._tally.add(result.opened, result.failures)
-            self._fingerprints.append(result.fingerprints)
+            if result.fingerprints:
+                self._fingerprints.append(result.fingerprints)
 
         recorded = len(self.source) if self.records else 0
         reader = _Reader(self.source, self.transform, self.seed, recorded)
