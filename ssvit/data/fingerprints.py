@@ -81,7 +81,9 @@ def indexed(indices: Tensor, images: Tensor | Sequence[Tensor]) -> bytes:
 
 
 def start(folder: Path, images: int, initial: Path | None) -> bool:
-    """Create the file of a run unless it exists, and return whether the run has a file.
+    """Create the file of a new run, and return whether the run has a file.
+
+    A run that has checkpoints and no file was started by an older version, and its record would be incomplete.
 
     Args:
         folder: The run folder.
@@ -92,7 +94,8 @@ def start(folder: Path, images: int, initial: Path | None) -> bool:
         UserError: The file of `initial` is invalid, or this file cannot be written.
     """
     former = None if initial is None else read(initial)
-    if not (folder / FILE).exists() and (images or former is not None):
+    is_new = not (folder / FILE).exists() and not any(folder.glob("step_*"))
+    if is_new and (images or former is not None):
         _write(folder, np.concatenate([np.zeros((images, BYTES), np.uint8), *([] if former is None else [former])]))
     return (folder / FILE).exists()
 

@@ -105,6 +105,9 @@ def test_without_a_file_nothing_is_recorded_and_a_damaged_one_is_an_error(tmp_pa
     start(tmp_path, 0, None)
     assert read(tmp_path) is None
     assert not list(tmp_path.iterdir())
+    (tmp_path / "older" / "step_00000003").mkdir(parents=True)
+    assert not start(tmp_path / "older", 5, None)
+    assert read(tmp_path / "older") is None
     whole = io.BytesIO()
     np.save(whole, np.zeros(3, [("content_2", "u1", 8), ("picture_2", "u1", 16)]))
     for body in (b"", b"\x93NUMPY", whole.getvalue()):
