@@ -70,9 +70,14 @@ class Checkpoint:
         """Return the name of the run, or of the foreign file."""
         return self.manifest["name"] if self.foreign else self.path.parent.name
 
+    @property
+    def run_folder(self) -> Path | None:
+        """Return the folder of the run; None for a foreign file."""
+        return None if self.foreign else self.path.parent
+
     def home(self, outputs: str | Path) -> Path:
         """Return the output folder for this checkpoint: the run folder, or a folder in `outputs` for a foreign file."""
-        return Path(outputs, self.name) if self.foreign else self.path.parent
+        return self.run_folder or Path(outputs, self.name)
 
 
 def checkpoint_folder(path: Path) -> Path | None:

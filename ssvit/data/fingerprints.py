@@ -1,4 +1,4 @@
-"""Fingerprints of images, which tell an evaluation whether its images were in the pre-training.
+"""Compute and record fingerprints of images. An evaluation compares them with its own images.
 
 A fingerprint has 24 bytes: a hash of the decoded pixels, equal for identical images only, and a perceptual hash, which
 differs in few bits between an image and a changed copy. The perceptual hash contains the signs of the 128 discrete
@@ -37,8 +37,8 @@ _ROWS = 32  # rows of pixels, evenly spaced, that the hash of the content covers
 def fingerprints(images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0) -> Tensor:
     """Return the fingerprints of images.
 
-    The parameters are those of a transform, so that an evaluation can apply this function to decoded images. The
-    arithmetic is exact: a fingerprint does not depend on the other images of the batch.
+    This is a transform of decoded images, as evaluations use it. The arithmetic is exact: a fingerprint does not depend
+    on the other images of the batch.
 
     Args:
         images: (b, c, h, w), or images (c, h, w) of any size; uint8, or float32 in [0, 1].
@@ -93,10 +93,12 @@ def start(folder: Path, images: int, initial: Path | None) -> bool:
     Raises:
         UserError: The file of `initial` is invalid, or this file cannot be written.
     """
-    former = None if initial is None else read(initial)
-    is_new = not (folder / FILE).exists() and not any(folder.glob("step_*"))
-    if is_new and (images or former is not None):
-        _write(folder, np.concatenate([np.zeros((images, BYTES), np.uint8), *([] if former is None else [former])]))
+    if not (folder / FILE).exists() and not any(folder.glob("step_*")):
+        parts = [np.zeros((images, BYTES), np.uint8)] if images else []
+        if initial is not None and (former := read(initial)) is not None:
+            parts.append(former)
+        if parts:
+            _write(folder, np.concatenate(parts))
     return (folder / FILE).exists()
 
 
@@ -109,7 +111,7 @@ def record(folder: Path, shown: bytes) -> None:
     Raises:
         UserError: The file is invalid or cannot be written.
     """
-    if not shown or (values := read(folder)) is None:  # a run that was started by an older version has no file
+    if (values := read(folder)) is None:  # a run that was started by an older version has no file
         return
     rows = np.frombuffer(shown, np.uint8).reshape(-1, _INDEX + BYTES)
     values[rows[:, :_INDEX].copy().view(np.int64)[:, 0]] = rows[:, _INDEX:]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 SIDE = 64  # rows and columns of the pictures
 _BLUR = 2.0  # standard deviation of the blur, in pixels
-_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a picture that shows a part of the other one
-_UNSCALED = 0.9  # part of an unscaled picture that is searched in the other one
+_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the first picture within the second
+_UNSCALED = 0.9  # side of the template, for scale 1
 _SIMILAR = 0.3  # minimum correlation after template matching; other pairs are not refined
 _ROUNDS = 5  # steps of the least squares
 _MARGIN = 0.94  # part of the picture that is compared, which excludes frames
@@ -66,15 +66,15 @@ def align(fixed: Tensor, moving: Tensor) -> Aligned:
 
 
 def partial_correlation(fixed: Tensor, moving: Aligned, others: list[Aligned]) -> Tensor:
-    """Return the correlation of the details of pairs that the other pictures do not explain, (p,).
+    """Return the partial correlation of the details of pairs given further pictures, (p,).
 
-    Both pictures are regressed on the others, and the residuals are correlated (Fisher 1924). Pictures of one kind
-    share what is typical of the kind, which the regression removes; a picture and its copy also share the remainder.
+    Both pictures are regressed on the further pictures, and the residuals are correlated (Fisher 1924). The regression
+    removes the details that are common to pictures of one kind. The residuals of a copy are still correlated.
 
     Args:
         fixed: Details of the first pictures, (p, n, n).
         moving: The second pictures, aligned with the first ones.
-        others: k further pictures of each pair, aligned with the first ones. Those that overlap too little are ignored.
+        others: The k further pictures, aligned with the first ones. A picture that overlaps too little is ignored.
     """
     inside, columns = moving.inside, [torch.ones_like(fixed)]
     for other in others:
@@ -92,11 +92,11 @@ def partial_correlation(fixed: Tensor, moving: Aligned, others: list[Aligned]) -
 
 
 def _matched(part: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Search each picture, scaled, in another one by normalised cross-correlation.
+    """Find each scaled picture `part` in the picture `whole` by normalised cross-correlation.
 
     Args:
-        part: Pictures that may show a part of the others, (p, m, m).
-        whole: The others, (p, m, m).
+        part: Pictures, (p, m, m).
+        whole: Pictures, (p, m, m).
 
     Returns:
         The highest correlation, (p,), and (scale, y, x), (p, 3), which maps coordinates of the part in [-1, 1] to
@@ -133,8 +133,8 @@ def _matched(part: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
 def _refined(fixed: Tensor, moving: Tensor, transform: Tensor) -> Aligned:
     """Refine transforms (scale, y, x), (p, 3), of the frame of `fixed` to coordinates of `moving`; keep the best."""
     n = fixed.shape[-1]
-    coordinates = (torch.arange(n) + 0.5) / n * 2 - 1
-    y, x = coordinates[:, None], coordinates
+    x = _centres(n)
+    y = x[:, None]
     gradients = F.pad(moving[:, 2:] - moving[:, :-2], (0, 0, 1, 1)), F.pad(moving[..., 2:] - moving[..., :-2], (1, 1))
     stack = torch.stack([moving, *(gradient * n / 4 for gradient in gradients)], 1)
     current, warped = _warped(fixed, stack, transform)
@@ -149,13 +149,14 @@ def _refined(fixed: Tensor, moving: Tensor, transform: Tensor) -> Aligned:
         transform = transform + change.clamp(-0.06, 0.06)
         current, warped = _warped(fixed, stack, transform)
         better = current.correlation > best.correlation
-        best = Aligned(
-            *(
-                torch.where(better.view(-1, *[1] * (new.ndim - 1)), new, old)
-                for new, old in zip(current, best, strict=True)
-            )
-        )
+        for values, new in zip(best, current, strict=True):
+            values[better] = new[better]
     return best
+
+
+def _centres(n: int) -> Tensor:
+    """Return the coordinates of the centres of n pixels, where the borders of the picture are -1 and 1."""
+    return (torch.arange(n) + 0.5) / n * 2 - 1
 
 
 def _warped(fixed: Tensor, stack: Tensor, transform: Tensor) -> tuple[Aligned, Tensor]:
@@ -165,8 +166,8 @@ def _warped(fixed: Tensor, stack: Tensor, transform: Tensor) -> tuple[Aligned, T
     matrix = torch.stack([torch.stack([scale, zero, x], 1), torch.stack([zero, scale, y], 1)], 1)
     grid = F.affine_grid(matrix, list(stack.shape), align_corners=False)
     warped = F.grid_sample(stack, grid, align_corners=False)
-    inner = F.affine_grid(torch.eye(2, 3)[None], [1, 1, *stack.shape[2:]], align_corners=False)
-    inside = ((grid.abs() < _MARGIN).all(-1) & (inner.abs() < _MARGIN).all(-1)).float()
+    inner = _centres(stack.shape[-1]).abs() < _MARGIN
+    inside = ((grid.abs() < _MARGIN).all(-1) & inner & inner[:, None]).float()
     values, area = warped[:, 0], inside.sum((1, 2)).clamp_min(1)
     first, second = (
         (pictures - ((pictures * inside).sum((1, 2)) / area)[:, None, None]) * inside for pictures in (fixed, values)

@@ -1,9 +1,9 @@
 """Count the evaluation images that were in the pre-training, by the fingerprints that its run recorded.
 
-An image is identical to an image of the pre-training if their hashes of the content are equal. It is a near-duplicate
-if the distance of their perceptual hashes is at most a threshold, which is calibrated on the same images: half of the
-distance that 99 % of the second nearest images exceed. Images of one kind, which all look alike, have small distances,
-and then only identical images are counted.
+Two images are identical if the hashes of their content are equal. Their distance is the number of bits in which their
+perceptual hashes differ. An evaluation image is a near-duplicate if its nearest image of the pre-training is within a
+threshold, which is half of the 1st percentile of the distances to the second nearest images. The threshold is 0 for
+images of one kind that hardly differ; only identical images are then counted.
 
 Shapes use m evaluation images, n images of the pre-training.
 """
@@ -46,8 +46,8 @@ class Overlap:
         identical: Whether an evaluation image is identical to one of them, (m,) bool.
         similar: Whether an evaluation image is a near-duplicate of one of them, and not identical, (m,) bool.
         bits: Maximum distance of the perceptual hashes of near-duplicates.
-        false_matches: Upper limit of the fraction of images that are matched falsely, with 95 % confidence. It is
-            measured on the second nearest images, of which all are assumed to be other images.
+        false_matches: Upper 95 % limit of the fraction of false matches. It is measured on the second nearest images,
+            which are assumed to be different images.
     """
 
     recorded: int

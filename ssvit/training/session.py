@@ -19,7 +19,6 @@ from ssvit.data.sources.base import Data, subset
 from ssvit.data.sources.base_options import NO_LABELS, PERMUTATION
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
@@ -95,7 +94,7 @@ class Session:
         recorded = False
         if self.fabric.is_global_zero:
             encoder = config.options.encoder
-            initial = encoder.checkpoint().path.parent if isinstance(encoder, LoadEncoder) else None
+            initial = encoder.checkpoint().run_folder if hasattr(encoder, "path") else None
             recorded = fingerprints.start(folder, len(loader.source) if loader.records else 0, initial)
         if runtime.any_process(self.fabric, recorded) and self.stage == FINETUNE:
             for evaluator in evaluators.values():

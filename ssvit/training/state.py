@@ -299,7 +299,8 @@ class State:
         """
         self._finish_saving()
         recorded = b"".join(gather(lambda: shown))
-        self._in_main(lambda: fingerprints.record(folder, recorded))
+        if recorded:
+            self._in_main(lambda: fingerprints.record(folder, recorded))
         states, metadata = self._states(), dict(run_identity)
         if self._saves is None:
             self._in_main(lambda: storage.save(folder, step, states, metadata))

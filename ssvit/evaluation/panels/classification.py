@@ -9,14 +9,13 @@ Shapes use n images of the source, k classes.
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 
-import numpy as np
 import torch
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.fingerprints import read
 from ssvit.data.loader import TOLERATED, Loading, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
-from ssvit.evaluation.leakage import fingerprints_of, overlap, sentence
+from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.panels.predictions import MultiLabelPredictions, Predictions, percent
@@ -56,7 +55,7 @@ class Classification(Evaluator):
         self.options = options
         self.source, self.transform, self.part = source, transform, part
         self.images = len(source)
-        self._fingerprints: np.ndarray | None = None  # of the images, for the comparison with the pre-training
+        self._overlap: Overlap | None = None  # with the pre-training, the same in each evaluation
         self.real = None if options.real is None else read_real(options.real, source)
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
@@ -80,18 +79,17 @@ class Classification(Evaluator):
             pairs = zip(predictions.source_indices.tolist(), predictions.guess.tolist(), strict=True)
             correct = [guess in self.real[index] for index, guess in pairs if self.real[index]]
             metrics["accuracy_real"] = sum(correct) / max(1, len(correct))
-        if self.run_folder is not None and self._fingerprints is None:
+        if self.run_folder is not None and self._overlap is None and (recorded := read(self.run_folder)) is not None:
             loading: Loading = {"workers": self.options.workers, "timeout": self.options.timeout}
-            self._fingerprints = fingerprints_of(self.source, predictions.source_indices, **loading)
+            self._overlap = overlap(recorded, fingerprints_of(self.source, predictions.source_indices, **loading))
         if history is None:
             return Evaluation(metrics=metrics)
         lines = predictions.lines(metrics, counts)
         if "accuracy_real" in metrics:
             lines.append(f"top-1 by ReaL labels {percent(metrics['accuracy_real'])}")
-        if self.run_folder is not None and (recorded := read(self.run_folder)) is not None:
-            assert self._fingerprints is not None
+        if self._overlap is not None:
             scores = {"top-1": predictions.correct} if isinstance(predictions, Predictions) else {}
-            lines.append(sentence(overlap(recorded, self._fingerprints).values(scores), self.part))
+            lines.append(sentence(self._overlap.values(scores), self.part))
         if unreadable:
             lines.append(f"unreadable and excluded: {unreadable:,} images")
         history = with_metrics(history, metrics)

@@ -43,7 +43,7 @@ class Evaluated(NamedTuple):
         prefix: Prefix of the names of its feature sets.
         function: The extractor.
         view: Options of the transform of its images.
-        run_folder: Folder of the run that trained the encoder; None for a baseline.
+        run_folder: Folder of the run that trained the encoder; None for a baseline or foreign weights.
     """
 
     name: str
@@ -154,7 +154,7 @@ def encoders_of(
     view = options.data.view
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
     function = frozen(built(options.encoder), readings, weights)
-    encoders = [Evaluated(OWN, "", function, view, checkpoint.path.parent)]
+    encoders = [Evaluated(OWN, "", function, view, checkpoint.run_folder)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
         untrained = frozen(built(options.encoder.loaded()), readings, weights)
@@ -163,7 +163,7 @@ def encoders_of(
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
-        function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().path.parent
+        function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().run_folder
         encoders.append(Evaluated(other.name, f"{other.name} ", function, _resized(view, other.image_size), folder))
     return encoders
 
@@ -210,12 +210,8 @@ def _split(
         masked: Whether to read segmentation masks.
         paired: Whether to detect near-duplicates and images of the pre-training.
     """
-    loading: dict[str, Any] = {
-        "batch_size": options.batch_size,
-        "workers": options.workers,
-        "timeout": options.loader_timeout,
-        "device": fabric.device,
-    }
+    reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
+    loading: dict[str, Any] = {**reading, "batch_size": options.batch_size, "device": fabric.device}
     pixel_format = {name: getattr(options.data.source, name, None) for name in ("channels", "range")}
 
     def extracted(encoder: Evaluated, source: Source, which: str) -> FeatureSets:
@@ -232,6 +228,11 @@ def _split(
                 sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
+    recorded = {
+        encoder.name: record
+        for encoder in encoders
+        if paired and encoder.run_folder and (record := read(encoder.run_folder)) is not None
+    }
     evaluated, *others = encoders
     part, test_source = data.reported
     feature_sets = []
@@ -253,12 +254,10 @@ def _split(
             source = sets.source.take(sets.indices[rows])
             return extract(Grey(), source, evaluated.view.build(), **reading).values["grey"]
 
-        reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
         pairs = duplicates(of_train.values["thumbnails"], of_test.values["thumbnails"], grey)
-        recorded = {encoder.name: read(encoder.run_folder) for encoder in encoders if encoder.run_folder}
-        if any(record is not None for record in recorded.values()):
+        if recorded:
             shown = fingerprints_of(test.source, test.indices, **reading)
-            overlaps = {name: overlap(record, shown) for name, record in recorded.items() if record is not None}
+            overlaps = {name: overlap(record, shown) for name, record in recorded.items()}
     return Split(
         readings=tuple(evaluated.function.identities),
         train=train,
