@@ -9,14 +9,14 @@ pretrain: .venv/ready
 	$(BIN)/python tools/finetune.py
 
 # A process for each core, and a thread for each process: most of the time goes into starting tools.
-test: .venv/dev
+test: .venv/dev .venv/kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 # The same with the oldest supported versions of what ssvit depends on.
 test-oldest: .venv-oldest/dev
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
-test-slow: .venv/dev
+test-slow: .venv/dev .venv/kernels
 	$(BIN)/python -m pytest -m slow
 
 lint: .venv/dev
@@ -27,13 +27,18 @@ lint: .venv/dev
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-benchmark: .venv/ready
+benchmark: .venv/ready .venv/kernels
 	$(BIN)/ssvit benchmark
 
 # What running needs.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# Layers in C++ for this CPU; without a compiler, those of torch are used.
+.venv/kernels: .venv/ready $(wildcard ssvit/kernels/csrc/*)
+	-$(BIN)/ssvit build-kernels
 	touch $@
 
 # What tests and the linter need besides.
@@ -44,6 +49,7 @@ benchmark: .venv/ready
 .venv-oldest/dev: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	-.venv-oldest/bin/ssvit build-kernels
 	touch $@
 
 # What the pages need besides.

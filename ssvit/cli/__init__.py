@@ -26,6 +26,7 @@ COMMANDS = {
     "cost": "measure the cost of a pre-training step: CPU time, operations",
     "pack": "make shards (tar files) of a data set",
     "normalization": "measure mean, deviation and range of the channels",
+    "build-kernels": "compile faster layers for training on this CPU",
     "benchmark": "measure the speed of a training step and of the loader",
 }
 

@@ -58,7 +58,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = _rows(x)
         ctx.save_for_backward(rows, weight)
-        return operators.linear(rows, weight, bias).view(*x.shape[:-1], -1)
+        return operators.library().linear(rows, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -66,15 +66,16 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows = _rows(gradient)
         needs_x, *needs_rest = ctx.needs_input_grad
-        to_x = operators.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if needs_x else None
-        return to_x, *(operators.linear_weights(rows, x) if any(needs_rest) else (None, None))
+        by = operators.library()
+        to_x = by.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if needs_x else None
+        return to_x, *(by.linear_weights(rows, x) if any(needs_rest) else (None, None))
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor | None, packed: Tensor, heads: int) -> Tensor:
         query, packed = None if query is None else query.contiguous(), packed.contiguous()
-        out, norms = operators.attention(query, packed, heads)
+        out, norms = operators.library().attention(query, packed, heads)
         ctx.save_for_backward(query, packed, norms)
         return out
 
@@ -82,7 +83,8 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, packed, norms = ctx.saved_tensors
-        return *operators.attention_backward(query, packed, gradient.contiguous(), norms), None
+        to_packed, *to_query = operators.library().attention_backward(query, packed, gradient.contiguous(), norms)
+        return (to_query[0] if to_query else None), to_packed, None
 
 
 class _Branches(torch.autograd.Function):
@@ -90,8 +92,8 @@ class _Branches(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, heads: list[int], epsilon: float, adds: bool, learns: bool, *weights: Tensor
     ) -> Tensor:
-        x, ctx.adds = x.contiguous(), adds
-        kept = operators.branches(x, weights, heads, epsilon, adds, learns)
+        x, ctx.heads, ctx.adds = x.contiguous(), heads, adds
+        kept = operators.library().branches(x, weights, heads, epsilon, adds, learns)
         ctx.save_for_backward(x, *weights, *kept)
         return kept[-6:][0]
 
@@ -100,7 +102,9 @@ class _Branches(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         weights, kept = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        to_x, *to_weights = operators.branches_backward(gradient.contiguous(), x, weights, kept, ctx.adds)
+        to_x, *to_weights = operators.library().branches_backward(
+            gradient.contiguous(), x, weights, kept, ctx.heads, ctx.adds
+        )
         return to_x, None, None, None, None, *to_weights
 
 
@@ -108,7 +112,7 @@ def _by_kernels(x: Tensor, dtype: torch.dtype, *parameters: Tensor) -> bool:
     """Return whether the operators support a product of these tensors in this type."""
     if dtype != torch.bfloat16 or any(p.dtype != torch.float32 or not p.is_contiguous() for p in parameters):
         return False
-    return operators.supports_matmul(x, *(width for parameter in parameters for width in parameter.shape))
+    return operators.supports(x, *(width for parameter in parameters for width in parameter.shape))
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -150,7 +154,7 @@ def attention(query: Tensor | None, packed: Tensor, heads: int) -> Tensor | None
         Outputs, (b, q, d), or None if the operators do not support the tensors.
     """
     width = packed.shape[-1] // (3 if query is None else 2)
-    if packed.dtype != torch.bfloat16 or not operators.supports_matmul(packed, width // heads):
+    if packed.dtype != torch.bfloat16 or not operators.supports(packed, width // heads):
         return None
     return _Attention.apply(query, packed, heads)
 
@@ -159,7 +163,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out, moments = operators.layer_norm(rows, weight, bias, epsilon)
+        out, moments = operators.library().layer_norm(rows, weight, bias, epsilon)
         ctx.save_for_backward(rows, weight, moments)
         return out.view_as(x)
 
@@ -167,7 +171,9 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, moments = ctx.saved_tensors
-        to_x, *to_rest = operators.layer_norm_backward(rows, gradient.reshape(rows.shape).contiguous(), weight, moments)
+        to_x, *to_rest = operators.library().layer_norm_backward(
+            rows, gradient.reshape(rows.shape).contiguous(), weight, moments
+        )
         return to_x.view_as(gradient), *to_rest, None
 
 
@@ -183,7 +189,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tenso
     Returns:
         Outputs, (..., d).
     """
-    if operators.supports_layer_norm(x) and weight.dtype == torch.float32:
+    if x.dtype == torch.bfloat16 and x.is_contiguous() and weight.dtype == torch.float32 and operators.supports(x):
         return _LayerNorm.apply(x, weight, bias, epsilon)
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
@@ -225,7 +231,7 @@ def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
     if len(parts) > 1 and len({weight.requires_grad for weight in weights}) > 1:
         return None  # computed separately, branches need no gradients of frozen weights
     head_widths = [x.shape[-1] // h for h in heads if h]
-    if not (_by_kernels(x, _dtype(x), *weights) and operators.supports_matmul(x, *head_widths)):
+    if not (_by_kernels(x, _dtype(x), *weights) and operators.supports(x, *head_widths)):
         return None
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
     return _Branches.apply(x, heads, epsilon, adds, learns, *weights)

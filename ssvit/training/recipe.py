@@ -52,8 +52,8 @@ class Recipe(Options):
     precision: Literal["auto", "bf16-mixed", "32-true", "64-true"] = "auto"
     """auto (bfloat16 where the device computes in it natively), bf16-mixed, 32-true or 64-true."""
     backend: Literal["auto", "eager", "compile", "kernels"] = "auto"
-    """Implementation of the layers: eager, compile (torch.compile), kernels (faster layers for CPUs), or auto: compile
-    on CUDA and in long runs on CPUs with AMX, otherwise kernels."""
+    """Implementation of the layers: eager, compile (torch.compile), kernels (faster layers for CPUs, in bfloat16 after
+    ssvit build-kernels), or auto: compile on CUDA; on a CPU kernels, or without them compile in long runs."""
     seed: Whole = 0
     """Seed of all random numbers."""
     evaluate_every: Count = 150

@@ -37,8 +37,7 @@ from ssvit.training import sharding
 from ssvit.training.recipe import Recipe
 
 TIMEOUT = 600.0  # seconds that a process waits for another process
-# Floating-point operations of a process that repay its compilation on a CPU with matrix units (AMX), where compiling
-# took 140 seconds and compiled steps save up to a fifth of the time.
+# Floating-point operations of a process that repay its compilation on a CPU, which took 140 seconds without a cache.
 _REPAID = 300e12
 
 _CONNECTION_LOST = re.compile(
@@ -60,12 +59,10 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
 
 
 def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["eager", "compile", "kernels"], str]:
-    """Choose the implementation of the layers for recipe.backend=auto.
+    """Return the implementation of the layers; auto is the fastest one in docs/performance.md.
 
-    On a CPU with AMX, compiled steps are the fastest, and on other CPUs those with kernels (docs/performance.md).
-
-    The choice depends on the options, the machine and its compilers, but not on measured times, so a run that is
-    resumed on the same machine has the same bits as an uninterrupted run.
+    The choice of auto depends on the options, the machine, its compiler and whether the kernels are built, but not on
+    measured times, so a run that is resumed on the same machine has the same bits as an uninterrupted run.
 
     Args:
         fabric: The processes and devices.
@@ -74,25 +71,36 @@ def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["
 
     Returns:
         The implementation, and the reason in words.
+
+    Raises:
+        UserError: The recipe requires kernels that are not built.
     """
     device = fabric.device
+    half = precision(recipe, device) == "bf16-mixed"
+    if recipe.backend != "auto":
+        if recipe.backend == "kernels" and half and operators.version() and operators.library() is None:
+            raise UserError("recipe.backend=kernels: the kernels are not built; ssvit build-kernels compiles them")
+        return recipe.backend, "chosen"
     if device.type == "cuda":
         return "compile", "the device is a GPU"
     if device.type != "cpu":
         return "eager", "the device is neither a CPU nor a GPU"
-    half = precision(recipe, device) == "bf16-mixed"
-    if not (half and private.has_matrix_units() and isinstance(encoder, ViT)):
-        if half and operators.library() is None:
-            return "kernels", "without those in C, which need a C compiler (cc, or the value of CC)"
-        return "kernels", "the device is a CPU"
+    if not half:
+        return "kernels", "the device is a CPU; products in float32 by oneDNN"
+    if operators.library() is not None:
+        return "kernels", f"the device is a CPU; version for {operators.version()}"
+    hint = "; ssvit build-kernels compiles faster layers" if operators.version() else ""
+    if not isinstance(encoder, ViT):
+        return "eager", f"the encoder is {encoder.options.label}, not a ViT{hint}"
     # Forward and backward pass take 6 operations for each weight and token. Masking and views are not considered.
     tokens = recipe.steps * recipe.batch_size // fabric.world_size * encoder.patches
     work = 6 * tokens * sum(weight.numel() for weight in encoder.parameters())
     if work < _REPAID:
-        return "kernels", f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
+        reason = f"about {work / 1e12:.3g} TFLOP per process; compiling pays off from {_REPAID / 1e12:.0f} on"
+        return "eager", reason + hint
     if not _compiles():
-        return "kernels", "torch.compile fails on this machine; it requires a C++ compiler (g++, or the value of CXX)"
-    return "compile", f"about {work / 1e12:,.0f} TFLOP per process"
+        return "eager", "torch.compile fails on this machine; it requires a C++ compiler (g++, or the value of CXX)"
+    return "compile", f"about {work / 1e12:,.0f} TFLOP per process{hint}"
 
 
 def _compiles() -> bool:

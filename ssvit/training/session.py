@@ -146,11 +146,10 @@ class Session:
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
         objective = config.build("objective", **objects)
-        if recipe.backend == "auto":
-            backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
-            recipe = recipe.changed(backend=backend)
-            if is_main_process():
-                print_lines(f"recipe.backend=auto: {backend} ({reason})")
+        backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
+        if recipe.backend == "auto" and is_main_process():
+            print_lines(f"recipe.backend=auto: {backend} ({reason})")
+        recipe = recipe.changed(backend=backend)
         loader = Loader(
             source=data.train,
             transform=config.build("data.augment"),

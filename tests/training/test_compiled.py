@@ -12,6 +12,7 @@ import torch
 from command import LIMIT
 from runs import final, rows, spread
 
+from ssvit.options import UserError
 from ssvit.randomness import uniform
 from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
@@ -29,23 +30,36 @@ LONG = {"steps": 2_000_000, "batch_size": 10_000, "precision": "bf16-mixed"}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "device", "world", "works", "expected"),
+    ("recipe", "device", "world", "built", "works", "expected"),
     [
-        (LONG, "cpu with AMX", 1, True, "compile"), (LONG, "cpu with AMX", 100, True, "kernels"),
-        (LONG, "cpu with AMX", 1, False, "kernels"), (LONG | {"steps": 2_000}, "cpu with AMX", 1, True, "kernels"),
-        (LONG | {"precision": "32-true"}, "cpu with AMX", 1, True, "kernels"), (LONG, "cpu", 1, True, "kernels"),
-        ({"precision": "32-true"}, "cuda", 1, False, "compile"), (LONG, "mps", 1, True, "eager"),
+        (LONG, "cpu", 1, True, True, "kernels"), (LONG, "cpu", 1, False, True, "compile"),
+        (LONG, "cpu", 100, False, True, "eager"), (LONG, "cpu", 1, False, False, "eager"),
+        (LONG | {"steps": 2_000}, "cpu", 1, False, True, "eager"),
+        (LONG | {"precision": "32-true"}, "cpu", 1, False, True, "kernels"),
+        ({"precision": "32-true"}, "cuda", 1, False, False, "compile"), (LONG, "mps", 1, True, True, "eager"),
     ],
 )  # fmt: skip
-def test_auto_compiles_on_gpus_and_long_runs_on_cpus_with_amx(recipe, device, world, works, expected, monkeypatch):
+def test_auto_uses_kernels_that_are_built_and_compiles_long_runs(
+    recipe, device, world, built, works, expected, monkeypatch
+):
     monkeypatch.setattr(runtime, "_compiles", lambda: works)
-    has_amx = "AMX" in device
-    monkeypatch.setattr(runtime.private, "has_matrix_units", lambda: has_amx)
-    device = device.split()[0]
+    monkeypatch.setattr(runtime.operators, "library", lambda: object() if built else None)
     fabric = SimpleNamespace(device=torch.device(device), world_size=world)
     choice, reason = runtime.backend(fabric, Recipe(**recipe), tiny.encoder(0.0))
     assert choice == expected
     assert reason
+
+
+def test_kernels_must_be_built_before_they_are_required(monkeypatch):
+    monkeypatch.setattr(runtime.operators, "version", lambda: "amx")
+    fabric = SimpleNamespace(device=torch.device("cpu"), world_size=1)
+    half, single = (Recipe(backend="kernels", precision=precision) for precision in ("bf16-mixed", "32-true"))
+    monkeypatch.setattr(runtime.operators, "library", lambda: None)
+    assert runtime.backend(fabric, single, tiny.encoder(0.0))[0] == "kernels"
+    with pytest.raises(UserError, match="build-kernels"):
+        runtime.backend(fabric, half, tiny.encoder(0.0))
+    monkeypatch.setattr(runtime.operators, "library", lambda: object())
+    assert runtime.backend(fabric, half, tiny.encoder(0.0))[0] == "kernels"
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

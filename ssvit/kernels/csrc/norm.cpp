@@ -1,9 +1,13 @@
 /* Layer norm in bfloat16: each row is read once, computed in float32 and rounded once. Results do not depend on the
  * number of threads. */
 
+#include "layers.h"
+
 #include <math.h>
 
-#include "layers.h"
+#define BLOCKS 32 /* blocks of rows whose gradients of weight and bias are summed separately, for threads */
+
+int64_t norm_scratch(int64_t width) { return BLOCKS * 2 * width; }
 
 void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf16 *out, float *moments, int64_t rows,
                   int64_t width, float epsilon, int threads) {
@@ -27,16 +31,15 @@ void norm_forward(const bf16 *inputs, const float *weight, const float *bias, bf
     }
 }
 
-/* added: rows that are added to the gradient of x, or 0. The gradients of weight and bias are summed separately for
- * equal blocks of rows, sums (blocks, 2, width), which are distributed over the threads. */
+/* added: rows that are added to the gradient of x, or 0. */
 void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight, const float *moments,
-                   const bf16 *added, bf16 *out, float *to_weight, float *to_bias, float *sums, int64_t rows,
-                   int64_t width, int64_t blocks, int threads) {
+                   const bf16 *added, bf16 *out, float *to_weight, float *to_bias, int64_t rows, int64_t width,
+                   float *sums, int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (int64_t block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < BLOCKS; block++) {
         float *for_weight = sums + block * 2 * width, *for_bias = for_weight + width;
         memset(for_weight, 0, 2 * width * sizeof *sums);
-        for (int64_t i = block * rows / blocks; i < (block + 1) * rows / blocks; i++) {
+        for (int64_t i = block * rows / BLOCKS; i < (block + 1) * rows / BLOCKS; i++) {
             const bf16 *x = inputs + i * width, *g = gradient + i * width;
             float m = moments[2 * i], s = moments[2 * i + 1], along_bias = 0, along_weight = 0;
 #pragma omp simd reduction(+ : along_bias, along_weight)
@@ -58,6 +61,6 @@ void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight
         }
     }
     memset(to_weight, 0, width * sizeof *sums), memset(to_bias, 0, width * sizeof *sums);
-    for (int64_t block = 0; block < blocks; block++, sums += 2 * width)
+    for (int64_t block = 0; block < BLOCKS; block++, sums += 2 * width)
         for (int64_t j = 0; j < width; j++) to_weight[j] += sums[j], to_bias[j] += sums[width + j];
 }
