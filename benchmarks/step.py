@@ -1,7 +1,7 @@
 """Compare a training step with that of other projects: python -m benchmarks.step objective=mae encoder=ti …
 
 Its options are those of `ssvit benchmark`. Each contender is trained by ssvit's loop with AdamW on the same images,
-with recipe.backend=auto once without compilation (ssvit with its kernels) and once compiled.
+with recipe.backend=auto once without compilation (ssvit with its kernels, and with plain modules) and once compiled.
 `share` is the useful work of a step relative to the machine's own matrix products, measured in the same rounds; for all
 contenders it is the matrix products of ssvit's step.
 """
@@ -22,7 +22,7 @@ from ssvit.options import OptionError
 from ssvit.training.benchmark import Rate, Steps, gflop_of_image, measure_steps, table
 from ssvit.training.session import Session
 
-OURS, PLAIN, COMPILED = "ssvit", ", plain attention", ", compiled"
+OURS, EAGER, PLAIN, COMPILED = "ssvit", "ssvit, eager", ", plain attention", ", compiled"
 
 
 class Step(benchmark.Benchmark):
@@ -64,10 +64,9 @@ def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float
     steps = {}
     for name in names:
         contender = name.removesuffix(COMPILED)
-        plain = "kernels" if contender == OURS and session.fabric.device.type == "cpu" else "eager"
-        backend = plain if name == contender else "compile"
-        numbers = recipe.changed(optimizer="adamw", backend=backend)
-        if contender == OURS:
+        backend = "kernels" if name == OURS and session.fabric.device.type == "cpu" else "eager"
+        numbers = recipe.changed(optimizer="adamw", backend=backend if name == contender else "compile")
+        if contender in (OURS, EAGER):
             steps[name] = Steps(session.fabric, copy.deepcopy(ours), numbers, images)
             continue
         peer = PEERS[config.choices["objective"]][contender.removesuffix(PLAIN)](config.options)
@@ -82,6 +81,7 @@ def measure(config: Config) -> list[Rate]:
     options: Step = config.options
     names = [OURS, *contenders(config.choices["objective"], options.peers)]
     compiled = [f"{name}{COMPILED}" for name in names]
+    names.insert(1, EAGER)
     names = {"eager": names, "compile": compiled}.get(options.recipe.backend, [*names, *compiled])
     steps, gflop = build(names, config)
     return measure_steps(steps, gflop=gflop, rounds=options.rounds, reference=names[0])
