@@ -101,7 +101,11 @@ def test_the_commands_of_the_pages_are_taken():
 @pytest.mark.parametrize(
     ("module", "arguments", "rows"),
     [
-        ("step", ["objective=mae", *TINY, "peers=[timm]", "output=rates.json"], ["ssvit, eager", "ssvit, compiled", "torch product"]),
+        (
+            "step",
+            ["objective=mae", *TINY, "peers=[timm]", "output=rates.json"],
+            ["ssvit, eager", "ssvit, compiled", "torch product"],
+        ),
         ("data", ["1", "16"], ["ssvit, shards of size=256", "Pillow + transforms v1"]),
     ],
 )
