@@ -191,7 +191,7 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     Args:
         checkpoint: Run, folder of a run, its name in `outputs`, file of foreign weights, or newest.
         outputs: Folder of all runs.
-        options: device, batch_size, and options of the encoder (image_size, resize, …).
+        options: device, batch_size, precision (auto, bf16 or 32), and options of the encoder (image_size, resize, …).
 
     Raises:
         UserError: There is no such checkpoint, or an option has an invalid value.

@@ -5,8 +5,10 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +22,15 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
+from ssvit.kernels import inference
+from ssvit.kernels.inference import Precision
 from ssvit.loading.encoder import load_classifier, load_encoder
 from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
-from ssvit.options import OptionError, whole
+from ssvit.options import OptionError, one_of, whole
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
@@ -90,9 +94,17 @@ class _Model:
     """Implement what encoders and classifiers share: batches of images with one size."""
 
     def __init__(
-        self, module: nn.Module, encoder: encoders.Encoder, checkpoint: Checkpoint, *, device: str, batch_size: int
+        self,
+        module: nn.Module,
+        encoder: encoders.Encoder,
+        checkpoint: Checkpoint,
+        *,
+        device: str,
+        batch_size: int,
+        precision: Literal["auto"] | Precision,
     ) -> None:
         whole("batch_size", batch_size)
+        one_of("precision", precision, ["auto", "bf16", 32])
         try:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()
@@ -100,12 +112,21 @@ class _Model:
             expected = f"must be a device of this machine, such as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
             raise OptionError("device", device, expected) from None
         self.batch_size, self.pixels = batch_size, pixel_format(checkpoint)
+        self.precision = inference.resolved(precision, self.device)
         # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
         options = vars(eval_transform(checkpoint))
         (height, _), resize = options["size"], options["resize"]
         if encoder.image_size != options["size"] and resize is not None:
             resize = round(resize * encoder.image_size[0] / height)
         self.transform = CenterCrop(**options | {"size": encoder.image_size, "resize": resize})
+
+    @cached_property
+    def prepared(self) -> Any:
+        """Return the module for passes without gradients in `precision`; see `ssvit.kernels.inference.prepared`."""
+        return inference.prepared(self.module, self.precision)
+
+    def _context(self) -> AbstractContextManager[object]:
+        return inference.autocast(self.precision, self.device)
 
     def prepare(self, images: Pictures) -> Tensor:
         """Resize and crop images for the model.
@@ -141,14 +162,23 @@ class Encoder(_Model):
         checkpoint: The checkpoint.
         device: Name of the device, such as cpu or cuda:0.
         batch_size: Maximum number of images in a batch.
+        precision: bf16, 32 or auto, as in `ssvit embed`.
         options: Options of `LoadEncoder`, such as image_size=[96, 96].
     """
 
     module: encoders.Encoder
 
-    def __init__(self, checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: str = "cpu",
+        batch_size: int = 64,
+        precision: Literal["auto"] | Precision = "auto",
+        **options: Any,
+    ) -> None:
         module = load_encoder(LoadEncoder(path=checkpoint.path, **options))
-        super().__init__(module, module, checkpoint, device=device, batch_size=batch_size)
+        super().__init__(module, module, checkpoint, device=device, batch_size=batch_size, precision=precision)
 
     def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
         """Return one feature vector per image, pooled as in the training of the encoder.
@@ -191,8 +221,9 @@ class Encoder(_Model):
 
     def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
         reading = Reading(layer=self.module.depth if layer is None else layer, pooling=pooling)
-        frozen = Frozen(self.module, [reading], identity="")
-        return torch.cat([frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)])
+        frozen = Frozen(self.prepared, [reading], identity="")
+        with self._context():
+            return torch.cat([frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)])
 
 
 class Prediction(NamedTuple):
@@ -216,14 +247,23 @@ class Classifier(_Model):
         checkpoint: The checkpoint.
         device: Name of the device, such as cpu or cuda:0.
         batch_size: Maximum number of images in a batch.
+        precision: bf16, 32 or auto, as in `ssvit predict`.
         options: Options of `LoadEncoder`, such as image_size=[96, 96].
     """
 
     module: Classify
 
-    def __init__(self, checkpoint: Checkpoint, *, device: str = "cpu", batch_size: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: str = "cpu",
+        batch_size: int = 64,
+        precision: Literal["auto"] | Precision = "auto",
+        **options: Any,
+    ) -> None:
         module = load_classifier(LoadEncoder(path=checkpoint.path, **options))
-        super().__init__(module, module.encoder, checkpoint, device=device, batch_size=batch_size)
+        super().__init__(module, module.encoder, checkpoint, device=device, batch_size=batch_size, precision=precision)
 
     @property
     def classes(self) -> list[str]:
@@ -248,7 +288,9 @@ class Classifier(_Model):
 
     @torch.no_grad()
     def _probabilities(self, batch: Tensor) -> Tensor:
-        return self.module.probabilities(self.module.logits(batch.to(self.device)).float()).cpu()
+        with self._context():
+            logits = self.prepared.logits(batch.to(self.device))
+        return self.module.probabilities(logits.float()).cpu()
 
     def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | Unreadable]]:
         """Yield the path of each file with its class probabilities, (k,), or with the error if it cannot be read."""

@@ -30,8 +30,10 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def multiplies_bfloat16() -> bool:
-    """Return whether this CPU has instructions for products of bfloat16 matrices."""
+def multiplies_bfloat16(device: torch.device = torch.device("cpu")) -> bool:  # noqa: B008  # a constant
+    """Return whether a device has instructions for products of bfloat16 matrices."""
+    if device.type != "cpu":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 

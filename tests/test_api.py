@@ -170,13 +170,13 @@ def test_what_is_no_picture_is_refused(wrong):
 
 
 def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
-    encoder = ssvit.load(run.folder.name, outputs=outputs)
+    encoder = ssvit.load(run.folder.name, outputs=outputs, precision=32)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(encoder.prepare(images), images)
     with torch.no_grad():
         tokens = encoder.module(images)
         features = encoder.module.pool(tokens)
-    small = ssvit.load(run, batch_size=2)
+    small = ssvit.load(run, batch_size=2, precision=32)
     torch.testing.assert_close(small.features(images), features)
     torch.testing.assert_close(small.class_token(images), tokens[:, 0])
     torch.testing.assert_close(small.patch_features(images).flatten(1, 2), tokens[:, 1:])
@@ -213,7 +213,7 @@ def test_larger_pictures_are_resized_as_in_the_evaluation_and_a_larger_encoder_t
 
 
 def test_a_classifier_names_classes_with_probabilities(fine):
-    model = fine.classifier()
+    model = fine.classifier(precision=32)
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     logits = model.module.logits(images).detach()
     answers = model.predict(images)

@@ -55,7 +55,7 @@ def run(config: Config) -> Path | None:
     data = frozen.images(config, probes)
     encoders = frozen.encoders_of(config, checkpoint, readings, others)
     splits = runtime.in_all_processes(
-        Recipe(precision=options.precision),
+        Recipe(precision="32-true"),  # the encoders have a precision of their own
         options.fabric,
         lambda fabric: frozen.features_of_probes(options, data, encoders, probes, fabric),
     )

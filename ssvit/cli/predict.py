@@ -19,14 +19,14 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data.sources import folder
 from ssvit.loading.finding import find
-from ssvit.loading.finding_options import Finetuned
+from ssvit.loading.finding_options import Finetuned, Inference
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
 _COLUMNS = ("path", "label", "split", "probability")  # of its tables
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # prefixes of its JSON files
 
 
-class Predict(Finetuned):
+class Predict(Finetuned, Inference):
     """Images and their predicted classes."""
 
     images: Sequence[Name] = ()
@@ -110,9 +110,9 @@ def run(config: Config) -> None:
 
     from ssvit.inference import Classifier
 
-    classifier = Classifier(checkpoint)
+    classifier = Classifier(checkpoint, precision=options.precision)
     names = classifier.classes
-    print_lines(f"{checkpoint.path}: {len(names)} classes")
+    print_lines(f"{checkpoint.path}: {len(names)} classes; precision: {classifier.precision}")
     if options.as_table and classifier.is_multi_label:
         raise OptionError("output", options.output, "must be a JSON file, since a table has one class for each image")
     answers, labels, unreadable = [], [], 0

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Unpack
@@ -26,6 +27,8 @@ from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.processes import gather, rank_and_world
+from ssvit.kernels import inference
+from ssvit.kernels.inference import Precision
 from ssvit.models.encoder import Encoder
 from ssvit.options import UserError
 
@@ -64,13 +67,12 @@ class Features:
 
 
 class Extractor(Protocol):
-    """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d).
+    """Compute features of images (b, c, h, w) by name, each (b, d) or (b, y, x, d)."""
 
-    Attributes:
-        identities: String that identifies the function of each feature set by its name.
-    """
-
-    identities: Mapping[str, str]
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """Return a string that identifies the function of each feature set by its name."""
+        ...
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return the features of images (b, c, h, w) by name."""
@@ -80,6 +82,8 @@ class Extractor(Protocol):
 class Frozen:
     """Extract features of an encoder at some readings.
 
+    Until `prepare` is called, weights may change, and the precision is that of the context.
+
     Args:
         encoder: The encoder.
         readings: Readings, which the encoder must support.
@@ -88,15 +92,39 @@ class Frozen:
     """
 
     def __init__(
-        self, encoder: Encoder, readings: Sequence[Reading], *, identity: str, dtype: torch.dtype = torch.float32
+        self,
+        encoder: Encoder,
+        readings: Sequence[Reading],
+        *,
+        identity: str,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         for reading in readings:
             reading.check(encoder.options)
         self.encoder, self.readings, self.weights, self.dtype = encoder, tuple(readings), identity, dtype
-        self.identity = f"{identity} {' '.join(reading.name for reading in readings)}"
-        self.identities: Mapping[str, str] = {
-            reading.name: f"{identity} {reading.name} {dtype}" for reading in readings
-        }
+        self.precision: Precision | None = None
+        self._prepared = encoder
+
+    @property
+    def identity(self) -> str:
+        """Return a string that identifies the features: weights, readings and precision."""
+        return f"{self._function} {' '.join(reading.name for reading in self.readings)}"
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """Return a string that identifies each feature set by its name."""
+        return {reading.name: f"{self._function} {reading.name} {self.dtype}" for reading in self.readings}
+
+    @property
+    def _function(self) -> str:
+        return f"{self.weights} bf16" if self.precision == "bf16" else self.weights
+
+    def prepare(self, device: torch.device, precision: Precision) -> None:
+        """Move the encoder to a device, whose weights no longer change, and compute in a precision from now on."""
+        if precision == self.precision and device == next(self.encoder.parameters()).device:
+            return
+        self.encoder.to(device).eval()
+        self.precision, self._prepared = precision, inference.prepared(self.encoder, precision)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
@@ -108,22 +136,26 @@ class Frozen:
         Returns:
             Features, each (b, d), (b, 2 d) or (b, y, x, d). Values out of the range of the data type are infinite.
         """
-        mode = self.encoder.training
-        self.encoder.eval()
+        encoder = self._prepared
+        mode = encoder.training
+        encoder.eval()
+        context = inference.autocast(self.precision, images.device) if self.precision else nullcontext()
         try:
             last = max(reading.layer for reading in self.readings)
-            return {
-                reading.name: self._pooled(outputs, reading, images)
-                for layer, outputs in enumerate(itertools.islice(self.encoder.layers(images), last), start=1)
-                for reading in self.readings
-                if reading.layer == layer
-            }
+            with context:
+                return {
+                    reading.name: self._pooled(outputs, reading, images)
+                    for layer, outputs in enumerate(itertools.islice(encoder.layers(images), last), start=1)
+                    for reading in self.readings
+                    if reading.layer == layer
+                }
         finally:
-            self.encoder.train(mode)
+            encoder.train(mode)
 
     def _pooled(self, outputs: Tensor, reading: Reading, images: Tensor) -> Tensor:
-        normed = self.encoder.norm(outputs) if reading.norm == "after" else outputs
-        return self.encoder.pooled(normed, reading.pooling, images).to(self.dtype)
+        encoder = self._prepared
+        normed = encoder.norm(outputs) if reading.norm == "after" else outputs
+        return encoder.pooled(normed, reading.pooling, images).to(self.dtype)
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -280,12 +312,7 @@ def cached(
         transform_options: Options of the transform, for the hash.
         **options: Further arguments of `extract`.
     """
-    device = torch.device(options.get("device", "cpu"))
-    shared = {
-        "images": source.fingerprint,
-        "view": dict(transform_options),
-        "precision": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "",
-    }
+    shared = {"images": source.fingerprint, "view": dict(transform_options)}
     keys = {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
     paths = {name: folder / hashlib.sha256(key.encode()).hexdigest()[:32] for name, key in keys.items()}
     files = {name: _read(path, keys[name]) for name, path in paths.items()}

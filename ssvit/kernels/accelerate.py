@@ -11,18 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ssvit.kernels.fused import Branch, attention, branches, layer_norm, linear
+from ssvit.kernels import operators
+from ssvit.kernels.fused import Branch, attention, branches, layer_norm, linear, packed_weight
 from ssvit.models import block, vit
 from ssvit.models.block import ALL, Ids, TokenInfo
 from ssvit.private import has_hooks
 
 
 class Linear(nn.Linear):
-    """Apply `fused.linear` to tokens; a single vector per image is too little work to profit."""
+    """Apply `fused.linear` to tokens; a single vector per image is too little work to profit.
+
+    Attributes:
+        packed: The result of `pack`, with the version of the weight.
+    """
+
+    packed: tuple[Tensor, int] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the linear layer: (..., i) -> (..., o)."""
-        return super().forward(x) if self.bias is None or x.ndim < 3 else linear(x, self.weight, self.bias)
+        if self.bias is None or x.ndim < 3:
+            return super().forward(x)
+        return linear(x, self.weight, self.bias, packed_weight(self))
 
 
 class LayerNorm(nn.LayerNorm):
@@ -141,6 +150,16 @@ def accelerate(module: nn.Module, enabled: bool = True) -> None:
             part.__class__ = type(kind.__name__, (swaps[kind.__base__],), dict(vars(kind)))
         else:
             part.__class__ = swaps.get(kind, kind)
+
+
+def pack(module: nn.Module) -> None:
+    """Convert the weights of accelerated linear layers once for passes without gradients, instead of at each pass.
+
+    The converted weights are not used after a change of the weights.
+    """
+    for part in module.modules():
+        if type(part) is Linear and operators.supports(part.weight, *part.weight.shape):
+            part.packed = operators.library().pack(part.weight.detach()), part.weight._version
 
 
 def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -55,20 +55,20 @@ def _rows(x: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor | None) -> Tensor:
         rows = _rows(x)
         ctx.save_for_backward(rows, weight)
-        return operators.library().linear(rows, weight, bias).view(*x.shape[:-1], -1)
+        return operators.library().linear(rows, weight if packed is None else packed, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = _rows(gradient)
-        needs_x, *needs_rest = ctx.needs_input_grad
+        needs_x, *needs_rest = ctx.needs_input_grad[:3]
         by = operators.library()
         to_x = by.linear_inputs(rows, weight).view(*gradient.shape[:-1], -1) if needs_x else None
-        return to_x, *(by.linear_weights(rows, x) if any(needs_rest) else (None, None))
+        return to_x, *(by.linear_weights(rows, x) if any(needs_rest) else (None, None)), None
 
 
 class _Attention(torch.autograd.Function):
@@ -121,20 +121,27 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if autocast else x.dtype
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def packed_weight(layer: nn.Module) -> Tensor | None:
+    """Return the weight of a layer that `accelerate.pack` has converted, or None if there is none or it has changed."""
+    packed, version = getattr(layer, "packed", None) or (None, 0)
+    return packed if version == getattr(layer.weight, "_version", None) else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor | None = None) -> Tensor:
     """Apply a linear layer, with the result of torch's `linear`, under autocast too.
 
     Args:
         x: Inputs, (..., i).
         weight: Weight, (o, i).
         bias: Bias, (o,).
+        packed: Result of `packed_weight`.
 
     Returns:
         Outputs, (..., o).
     """
     dtype = _dtype(x)
     if _by_kernels(x, dtype, weight, bias):
-        return _Linear.apply(x, weight, bias)
+        return _Linear.apply(x, weight, bias, packed)
     # torch.compile does not support oneDNN's kernel, and an exported graph must run on any machine.
     here = HAS_ONEDNN and x.device.type == "cpu" and not torch.compiler.is_compiling()
     if here and dtype in TYPES and x.numel() > 0:
@@ -234,4 +241,8 @@ def branches(x: Tensor, *parts: Branch, adds: bool = True) -> Tensor | None:
     if not (_by_kernels(x, _dtype(x), *weights) and operators.supports(x, *head_widths)):
         return None
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
+    if not learns:
+        layers = [layer for part in parts for layer in (part.norm, part.first, part.second)]
+        packed = [part for layer in layers for part in (packed_weight(layer), None)]
+        weights = [weight if pack is None else pack for weight, pack in zip(weights, packed, strict=True)]
     return _Branches.apply(x, heads, epsilon, adds, learns, *weights)

@@ -9,6 +9,7 @@ Letters: b images, q queries, t keys and values, h heads, d width, r rows, i inp
 bfloat16, and parameters, their gradients and moments are float32. The operators of `library()`:
 
 - linear(x, weight, bias): (r, i), (o, i), (o,) -> (r, o)
+- pack(weight): a weight (o, i) in the form that `linear` and, without learns, `branches` take without conversion.
 - linear_inputs(gradient, weight): gradient of x, (r, i), from that of the outputs, (r, o).
 - linear_weights(gradient, x): gradients of weight (o, i) and bias (o,).
 - attention(query, packed, heads): outputs (b, q, d), and the maximum logit of each query and its weight, (b, h, q, 2).

@@ -13,7 +13,7 @@ from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, reading_of
 from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
 from ssvit.loading.finding import find
-from ssvit.options import within
+from ssvit.options import print_lines, within
 from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class Extraction:
 
     Args:
         config: Composed configuration whose options are a `Pictures`.
-        store: Folder of an existing store; its features determine layer and pooling where the options leave them open.
+        store: Folder of an existing store; its features determine layer, pooling and precision where the options leave
+            them open.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -36,6 +37,7 @@ class Extraction:
 
     def __init__(self, config: Config, *, store: str | None = None) -> None:
         self.options: Pictures = config.options
+        self.store = store
         say, encoder = config.line.say, self.options.encoder.values()
         self.checkpoint = find(
             self.options.checkpoint, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say
@@ -76,13 +78,21 @@ class Extraction:
 
     def describer(self) -> "Describer":
         """Load the encoder."""
+        import torch
+
         from ssvit.evaluation.features import Frozen
+        from ssvit.kernels.inference import resolved
         from ssvit.loading.encoder import load_encoder
         from ssvit.retrieval.pictures import Describer
 
         options, checkpoint = self.options, self.checkpoint
         encoder = load_encoder(LoadEncoder(path=checkpoint.path, **options.encoder.values()))
         frozen = Frozen(encoder, [self.reading], identity=checkpoint.checksum[:16])
+        device, precision = torch.device("cpu"), options.precision
+        if precision == "auto" and self.store is not None and (stored := encoder_of(self.store)):
+            precision = "bf16" if " bf16 " in stored else 32
+        frozen.prepare(device, resolved(precision, device))
+        print_lines(f"precision: {frozen.precision}")
         return Describer(frozen, self.transform.build(), options.batch_size, options.workers)
 
     def display(self) -> "Display":

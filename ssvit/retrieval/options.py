@@ -13,7 +13,7 @@ from ssvit.config.declaration import Count, Name, Part, Whole
 from ssvit.data.sources import folder
 from ssvit.evaluation.features_options import OneLayer
 from ssvit.exchange.reading_options import ForeignEncoder
-from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.finding_options import Inference, Pretrained
 from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
@@ -23,7 +23,7 @@ FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or t
 PART_FILES = "part_*_*.safetensors"  # files of a store
 
 
-class Pictures(Pretrained):
+class Pictures(Pretrained, Inference):
     """Pictures, and the encoder that computes their features."""
 
     data: Part = None

@@ -51,11 +51,7 @@ def precision(recipe: Recipe, device: torch.device) -> Precision:
     """Return Fabric's precision. auto: bf16-mixed if the device multiplies bfloat16 matrices natively, else 32-true."""
     if recipe.precision != "auto":
         return recipe.precision
-    if device.type == "cpu":
-        native = private.multiplies_bfloat16()
-    else:
-        native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16-mixed" if native else "32-true"
+    return "bf16-mixed" if private.multiplies_bfloat16(device) else "32-true"
 
 
 def backend(fabric: Fabric, recipe: Recipe, encoder: Encoder) -> tuple[Literal["eager", "compile", "kernels"], str]:

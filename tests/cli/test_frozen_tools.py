@@ -45,7 +45,8 @@ def measured(run, tmp_path):
     """Run a tool's main function in this process: measured("knn", "k=[1]") -> its numbers as JSON."""
 
     def measure(tool, *options):
-        options = (f"outputs={run.parent}", f"cache={tmp_path}/features", f"output={tmp_path}/numbers.json", *options)
+        options = (f"outputs={run.parent}", f"cache={tmp_path}/features", f"output={tmp_path}/numbers.json",
+                   "precision=32", *options)  # fmt: skip
         find(tool.replace("_", "-")).call(options)
         return json.loads((tmp_path / "numbers.json").read_text())
 
@@ -119,11 +120,11 @@ def test_linear_probe_by_either_method(measured, expected, tmp_path):
 
 
 def test_features_are_computed_once_for_all_tools(measured, tmp_path, monkeypatch):
-    first = measured("knn", "k=[1]", "precision=bf16-mixed")
+    first = measured("knn", "k=[1]", "precision=bf16")
     assert len(list((tmp_path / "features").iterdir())) == 6
     monkeypatch.setattr(Frozen, "__call__", lambda *call: pytest.fail("computed again"))
-    assert measured("knn", "k=[1]", "precision=bf16-mixed") == first
-    measured("few_shot", "shots=[1]", "precision=bf16-mixed")
+    assert measured("knn", "k=[1]", "precision=bf16") == first
+    measured("few_shot", "shots=[1]", "precision=bf16")
     monkeypatch.undo()
     measured("few_shot", "shots=[1]", "baselines=false")
     assert len(list((tmp_path / "features").iterdir())) == 8  # other numbers in float32

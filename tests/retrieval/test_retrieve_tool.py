@@ -53,7 +53,7 @@ def indexed(tmp_path_factory):
     """A folder with a tiny run, an album of 12 pictures and a damaged file, and their store; and the console output."""
     folder = tmp_path_factory.mktemp("indexed")
     (album(folder / "album", first=0, count=12) / "bee" / "bad.jpg").write_text("no image")
-    for command in (["pretrain", *TINY], ["retrieve", "action=index", "store=store", "album"]):
+    for command in (["pretrain", *TINY], ["retrieve", "action=index", "store=store", "precision=32", "album"]):
         done = prefork.run(command[0], "outputs=outputs", *command[1:], folder=folder)
         assert done.returncode == 0, done.stderr
     return folder, done.stdout
@@ -105,6 +105,19 @@ def test_a_store_has_the_features_of_readable_pictures_and_is_extended_by_new_on
     seal = manifest.read(folder / "outputs" / RUN / "step_00000006")["seal"]
     assert store.encoder == f"{seal[:16]} layer2_patch_mean"
     assert first.read_bytes() == before
+
+
+def test_a_store_has_features_of_one_precision(work, tool):
+    """That of the store is the default; another one is an error and changes nothing."""
+    before = {part.name: part.read_bytes() for part in (work / "store").glob(PART_FILES)}
+    album(work / "more", first=50, count=3, classes=("cat",))
+    assert "precision: 32\n" in tool("retrieve", "action=query", "store=store", "more").stdout
+    for action in ("index", "query"):
+        tool("retrieve", f"action={action}", "store=store", "precision=bf16", "more", status=1)
+    assert before == {part.name: part.read_bytes() for part in (work / "store").glob(PART_FILES)}
+    tool("retrieve", "action=index", "store=halves", "precision=bf16", "more")
+    assert " bf16 " in opened(work / "halves").encoder
+    assert "precision: bf16\n" in tool("retrieve", "action=query", "store=halves", "k=1", "more").stdout
 
 
 @pytest.mark.parametrize("standardize", [True, False])

@@ -27,6 +27,7 @@ from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Split
 from ssvit.figures.display import Display
+from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_encoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
@@ -212,20 +213,20 @@ def _split(
     """
     reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
     loading: dict[str, Any] = {**reading, "batch_size": options.batch_size, "device": fabric.device}
+    precision = resolved(options.precision, fabric.device)
     pixel_format = {name: getattr(options.data.source, name, None) for name in ("channels", "range")}
 
     def extracted(encoder: Evaluated, source: Source, which: str) -> FeatureSets:
         function, transform = encoder.function, encoder.view.build()
         if isinstance(function, Frozen):
-            function.encoder.to(fabric.device)
+            function.prepare(fabric.device, precision)
         if fabric.is_global_zero:
             loading["progress"] = progress(f"{encoder.name or 'encoder'}, {which} images", " images")
-        with fabric.autocast():
-            if options.cache is None:
-                sets = extract(function, source, transform, **loading)
-            else:
-                view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
-                sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
+        if options.cache is None:
+            sets = extract(function, source, transform, **loading)
+        else:
+            view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
+            sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
     recorded = {
@@ -264,6 +265,7 @@ def _split(
         test=test,
         eval_transform=evaluated.view.build(),
         part=part,
+        precision=precision,
         others={encoder.name: tuple(map(encoder.named, encoder.function.identities)) for encoder in others},
         duplicates=pairs,
         overlaps=overlaps,

@@ -10,11 +10,11 @@ from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, O
 from ssvit.devices import Fabric
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
-from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.finding_options import Inference, Pretrained
 from ssvit.options import OptionError, file_to_write
 
 
-class Evaluate(Pretrained):
+class Evaluate(Pretrained, Inference):
     """Evaluate frozen features of one or more encoders by probes."""
 
     against: Annotated[
@@ -39,8 +39,6 @@ class Evaluate(Pretrained):
     """Maximum number of test images, or of validation images without a test set. None: all."""
     duplicates: bool = True
     """Whether the report lists near-duplicates of training images among the test images."""
-    precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
-    """Precision of the encoder; auto: bf16-mixed on devices with native support."""
     batch_size: Count = 256
     """Batch size of the encoder."""
     workers: Whole = 0

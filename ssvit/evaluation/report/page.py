@@ -67,7 +67,7 @@ def metadata_of(
         "classes": list(split.classes),
         "multi_label": split.is_multi_label,
         "features": options.features.values(),
-        "precision": options.precision,
+        "precision": split.precision,
         "image_size": list(options.data.view.size),
         "against": {other.name: other.metadata for other in others},
         "versions": {name: version(name) for name in ("ssvit", "torch")},
@@ -100,7 +100,7 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
     else:
         labels = f"{len(metadata['classes'])} classes (chance {chance} %)"
     images = f"{metadata['train_images']:,} training and {metadata['test_images']:,} {part} images"
-    sentences = [f"{images}, {labels}; data: {metadata['data']}"]
+    sentences = [f"{images}, {labels}; data: {metadata['data']}; precision: {metadata['precision']}"]
     if near := metadata.get("near_duplicates"):
         count = near["test_images"]
         share = 100 * count / metadata["test_images"]

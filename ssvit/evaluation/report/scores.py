@@ -17,6 +17,7 @@ from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.statistics import above_chance
 from ssvit.evaluation.titles import title
 from ssvit.figures.display import PLAIN, Display
+from ssvit.kernels.inference import Precision
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Split:
         test: Features of the test images.
         eval_transform: Transform of the evaluated encoder.
         part: Name of the reported split, "test" or "validation".
+        precision: Precision of the encoders.
         others: Feature sets of each baseline and compared encoder by its name, in the order of layers.
         duplicates: Near-duplicates of training images among the test images; None if not computed.
         overlaps: Test images that were in the pre-training of an encoder, by its name, for encoders with a record.
@@ -40,6 +42,7 @@ class Split:
     test: FeatureSets
     eval_transform: EvalTransform
     part: str = "test"
+    precision: Precision = 32
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     duplicates: Sequence[Pair] | None = None
     overlaps: Mapping[str, Overlap] = field(default_factory=dict)

@@ -13,8 +13,16 @@ void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight
                    const bf16 *added, bf16 *out, float *to_weight, float *to_bias, int64_t rows, int64_t width,
                    float *scratch, int threads);
 
+/* A weight of (outputs, inputs), or its values as `pack` stores them. */
+struct Weight {
+    const float *values;
+    const pair *packed;
+};
+
+int64_t packed_pairs(int64_t inputs); /* for each output */
+void pack(const float *weight, int64_t inputs, int64_t outputs, pair *packed, int threads);
 int64_t linear_scratch(int64_t inputs, int64_t outputs);
-void linear(const bf16 *x, const float *weight, const float *bias, const bf16 *added, bf16 *out, bf16 *slopes,
+void linear(const bf16 *x, Weight weight, const float *bias, const bf16 *added, bf16 *out, bf16 *slopes,
             bool with_gelu, int64_t rows, int64_t inputs, int64_t outputs, pair *scratch, int threads);
 void linear_inputs(const bf16 *gradient, const float *weight, const bf16 *slopes, bf16 *out, int64_t rows,
                    int64_t inputs, int64_t outputs, pair *scratch, int threads);

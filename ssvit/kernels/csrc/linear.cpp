@@ -51,16 +51,29 @@ int64_t linear_scratch(int64_t inputs, int64_t outputs) {
     return outputs * deep(inputs / 2) + inputs * deep(outputs / 2);
 }
 
-void linear(const bf16 *x, const float *weight, const float *bias, const bf16 *added, bf16 *out, bf16 *slopes,
-            bool with_gelu, int64_t rows, int64_t inputs, int64_t outputs, pair *strips, int threads) {
+int64_t packed_pairs(int64_t inputs) { return deep(inputs / 2); }
+
+/* Convert a weight to strips, which are distributed over the threads of a parallel region. */
+INLINE void to_strips(const float *weight, int64_t inputs, int64_t outputs, pair *strips) {
+#pragma omp for
+    for (int64_t o = 0; o < outputs; o += LANES) {
+        bf16 rounded[LANES * inputs];
+        for (int64_t r = 0; r < LANES; r++) round_row(weight + (o + r) * inputs, inputs, rounded + r * inputs);
+        turn(rounded, inputs, LANES, inputs / 2, strips + o * packed_pairs(inputs));
+    }
+}
+
+void pack(const float *weight, int64_t inputs, int64_t outputs, pair *packed, int threads) {
+#pragma omp parallel num_threads(threads)
+    to_strips(weight, inputs, outputs, packed);
+}
+
+void linear(const bf16 *x, Weight weight, const float *bias, const bf16 *added, bf16 *out, bf16 *slopes, bool with_gelu,
+            int64_t rows, int64_t inputs, int64_t outputs, pair *scratch, int threads) {
+    const pair *strips = weight.packed ? weight.packed : scratch;
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for
-        for (int64_t o = 0; o < outputs; o += LANES) {
-            bf16 rounded[LANES * inputs];
-            for (int64_t r = 0; r < LANES; r++) round_row(weight + (o + r) * inputs, inputs, rounded + r * inputs);
-            turn(rounded, inputs, LANES, inputs / 2, strips + o * deep(inputs / 2));
-        }
+        if (!weight.packed) to_strips(weight.values, inputs, outputs, scratch);
         if (with_gelu)
             over_rows(x, rows, inputs, strips, outputs, [&](int64_t place, int64_t column, __m512 sums) {
                 __m512 slope, value = gelu(_mm512_add_ps(sums, _mm512_loadu_ps(bias + column)), &slope);

@@ -47,12 +47,26 @@ struct Scratch {
     float *floats() { return (float *)tensor.data_ptr(); }
 };
 
+/* Return a weight (o, i), or the result of `apply_pack` for it, (o / 16, pairs, 16, 2) bfloat16. */
+static Weight weight_of(const Tensor &weight, int64_t o, int64_t i) {
+    if (weight.dim() == 2) return {floats(weight, {o, i}), 0};
+    return {0, (const pair *)halves(weight, {o / 16, packed_pairs(i), 16, 2})};
+}
+
+static Tensor apply_pack(const Tensor &weight) {
+    int64_t o = weight.size(0), i = weight.size(1);
+    check_widths({i, o});
+    Tensor packed = new_halves({o / 16, packed_pairs(i), 16, 2});
+    pack(floats(weight, {o, i}), i, o, (pair *)packed.data_ptr(), at::get_num_threads());
+    return packed;
+}
+
 static Tensor apply_linear(const Tensor &x, const Tensor &weight, const Tensor &bias) {
-    int64_t r = x.size(0), i = x.size(1), o = weight.size(0);
+    int64_t r = x.size(0), i = x.size(1), o = bias.size(0);
     check_widths({i, o});
     Tensor out = new_halves({r, o});
     Scratch scratch(linear_scratch(i, o));
-    linear(halves(x, {r, i}), floats(weight, {o, i}), floats(bias, {o}), 0, halves(out, {r, o}), 0, false, r, i, o,
+    linear(halves(x, {r, i}), weight_of(weight, o, i), floats(bias, {o}), 0, halves(out, {r, o}), 0, false, r, i, o,
            scratch.pairs(), at::get_num_threads());
     return out;
 }
@@ -141,15 +155,16 @@ static tuple<Tensor, Tensor, Tensor> apply_layer_norm_backward(const Tensor &x, 
 /* The parameters of a branch, or their gradients: layer norm, first and second linear layer. */
 struct Parameters {
     int64_t first, second; /* outputs of the first linear layer, inputs of the second */
-    float *gain, *offset, *weight, *bias, *weight2, *bias2;
+    float *gain, *offset, *bias, *bias2;
+    Weight weight, weight2;
 
     Parameters(at::TensorList all, int64_t branch, int64_t d, int64_t heads) {
         const Tensor *p = &all[6 * branch];
-        first = heads ? 3 * d : p[2].size(0), second = heads ? d : first;
+        first = heads ? 3 * d : p[3].size(0), second = heads ? d : first;
         check_widths({first, second, d, heads ? d / heads : 0});
         gain = floats(p[0], {d}), offset = floats(p[1], {d});
-        weight = floats(p[2], {first, d}), bias = floats(p[3], {first});
-        weight2 = floats(p[4], {d, second}), bias2 = floats(p[5], {d});
+        weight = weight_of(p[2], first, d), bias = floats(p[3], {first});
+        weight2 = weight_of(p[4], d, second), bias2 = floats(p[5], {d});
     }
 };
 
@@ -192,7 +207,7 @@ static vector<Tensor> apply_branches(const Tensor &x, at::TensorList weights, Si
         vector<Tensor> created = Kept::create(b, t, d, h, by);
         Kept keep(created, 0, b, t, d, h, by);
         norm_forward(in, by.gain, by.offset, keep.normed, keep.moments, rows, d, epsilon, threads);
-        linear(keep.normed, by.weight, by.bias, 0, h ? keep.between : keep.hidden, h ? 0 : keep.between, !h, rows, d,
+        linear(keep.normed, by.weight, by.bias, 0, h ? keep.between : keep.hidden, h || !learns ? 0 : keep.between, !h, rows, d,
                by.first, scratch.pairs(), threads);
         if (h)
             attention(keep.between, by.first, keep.between + d, keep.between + 2 * d, by.first, keep.hidden,
@@ -212,7 +227,10 @@ static vector<Tensor> apply_branches_backward(const Tensor &gradient, const Tens
     int threads = at::get_num_threads();
     TORCH_CHECK(weights.size() == 6 * heads.size() && kept.size() == weights.size());
     vector<Tensor> to = {at::empty_like(x)};
-    for (const Tensor &weight : weights) to.push_back(at::empty_like(weight));
+    for (const Tensor &weight : weights) {
+        TORCH_CHECK(weight.dim() < 3, "expected weights that are not packed");
+        to.push_back(at::empty_like(weight));
+    }
     at::TensorList to_weights(to.data() + 1, weights.size());
     Tensor narrow = new_halves({b, t, d}), passed = new_halves({b, t, d});
     const bf16 *in = halves(gradient, {b, t, d});
@@ -223,15 +241,15 @@ static vector<Tensor> apply_branches_backward(const Tensor &gradient, const Tens
         Scratch scratch(branch_scratch(by, t, d, h, threads));
         Tensor wide = new_halves({b, t, by.first});
         bf16 *inner = halves(narrow, {b, t, d}), *outer = halves(wide, {b, t, by.first});
-        linear_weights(in, keep.hidden, out.weight2, out.bias2, rows, by.second, d, scratch.pairs(), threads);
-        linear_inputs(in, by.weight2, h ? 0 : keep.between, h ? inner : outer, rows, by.second, d, scratch.pairs(),
+        linear_weights(in, keep.hidden, (float *)out.weight2.values, out.bias2, rows, by.second, d, scratch.pairs(), threads);
+        linear_inputs(in, by.weight2.values, h ? 0 : keep.between, h ? inner : outer, rows, by.second, d, scratch.pairs(),
                       threads);
         if (h)
             attention_backward(keep.between, by.first, keep.between + d, keep.between + 2 * d, by.first, inner,
                                keep.norms, outer, outer + d, outer + 2 * d, b, h, t, t, d / h, scratch.pairs(),
                                threads);
-        linear_weights(outer, keep.normed, out.weight, out.bias, rows, d, by.first, scratch.pairs(), threads);
-        linear_inputs(outer, by.weight, 0, inner, rows, d, by.first, scratch.pairs(), threads);
+        linear_weights(outer, keep.normed, (float *)out.weight.values, out.bias, rows, d, by.first, scratch.pairs(), threads);
+        linear_inputs(outer, by.weight.values, 0, inner, rows, d, by.first, scratch.pairs(), threads);
         /* In place if the input is added: each value is read before it is written. */
         bf16 *to_in = halves(n ? passed : to[0], {b, t, d});
         norm_backward(halves(n ? kept[6 * (n - 1)] : x, {b, t, d}), inner, by.gain, keep.moments, adds ? in : 0, to_in,
@@ -247,6 +265,7 @@ REGISTER(TORCH_EXTENSION_NAME, library) {
 #ifdef __AMX_BF16__
     syscall(SYS_arch_prctl, 0x1023, 18); /* ask Linux for tiles: ARCH_REQ_XCOMP_PERM, XTILEDATA */
 #endif
+    library.def("pack(Tensor weight) -> Tensor", apply_pack);
     library.def("linear(Tensor x, Tensor weight, Tensor bias) -> Tensor", apply_linear);
     library.def("linear_inputs(Tensor gradient, Tensor weight) -> Tensor", apply_linear_inputs);
     library.def("linear_weights(Tensor gradient, Tensor x) -> (Tensor, Tensor)", apply_linear_weights);

@@ -30,7 +30,7 @@ OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
 METADATA = {
     "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420, "image_size": [8, 8],
-    "measured_on": "validation", "chance": 0.123, "multi_label": False, "classes": ["a", "b"], "against": {},
+    "measured_on": "validation", "precision": 32, "chance": 0.123, "multi_label": False, "classes": ["a", "b"], "against": {},
 }  # fmt: skip
 
 
@@ -117,8 +117,8 @@ def test_a_choice_is_stated_if_there_was_one():
 
 def test_the_data_are_described():
     images = "3,781 training and 420 validation images"
-    assert report.data(METADATA) == [f"{images}, 2 classes (chance 12.3 %); data: cifar10 in /data"]
-    assert report.data(METADATA | {"chance": None}) == [f"{images}, no labels; data: cifar10 in /data"]
+    assert report.data(METADATA) == [f"{images}, 2 classes (chance 12.3 %); data: cifar10 in /data; precision: 32"]
+    assert report.data(METADATA | {"chance": None}) == [f"{images}, no labels; data: cifar10 in /data; precision: 32"]
     (several,) = report.data(METADATA | {"multi_label": True})
     assert "mAP 12.3 %" in several
     near = {"test_images": 3, "without": {"20-NN": 0.5123}, "pairs": []}

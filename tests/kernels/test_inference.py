@@ -1,0 +1,106 @@
+"""Inference in float32 and bfloat16: prepared copies, and features, stores and caches of one precision."""
+
+import copy
+
+import pytest
+import torch
+
+from ssvit import private
+from ssvit.evaluation.features import Frozen
+from ssvit.evaluation.features_options import Reading
+from ssvit.kernels import accelerate, inference, operators
+from ssvit.models import vit_options
+from ssvit.models.vit import ViT
+
+CPU = torch.device("cpu")
+IMAGES = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(3)
+    return ViT(vit_options.ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2)).eval()
+
+
+@pytest.fixture(params=["built", "not built"])
+def built(request, monkeypatch):
+    """Whether the operators are built, and without them."""
+    if request.param == "not built":
+        monkeypatch.setattr(operators, "library", lambda: None)
+    elif operators.library() is None:
+        pytest.skip("the kernels are not built")
+    return request.param == "built"
+
+
+@torch.no_grad()
+def features(model, precision):
+    with inference.autocast(precision, CPU):
+        return inference.prepared(model, precision)(IMAGES).float()
+
+
+@pytest.mark.parametrize(
+    ("device", "native", "expected"),
+    [("cpu", True, "bf16"), ("cpu", False, 32), ("cuda", True, "bf16"), ("mps", 0, 32)],
+)
+def test_auto_is_bfloat16_where_it_is_native(device, native, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    device = torch.device(device)
+    assert inference.resolved("auto", device) == expected
+    assert [inference.resolved(precision, device) for precision in (32, "bf16")] == [32, "bf16"]
+    assert private.multiplies_bfloat16(device) == (expected == "bf16")
+
+
+def test_a_prepared_copy_computes_as_the_model_and_leaves_it_alone(model, built):
+    before = copy.deepcopy(model.state_dict())
+    right = model(IMAGES).detach()
+    found = features(model, "bf16")
+    assert torch.nn.functional.cosine_similarity(found, right).min() > 0.9995
+    assert not torch.equal(found, right)
+    assert features(model, 32).equal(right)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert type(model.patch) is torch.nn.Linear
+
+
+def test_packed_weights_change_no_bit_and_are_not_used_after_a_change(model, built):
+    if not built:
+        pytest.skip("weights are packed for the kernels alone")
+    plain, packed = copy.deepcopy(model), copy.deepcopy(model)
+    for each in (plain, packed):
+        accelerate.accelerate(each)
+    accelerate.pack(packed)
+    packs = [part.packed for part in packed.modules() if isinstance(part, accelerate.Linear)]
+    assert None not in packs
+
+    def both():
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(IMAGES), packed(IMAGES)
+
+    with torch.no_grad():
+        assert torch.equal(*both())
+        for each in (plain, packed):
+            for weight in each.parameters():
+                weight.mul_(1.25)
+        assert torch.equal(*both())
+    losses = [out.float().square().sum() for out in both()]
+    for loss in losses:
+        loss.backward()
+    assert all(one.grad.equal(two.grad) for one, two in zip(plain.parameters(), packed.parameters(), strict=True))
+
+
+def test_features_are_named_by_their_precision(model):
+    frozen = Frozen(model, [Reading(1)], identity="seal")
+    float32 = frozen(IMAGES)
+    names = [(frozen.identity, *frozen.identities.values())]
+    for precision in (32, "bf16"):
+        frozen.prepare(CPU, precision)
+        names.append((frozen.identity, *frozen.identities.values()))
+        (one,), (other,) = frozen(IMAGES).values(), float32.values()
+        assert one.dtype == torch.float32
+        assert one.equal(other) == (precision == 32)
+    assert names[0] == names[1]
+    assert not set(names[1]) & set(names[2])
+    with torch.autocast("cpu", torch.bfloat16):
+        frozen.prepare(CPU, 32)
+        assert frozen(IMAGES)[frozen.readings[0].name].equal(float32[frozen.readings[0].name])
