@@ -123,8 +123,8 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 def packed_weight(layer: nn.Module) -> Tensor | None:
     """Return the weight of a layer that `accelerate.pack` has converted, or None if there is none or it has changed."""
-    packed, version = getattr(layer, "packed", None) or (None, 0)
-    return packed if version == getattr(layer.weight, "_version", None) else None
+    packed: tuple[Tensor, int] | None = getattr(layer, "packed", None)
+    return packed[0] if packed is not None and packed[1] == layer.weight._version else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor | None = None) -> Tensor:

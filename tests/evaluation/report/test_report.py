@@ -30,7 +30,8 @@ OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
 METADATA = {
     "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420, "image_size": [8, 8],
-    "measured_on": "validation", "precision": 32, "chance": 0.123, "multi_label": False, "classes": ["a", "b"], "against": {},
+    "measured_on": "validation", "precision": 32, "chance": 0.123, "multi_label": False,
+    "classes": ["a", "b"], "against": {},
 }  # fmt: skip
 
 
