@@ -1,7 +1,8 @@
-"""Measure training steps and the loader on this machine.
+"""Measure training steps and the loader, or inference, on this machine.
 
 Usage: ssvit benchmark objective=mae encoder=s. With batch_sizes=[64,128,256] precisions=[bf16-mixed,32-true], every
-batch size is measured in every precision.
+batch size is measured in every precision. With part=inference image_sizes=[64,224], forward passes of the encoder are
+measured.
 """
 
 import json
@@ -18,14 +19,21 @@ from ssvit.training.options import Pretrain
 
 
 class Benchmark(Pretrain):
-    """The steps and batches of a pre-training run, measured in one process."""
+    """The steps and batches of a pre-training run, or forward passes of its encoder, measured in one process."""
 
+    part: Literal["training", "inference"] = "training"
+    """training: steps and the loader; inference: forward passes of the encoder in each precision, with and without
+    kernels."""
     rounds: Count = 7
     """Number of rounds. Results are medians over the rounds."""
     batch_sizes: Sequence[Count] = ()
-    """Batch sizes to measure; []: only recipe.batch_size."""
+    """Batch sizes to measure; []: only recipe.batch_size, or for inference 1 and 32."""
+    image_sizes: Sequence[Count] = ()
+    """Image sizes to measure for inference; []: only data.image_size."""
+    threads: Sequence[Count] = (1, 2)
+    """Numbers of threads to measure for inference."""
     precisions: Sequence[Literal["auto", "bf16-mixed", "32-true", "64-true"]] = ()
-    """Precisions to measure; []: only recipe.precision."""
+    """Precisions of training to measure; []: only recipe.precision."""
     output: Name | None = None
     """JSON file for the rates; None: no file."""
 
@@ -48,6 +56,9 @@ def cases(config: Config) -> list[Config]:
 def run(config: Config) -> None:
     """Measure, print a table, and write the rates if `output` is set."""
     checked = cases(config)
+    if config.options.part == "inference":
+        _inference(config)
+        return
 
     from ssvit.training.benchmark import step_and_loader, table
 
@@ -59,6 +70,29 @@ def run(config: Config) -> None:
         Path(options.output).write_text(json.dumps([asdict(rate) for rate in rates.values()], indent=2) + "\n")
 
 
+def _inference(config: Config) -> None:
+    """Measure forward passes of the encoder at each image size."""
+    options: Benchmark = config.options
+    sizes = [config.changed({"data.image_size": size}) for size in options.image_sizes] or [config]
+    for case in sizes:
+        Run(case.options).check()
+
+    import torch
+
+    from ssvit.training.latency import Latency, latencies, table
+
+    accelerator = options.fabric.accelerator
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if accelerator in ("auto", "gpu") else accelerator
+    batches, threads, rounds = options.batch_sizes or (1, 32), options.threads, options.rounds
+    rows: list[Latency] = []
+    for case in sizes:
+        encoder = case.options.encoder.build()
+        rows += latencies(encoder, batch_sizes=batches, threads=threads, rounds=rounds, device=torch.device(name))
+    print(table(f"inference, encoder={config.choices['encoder']}", rows))
+    if options.output is not None:
+        Path(options.output).write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
+
+
 command = replace(
     pretrain.command,
     name="benchmark",
@@ -67,8 +101,8 @@ command = replace(
     dry_run=None,
     results=None,
     common=(
-        "rounds", "batch_sizes", "precisions", "output", "objective", "data.root", "data.image_size",
-        "encoder.patch_size", "recipe.batch_size", "recipe.precision", "recipe.backend", "workers",
+        "part", "rounds", "batch_sizes", "image_sizes", "threads", "precisions", "output", "objective", "data.root",
+        "data.image_size", "encoder.patch_size", "recipe.batch_size", "recipe.precision", "recipe.backend", "workers",
         "fabric.accelerator",
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
-def prepared(model: T, precision: Precision) -> T:
+def prepared(model: T, precision: Precision, *, by_kernels: bool = True) -> T:
     """Return a copy of a model for passes without gradients within `autocast`, or in float32 the model itself.
 
     The copy shares the weights in float32 and also stores them in bfloat16, so that they are converted once. On a CPU
@@ -36,11 +36,12 @@ def prepared(model: T, precision: Precision) -> T:
     Args:
         model: The model, on its device.
         precision: The precision.
+        by_kernels: Whether to use the kernels.
     """
     if precision == 32:
         return model
     fast = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    if next(model.parameters()).device.type == "cpu" and operators.library() is not None:
+    if by_kernels and next(model.parameters()).device.type == "cpu" and operators.library() is not None:
         accelerate(fast)
         pack(fast)
         return fast

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 import tiny
 from command import TINY
 
@@ -60,3 +61,25 @@ def test_the_command_measures_steps_and_the_loader(tool, tmp_path):
 
 def test_the_command_has_the_options_of_pretrain():
     assert set(find("pretrain").options.model_fields) < set(find("benchmark").options.model_fields)
+
+
+RESNET = (
+    "objective=supervised", "encoder=timm", "encoder.model=resnet18", "data=synthetic", "data.images=64",
+    "data.held_out_images=8", "recipe.batch_size=4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "sizes"), [(TINY, [16, 24]), (RESNET, [32])])
+def test_inference_is_measured_by_batch_size_image_size_and_precision(tmp_path, options, sizes):
+    if options is RESNET:
+        pytest.importorskip("timm")
+    chosen = ["part=inference", "rounds=1", "batch_sizes=[1,3]", "threads=[1]", f"image_sizes={sizes}"]
+    find("benchmark").call([*options, *chosen, f"output={tmp_path}/rates.json"])
+    rows = json.loads((tmp_path / "rates.json").read_text())
+    settings = [(row["image_size"], row["batch_size"]) for row in rows if row["path"] == "32"]
+    assert settings == [([size, size], batch) for size in sizes for batch in (1, 3)]
+    assert {row["path"] for row in rows} >= {"32", "bf16"}
+    for row in rows:
+        assert 0 < row["median"] <= row["slow"]
+        assert row["images_per_second"] == pytest.approx(1000 * row["batch_size"] / row["median"])
+        assert row["ratio"] == 1 or row["path"] != "32"
