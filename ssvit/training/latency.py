@@ -59,7 +59,7 @@ def latencies(
     def seconds(path: str, images: torch.Tensor) -> float:
         began = time.perf_counter()
         with inference.autocast(32 if path == "32" else "bf16", device):
-            paths[path](images)
+            _features(paths[path], images)
         if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began
@@ -87,6 +87,12 @@ def latencies(
                     )  # fmt: skip
     finally:
         torch.set_num_threads(before)
+
+
+def _features(encoder: Encoder, images: torch.Tensor) -> torch.Tensor:
+    """Return the features of images, as `ssvit embed` does: (b, c, h, w) -> (b, d)."""
+    *_, outputs = encoder.layers(images)
+    return encoder.pooled(encoder.norm(outputs), encoder.pooling, images)
 
 
 def table(title: str, rows: Sequence[Latency]) -> str:
