@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ssvit.config.declaration import OneOf, Options, Size
 from ssvit.exchange import timm
@@ -28,14 +28,20 @@ class Export(Options):
     """How positions are resampled: as in the authors' code (paper) or as in timm."""
     any_size: bool = False
     """Whether format=onnx takes images of any multiple of the patch size."""
+    quantize: Literal["int8"] | None = None
+    """int8: format=onnx stores the weights of linear layers in 8 bits, one scale for each output, and rounds their
+    inputs to 8 bits, one scale for each pass; the rest stays in float32. None: everything in float32."""
     overwrite: bool = False
     """Whether to replace an existing export."""
 
     def check_consistency(self) -> None:
-        """Check that the format supports any_size and that its packages are installed."""
+        """Check that the format supports any_size and quantize, and that its packages are installed."""
         if self.any_size and self.format != ONNX:
             raise OptionError("any_size", True, f"requires format={ONNX}")
-        missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
+        if self.quantize and self.format != ONNX:
+            raise OptionError("quantize", self.quantize, f"requires format={ONNX}")
+        packages = ("onnx", "onnxscript", *(["onnxruntime"] if self.quantize else []))
+        missing = [name for name in packages if not importlib.util.find_spec(name)]
         if missing and self.format == ONNX:
             raise UserError(f"format={ONNX}: requires {' and '.join(missing)} (pip install ssvit[export])")
 

@@ -7,10 +7,12 @@ Letters: b images, c channels, t tokens, d width, k classes.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -105,6 +107,36 @@ def write(program: Program, metadata: Mapping[str, object], path: Path) -> None:
     for name, value in metadata.items():
         model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     written.save(path)
+
+
+def quantize(path: Path) -> None:
+    """Store the weights of linear layers in 8 bits, per output; attention, norms and everything else stay float32."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    del model.graph.value_info[:]  # the exporter transposes weights without changing their recorded shapes
+    rounded = path.with_name(f"{path.stem}.int8{path.suffix}")
+    constant = {"MatMulConstBOnly": True}  # products of two activations, as in attention, are not rounded
+    linear = ["MatMul", "Gemm"]
+    logging.disable(logging.WARNING)  # advice on graphs that are not optimised
+    try:
+        quantize_dynamic(model, rounded, linear, per_channel=True, weight_type=QuantType.QInt8, extra_options=constant)
+    finally:
+        logging.disable(logging.NOTSET)
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    rounded.replace(path)
+
+
+@torch.no_grad()
+def cosine(program: Program, path: Path) -> float:
+    """Return the lowest cosine of the last outputs (b, d) of onnxruntime and the program for random images."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    images = program.example(8, *program.encoder.image_size)
+    theirs = torch.from_numpy(session.run(None, {INPUT: images.numpy()})[-1])
+    return F.cosine_similarity(program(images)[-1], theirs).min().item()
 
 
 @torch.no_grad()

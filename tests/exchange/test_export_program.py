@@ -67,3 +67,26 @@ def test_a_graph_of_a_classifier_contains_its_metadata(tmp_path):
     assert "64 pixels on the shorter side" in metadata["preprocessing"]
     (logits,) = program(images(count=3))
     assert (logits - model.logits(images(count=3))).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_a_quantised_graph_has_linear_layers_in_8_bits_and_the_rest_in_float32(tmp_path):
+    onnx, model = pytest.importorskip("onnx"), classifier(depth=2)
+    folder, remarks = written(model, tmp_path, "onnx", quantize="int8")
+    assert "8 bits" in remarks[-1]
+    assert {file.name for file in folder.iterdir()} == {"README.md", "model.onnx"}
+    program, metadata = opened(folder)
+    assert metadata["classes"] == list(CLASSES)
+    logits, features = torch.as_tensor(program(images(count=3))[0]), model.logits(images(count=3))
+    assert torch.nn.functional.cosine_similarity(logits, features).min() > 0.99
+    assert not torch.equal(logits, features)
+    graph = onnx.load(folder / "model.onnx").graph
+    known = {weight.name: weight for weight in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMulInteger"]
+    weights = [known[node.input[1]] for node in products]
+    # The projection of the patches, four products of each layer, and the head.
+    assert sorted(weight.dims[1] for weight in weights) == sorted([*[3 * 48, 48, 80, 48] * 2, 48, len(CLASSES)])
+    assert {weight.data_type for weight in weights} == {onnx.TensorProto.INT8}
+    scales = {tuple(weight.dims) for name, weight in known.items() if name.endswith("_scale")}
+    assert scales == {(3 * 48,), (48,), (80,), (len(CLASSES),)}
+    assert sum(node.op_type == "MatMul" for node in graph.node) == 2 * 2  # those of attention
