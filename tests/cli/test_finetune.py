@@ -250,7 +250,7 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     (tmp_path / "album" / "deep").mkdir(parents=True)
     Image.new("RGB", (40, 20), (200, 30, 30)).save(tmp_path / "album" / "deep" / "red.png")
     Image.new("L", (16, 16)).save(tmp_path / "one = 1.png")
-    done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2")
+    done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2", "precision=32")
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
     classifier = loading.load_classifier(
@@ -276,7 +276,7 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
     wide = torch.zeros(3, 20, 60, dtype=torch.uint8)
     wide[0, :, :20], wide[2, :, 40:] = 255, 255  # what a crop of the middle would not show
     write_png(wide, str(tmp_path / "wide.png"))
-    tool("predict", "wide.png", "output=answers.json", "top=10")
+    tool("predict", "wide.png", "output=answers.json", "top=10", "precision=32")
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
     classifier = loading.load_classifier(loading_options.LoadEncoder(path=path))
     with torch.no_grad():

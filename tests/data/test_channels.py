@@ -359,7 +359,7 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
     """Run, exported weights and `embed` have the same features; a picture with other channels is an error."""
     files = sorted((bands / "set/a").glob("*.tif"))[:3]
     arrays = [np.moveaxis(tifffile.imread(file), 0, -1) for file in files]
-    encoder = ssvit.load(newest(bands))
+    encoder = ssvit.load(newest(bands), precision=32)
     features = encoder.features(files)
     pixels = encoder.prepare(files[0])
     assert (pixels.dtype, pixels.shape, pixels.amax() <= 1) == (torch.float32, (1, 5, 16, 16), True)
@@ -372,7 +372,8 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
     weights = tiny.loaded(tmp_path / "exported/model.safetensors").eval()
     with torch.no_grad():
         assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
-    find("embed").call([f"checkpoint={newest(bands)}", f"data={bands}/set/a", f"output={tmp_path}/f.npz"])
+    options = [f"checkpoint={newest(bands)}", f"data={bands}/set/a", "precision=32"]
+    find("embed").call([*options, f"output={tmp_path}/f.npz"])
     written = np.load(tmp_path / "f.npz")
     rows = [list(written["names"]).index(str(file)) for file in files]
     assert np.allclose(written["features"][rows], features.numpy(), atol=1e-5)

@@ -12,11 +12,13 @@ from command import one_line
 from exported import CLASSES, LIMIT, SHAPE, classifier, encoder, images, written
 from PIL import Image
 
+import ssvit
 from ssvit.checkpoints import storage
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import card
 from ssvit.exchange.export import export
 from ssvit.exchange.export_options import FORMATS, Export
+from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_classifier, load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models import vit_options
@@ -76,7 +78,9 @@ def test_the_example_in_the_card_opens_the_export(format, make, tmp_path, monkey
     exec(code.partition("```")[0].replace("FOLDER", "."), names)  # as a reader of the card would
     result, expected = (names.get("tokens"), model(x)) if make is encoder else (names.get("logits"), model.logits(x))
     if format == "safetensors":
-        result, expected = names["features"], backbone.represent(x)
+        assert names["encoder"].precision == resolved("auto", torch.device("cpu"))
+        names["encoder"] = ssvit.load("model.safetensors", precision=32)
+        result, expected = names["encoder"].features(x), backbone.represent(x)
     assert (torch.as_tensor(result) - expected).abs().max() < 1e-4
 
 

@@ -154,9 +154,9 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
     assert "test/accuracy" in run.metrics
     assert open_checkpoint(run.folder).encoder["model"] == "resnet10t"
     pictures = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    classifier = run.classifier()
+    classifier = run.classifier(precision=32)
     assert classifier.probabilities(pictures).shape == (3, 10)
-    encoder = run.encoder()
+    encoder = run.encoder(precision=32)
     torch.testing.assert_close(encoder.features(pictures), classifier.module.encoder.represent(pictures).detach())
     assert encoder.patch_features(pictures).shape == (3, 1, 1, 512)
     again = ssvit.finetune(run, **SHORT, **own, name="again")
