@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from PIL import Image as PILImage
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
@@ -93,16 +93,21 @@ def _bytes(images: Tensor) -> Tensor:
 class _Model:
     """Implement what encoders and classifiers share: batches of images with one size."""
 
+    @staticmethod
+    def _load(options: LoadEncoder) -> Any:
+        raise NotImplementedError
+
     def __init__(
         self,
-        module: nn.Module,
-        encoder: encoders.Encoder,
         checkpoint: Checkpoint,
         *,
-        device: str,
-        batch_size: int,
-        precision: Literal["auto"] | Precision,
+        device: str = "cpu",
+        batch_size: int = 64,
+        precision: Literal["auto"] | Precision = "auto",
+        **options: Any,
     ) -> None:
+        module = self._load(LoadEncoder(path=checkpoint.path, **options))
+        encoder: encoders.Encoder = module if isinstance(module, encoders.Encoder) else module.encoder
         whole("batch_size", batch_size)
         one_of("precision", precision, ["auto", "bf16", 32])
         try:
@@ -114,11 +119,11 @@ class _Model:
         self.batch_size, self.pixels = batch_size, pixel_format(checkpoint)
         self.precision = inference.resolved(precision, self.device)
         # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
-        options = vars(eval_transform(checkpoint))
-        (height, _), resize = options["size"], options["resize"]
-        if encoder.image_size != options["size"] and resize is not None:
+        view = vars(eval_transform(checkpoint))
+        (height, _), resize = view["size"], view["resize"]
+        if encoder.image_size != view["size"] and resize is not None:
             resize = round(resize * encoder.image_size[0] / height)
-        self.transform = CenterCrop(**options | {"size": encoder.image_size, "resize": resize})
+        self.transform = CenterCrop(**view | {"size": encoder.image_size, "resize": resize})
 
     @cached_property
     def prepared(self) -> Any:
@@ -167,18 +172,7 @@ class Encoder(_Model):
     """
 
     module: encoders.Encoder
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        device: str = "cpu",
-        batch_size: int = 64,
-        precision: Literal["auto"] | Precision = "auto",
-        **options: Any,
-    ) -> None:
-        module = load_encoder(LoadEncoder(path=checkpoint.path, **options))
-        super().__init__(module, module, checkpoint, device=device, batch_size=batch_size, precision=precision)
+    _load = staticmethod(load_encoder)
 
     def features(self, images: Pictures, *, layer: int | None = None) -> Tensor:
         """Return one feature vector per image, pooled as in the training of the encoder.
@@ -252,18 +246,7 @@ class Classifier(_Model):
     """
 
     module: Classify
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        device: str = "cpu",
-        batch_size: int = 64,
-        precision: Literal["auto"] | Precision = "auto",
-        **options: Any,
-    ) -> None:
-        module = load_classifier(LoadEncoder(path=checkpoint.path, **options))
-        super().__init__(module, module.encoder, checkpoint, device=device, batch_size=batch_size, precision=precision)
+    _load = staticmethod(load_classifier)
 
     @property
     def classes(self) -> list[str]:

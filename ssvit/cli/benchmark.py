@@ -55,10 +55,10 @@ def cases(config: Config) -> list[Config]:
 
 def run(config: Config) -> None:
     """Measure, print a table, and write the rates if `output` is set."""
-    checked = cases(config)
     if config.options.part == "inference":
         _inference(config)
         return
+    checked = cases(config)
 
     from ssvit.training.benchmark import step_and_loader, table
 
@@ -73,21 +73,22 @@ def run(config: Config) -> None:
 def _inference(config: Config) -> None:
     """Measure forward passes of the encoder at each image size."""
     options: Benchmark = config.options
-    sizes = [config.changed({"data.image_size": size}) for size in options.image_sizes] or [config]
+    if options.output is not None:
+        file_to_write("output", options.output)
+    single = config.changed({"fabric.devices": 1})
+    sizes = [single.changed({"data.image_size": size}) for size in options.image_sizes] or [single]
     for case in sizes:
         Run(case.options).check()
 
-    import torch
-
+    from ssvit.training import runtime
     from ssvit.training.latency import Latency, latencies, table
 
-    accelerator = options.fabric.accelerator
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if accelerator in ("auto", "gpu") else accelerator
+    device = runtime.start(options.recipe, **sizes[0].options.fabric.values()).device
     batches, threads, rounds = options.batch_sizes or (1, 32), options.threads, options.rounds
     rows: list[Latency] = []
     for case in sizes:
         encoder = case.options.encoder.build()
-        rows += latencies(encoder, batch_sizes=batches, threads=threads, rounds=rounds, device=torch.device(name))
+        rows += latencies(encoder, batch_sizes=batches, threads=threads, rounds=rounds, device=device)
     print(table(f"inference, encoder={config.choices['encoder']}", rows))
     if options.output is not None:
         Path(options.output).write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
