@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-import faiss
 import numpy as np
 import torch
 from scipy.stats import beta
@@ -22,6 +21,7 @@ from ssvit.data.fingerprints import CONTENT, fingerprints
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.features import extract
+from ssvit.fast_faiss import faiss
 
 _TYPICAL, _PART = 0.01, 0.5  # the threshold is this part of this quantile of the distances to the second nearest images
 _CONFIDENCE = 0.95

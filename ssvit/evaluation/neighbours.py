@@ -8,7 +8,6 @@ Shapes use m queries, n images searched, d width, k neighbours.
 import math
 from typing import NamedTuple
 
-import faiss
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ssvit.evaluation import neighbours_options
 from ssvit.evaluation.processes import gather, rank_and_world
+from ssvit.fast_faiss import faiss
 from ssvit.options import OptionError, UserError
 from ssvit.randomness import key
 

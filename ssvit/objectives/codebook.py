@@ -11,13 +11,13 @@ shape.
 import math
 from collections.abc import Iterator
 
-import faiss
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
+from ssvit.fast_faiss import faiss
 from ssvit.models.block import gather
 from ssvit.models.vit import ViT
 from ssvit.objectives import codebook_options

@@ -52,11 +52,13 @@ class Classifiers:
         settings: Hyper-parameters of each classifier.
         logits: Function of features (b, ...) and of indices of r classifiers that returns logits (r, k, b).
         numbers: Further numbers of the result.
+        refit: Function that trains the classifier of an index again, on all training images; None to keep it.
     """
 
     settings: Sequence[Mapping[str, float]]
     logits: Callable[[Tensor, Sequence[int]], Tensor]
     numbers: Mapping[str, object]
+    refit: Callable[[int], "Classifiers"] | None = None
 
     def score(self, features: Features, rows: Tensor, which: Sequence[int]) -> LinearScores:
         """Return the scores of the classifiers `which` on the images at `rows`.
@@ -107,10 +109,6 @@ class Linear(linear_options.Linear, Probe):
         """Train a classifier for each setting of the grid on the images at `rows`."""
         raise NotImplementedError
 
-    def of_setting(self, setting: Mapping[str, float]) -> "Linear | None":
-        """Return the probe that fits the chosen setting again, to all training images; None to keep the classifier."""
-        return None
-
     @torch.no_grad()
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return the accuracy on the training, validation and test images, one column for each."""
@@ -123,9 +121,8 @@ class Linear(linear_options.Linear, Probe):
         if validated.losses[chosen] == math.inf:
             raise UserError("no classifier has a finite loss: try smaller learning rates, or standardize=true")
         final, number = classifiers, chosen
-        if probe := self.of_setting(classifiers.settings[chosen]):
-            trained, number = torch.arange(len(labels)), 0
-            final = probe.train(train, trained)
+        if classifiers.refit is not None:
+            trained, final, number = torch.arange(len(labels)), classifiers.refit(chosen), 0
         on_train = final.score(train, trained, [number])
         on_test = final.score(test, torch.arange(len(test.values)), [number])
         accuracies = (on_train.accuracies[0], validated.accuracies[chosen], on_test.accuracies[0])

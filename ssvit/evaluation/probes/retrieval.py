@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,7 +93,7 @@ class Retrieval(retrieval_options.Retrieval, Probe):
                 block = torch.arange(len(rows))
                 similarities[block, sampled[rows]] = -math.inf
                 relevant[block, sampled[rows]] = False
-            hit = relevant.gather(1, similarities.argsort(dim=1, descending=True, stable=True))
+            hit = relevant.gather(1, descending(similarities))
             hit = hit[hit.any(1)].double()
             precision = hit.cumsum(1) / rank
             columns = {f"recall@{k}": hit[:, :k].amax(1) for k in self.k}
@@ -106,3 +107,15 @@ class Retrieval(retrieval_options.Retrieval, Probe):
                 "retrieval cannot be measured: no query shares its class with another image that is searched"
             )
         return joined
+
+
+def descending(similarities: Tensor) -> Tensor:
+    """Return the stable order of each row by decreasing similarity: (m, n) float32 -> (m, n) int64.
+
+    A similarity and its index form one integer, because NumPy sorts integers with vector instructions, in a fifth of
+    the time of torch's stable argsort.
+    """
+    bits = (similarities + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the numbers
+    keys = (~ascending).long() << 32 | torch.arange(similarities.shape[1])
+    return torch.from_numpy(np.sort(keys.numpy(), axis=1)) & 0xFFFFFFFF

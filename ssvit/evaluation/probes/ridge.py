@@ -8,7 +8,7 @@ Shapes use n training images, m test images, d width, r = min(n, d), k classes.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from ssvit.options import OptionError
 from ssvit.randomness import permutation
 
 _BLOCK = 96  # rows of a block of the Gram matrix; only blocks of its upper triangle are computed
+_COLUMNS = 512  # maximum number of predictions of an image, for several penalties, in one product
 _MIN_DEVIATION = 1e-5
 _BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
 
@@ -150,8 +151,7 @@ def choose_penalty(path: "RidgePath", l2: Sequence[float], *, multi_label: bool)
         Number of correct leave-one-out predictions or their mAP, their squared error, and the penalty.
     """
     results = []
-    for penalty in map(float, l2):
-        predictions = path.leave_one_out(penalty)
+    for penalty, predictions in zip(map(float, l2), path.leave_one_out(l2), strict=True):
         if multi_label:
             score = mean_average_precision(predictions, path.targets > 0)
         else:
@@ -188,19 +188,21 @@ class RidgePath:
 
     def predict(self, features: Tensor, l2: float) -> Tensor:
         """Return the predictions for other rows: (m, d) -> (m, k)."""
-        return features @ (self._left @ self._scaled(l2))
+        return features @ (self._left @ (self._right / (self._values + l2)[:, None]))
 
-    def leave_one_out(self, l2: float) -> Tensor:
-        """Return exact leave-one-out predictions, (n, k).
+    def leave_one_out(self, l2: Sequence[float]) -> Iterator[Tensor]:
+        """Yield exact leave-one-out predictions, (n, k), for each penalty.
 
         A prediction is (fit - h y) / (1 - h), where h is the row's diagonal element of the hat matrix.
         """
-        products = self._basis @ self._scaled(l2)
-        h = (self._basis.square() @ (1 / (self._values + l2)))[:, None]
-        if self.dual:
-            # These are the residual and 1 - h, both divided by l2, which avoids cancellation for small penalties.
-            return self.targets - products / h
-        return (products - h * self.targets) / (1 - h).clamp_min(torch.finfo(h.dtype).eps)
-
-    def _scaled(self, l2: float) -> Tensor:
-        return self._right / (self._values + l2)[:, None]
+        several = max(1, _COLUMNS // self.targets.shape[1])
+        squares = self._basis.square()
+        for penalties in torch.tensor(l2, dtype=squares.dtype).split(several):
+            inverses = 1 / (self._values[:, None] + penalties)  # (r, penalties)
+            fits = self._basis @ (inverses[:, :, None] * self._right[:, None]).flatten(1)
+            for fit, h in zip(fits.split(self.targets.shape[1], 1), (squares @ inverses).split(1, 1), strict=True):
+                if self.dual:
+                    # The residual and 1 - h, both divided by l2, which avoids cancellation for small penalties.
+                    yield self.targets - fit / h
+                else:
+                    yield (fit - h * self.targets) / (1 - h).clamp_min(torch.finfo(h.dtype).eps)

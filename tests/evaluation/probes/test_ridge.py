@@ -86,9 +86,9 @@ def test_weights_are_the_solution_of_the_normal_equations(shape, reference):
 def test_leave_one_out_is_a_refit_without_each_row(shape):
     x, y = matrices(*shape)
     path = RidgePath(x, y)
-    for l2 in PENALTIES:
+    for l2, predictions in zip(PENALTIES, path.leave_one_out(PENALTIES), strict=True):
         expected = left_out(x.numpy(), y.numpy(), l2)
-        np.testing.assert_allclose(path.leave_one_out(l2).numpy(), expected, rtol=0, atol=1e-7 * np.abs(expected).max())
+        np.testing.assert_allclose(predictions.numpy(), expected, rtol=0, atol=1e-7 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("width", [12, 200])
