@@ -527,6 +527,9 @@ def test_what_does_not_match_is_refused_and_not_read_beyond_its_end():
                 fused.branches(x, fused.Branch(norm, Linear(*first), Linear(*second), heads))
         with pytest.raises(RuntimeError):
             fused.branches(x, fused.Branch(LayerNorm(48), Linear(16, 32), Linear(32, 16)))
+        for heads in (-1, 0, 2, 3):
+            with pytest.raises(RuntimeError):
+                operators.library().attention(None, random(1, 3, 48), heads)
         out = fused.linear(random(3, 16), torch.ones(32, 16), torch.ones(32, dtype=torch.bfloat16))
     torch.testing.assert_close(out, random(3, 16).sum(1, keepdim=True).expand(-1, 32) + 1, rtol=0.01, atol=0.01)
 

@@ -54,8 +54,8 @@ INLINE __m512i pairs_of(__m512 one, __m512 two) {
 }
 
 /* From two rows of logits and of the gradients of their weights, each (2, whole), compute the weights, as pairs, and
- * the gradients of the logits, weight * (gradient - sum of weight * gradient) * scale, as pairs and as rows, padded with
- * zeros. */
+ * the gradients of the logits, weight * (gradient - sum of weight * gradient) * scale, as pairs and as rows, padded
+ * with zeros. */
 INLINE void slopes_of(float *logits, const float *gradients, const float *norm, const float *other, int64_t t,
                       int64_t whole, float scale, pair *weights, pair *slopes, bf16 *rows) {
     __m512 zero = _mm512_setzero_ps(), one = zero, two = zero, scales = _mm512_set1_ps(scale * LOG2_E);
@@ -185,8 +185,8 @@ void attention_backward(const bf16 *query, int64_t query_stride, const bf16 *key
                 couple(changes, back, q, width, own.coupled_changes);
                 for (int64_t i = 0; i < q; i += QUERIES) {
                     int64_t n = least(QUERIES, q - i);
-                    multiply(rows_of(asking + i * query_stride, query_stride), n, own.turned_keys, width / 2, columns, 0,
-                             Stored{own.logits, whole});
+                    Left queries = rows_of(asking + i * query_stride, query_stride);
+                    multiply(queries, n, own.turned_keys, width / 2, columns, 0, Stored{own.logits, whole});
                     multiply(rows_of(changes + i * back, back), n, own.turned_values, width / 2, columns, 0,
                              Stored{own.towards, whole});
                     /* An odd last row is paired with zeros. */

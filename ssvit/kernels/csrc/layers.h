@@ -15,7 +15,7 @@ void norm_backward(const bf16 *inputs, const bf16 *gradient, const float *weight
 
 /* A weight of (outputs, inputs), or its values as `pack` stores them. */
 struct Weight {
-    const float *values;
+    float *values;
     const pair *packed;
 };
 

@@ -39,6 +39,12 @@ static void check_widths(Sizes widths) {
     for (int64_t width : widths) TORCH_CHECK(width % 16 == 0, "expected a multiple of 16, got ", width);
 }
 
+static int64_t head_width(int64_t d, int64_t heads) {
+    TORCH_CHECK(heads > 0 && d % heads == 0, "expected heads that divide ", d, ", got ", heads);
+    check_widths({d / heads});
+    return d / heads;
+}
+
 /* Scratch memory of a number of pairs. */
 struct Scratch {
     Tensor tensor;
@@ -108,27 +114,27 @@ struct Parts {
 
 static tuple<Tensor, Tensor> apply_attention(const optional<Tensor> &query, const Tensor &packed, int64_t heads) {
     Parts in(query, packed);
+    int64_t width = head_width(in.d, heads);
     int threads = at::get_num_threads();
-    check_widths({in.d / heads});
     Tensor out = new_halves({in.b, in.q, in.d}), norms = new_floats({in.b, heads, in.q, 2});
-    Scratch scratch(attention_scratch(in.q, in.t, in.d / heads, threads));
+    Scratch scratch(attention_scratch(in.q, in.t, width, threads));
     attention(in.query, in.query_stride, in.key, in.value, in.stride, halves(out, out.sizes()),
-              floats(norms, norms.sizes()), in.b, heads, in.q, in.t, in.d / heads, scratch.pairs(), threads);
+              floats(norms, norms.sizes()), in.b, heads, in.q, in.t, width, scratch.pairs(), threads);
     return {out, norms};
 }
 
 static vector<Tensor> apply_attention_backward(const optional<Tensor> &query, const Tensor &packed,
                                                const Tensor &gradient, const Tensor &norms) {
     Parts in(query, packed);
-    int64_t heads = norms.size(1);
+    int64_t heads = norms.size(1), width = head_width(in.d, heads);
     int threads = at::get_num_threads();
     vector<Tensor> to = {at::empty_like(packed)};
     if (query) to.push_back(at::empty_like(*query));
     Parts out(query ? optional<Tensor>(to[1]) : std::nullopt, to[0]);
-    Scratch scratch(attention_scratch(in.q, in.t, in.d / heads, threads));
+    Scratch scratch(attention_scratch(in.q, in.t, width, threads));
     attention_backward(in.query, in.query_stride, in.key, in.value, in.stride, halves(gradient, {in.b, in.q, in.d}),
                        floats(norms, {in.b, heads, in.q, 2}), out.query, out.key, out.value, in.b, heads, in.q, in.t,
-                       in.d / heads, scratch.pairs(), threads);
+                       width, scratch.pairs(), threads);
     return to;
 }
 
@@ -161,7 +167,8 @@ struct Parameters {
     Parameters(at::TensorList all, int64_t branch, int64_t d, int64_t heads) {
         const Tensor *p = &all[6 * branch];
         first = heads ? 3 * d : p[3].size(0), second = heads ? d : first;
-        check_widths({first, second, d, heads ? d / heads : 0});
+        check_widths({first, second, d});
+        if (heads) head_width(d, heads);
         gain = floats(p[0], {d}), offset = floats(p[1], {d});
         weight = weight_of(p[2], first, d), bias = floats(p[3], {first});
         weight2 = weight_of(p[4], d, second), bias2 = floats(p[5], {d});
@@ -207,8 +214,8 @@ static vector<Tensor> apply_branches(const Tensor &x, at::TensorList weights, Si
         vector<Tensor> created = Kept::create(b, t, d, h, by);
         Kept keep(created, 0, b, t, d, h, by);
         norm_forward(in, by.gain, by.offset, keep.normed, keep.moments, rows, d, epsilon, threads);
-        linear(keep.normed, by.weight, by.bias, 0, h ? keep.between : keep.hidden, h || !learns ? 0 : keep.between, !h, rows, d,
-               by.first, scratch.pairs(), threads);
+        linear(keep.normed, by.weight, by.bias, 0, h ? keep.between : keep.hidden, h || !learns ? 0 : keep.between, !h,
+               rows, d, by.first, scratch.pairs(), threads);
         if (h)
             attention(keep.between, by.first, keep.between + d, keep.between + 2 * d, by.first, keep.hidden,
                       keep.norms, b, h, t, t, d / h, scratch.pairs(), threads);
@@ -241,14 +248,14 @@ static vector<Tensor> apply_branches_backward(const Tensor &gradient, const Tens
         Scratch scratch(branch_scratch(by, t, d, h, threads));
         Tensor wide = new_halves({b, t, by.first});
         bf16 *inner = halves(narrow, {b, t, d}), *outer = halves(wide, {b, t, by.first});
-        linear_weights(in, keep.hidden, (float *)out.weight2.values, out.bias2, rows, by.second, d, scratch.pairs(), threads);
-        linear_inputs(in, by.weight2.values, h ? 0 : keep.between, h ? inner : outer, rows, by.second, d, scratch.pairs(),
-                      threads);
+        linear_weights(in, keep.hidden, out.weight2.values, out.bias2, rows, by.second, d, scratch.pairs(), threads);
+        linear_inputs(in, by.weight2.values, h ? 0 : keep.between, h ? inner : outer, rows, by.second, d,
+                      scratch.pairs(), threads);
         if (h)
             attention_backward(keep.between, by.first, keep.between + d, keep.between + 2 * d, by.first, inner,
                                keep.norms, outer, outer + d, outer + 2 * d, b, h, t, t, d / h, scratch.pairs(),
                                threads);
-        linear_weights(outer, keep.normed, (float *)out.weight.values, out.bias, rows, d, by.first, scratch.pairs(), threads);
+        linear_weights(outer, keep.normed, out.weight.values, out.bias, rows, d, by.first, scratch.pairs(), threads);
         linear_inputs(outer, by.weight.values, 0, inner, rows, d, by.first, scratch.pairs(), threads);
         /* In place if the input is added: each value is read before it is written. */
         bf16 *to_in = halves(n ? passed : to[0], {b, t, d});

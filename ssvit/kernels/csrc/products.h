@@ -1,5 +1,5 @@
-/* Multiply bfloat16 matrices with float32 accumulation, with AMX's tiles if the compiler may use them (-mamx-bf16), else
- * with the instruction VDPBF16PS, which adds the products of two pairs of values to each of 16 sums.
+/* Multiply bfloat16 matrices with float32 accumulation, with AMX's tiles if the compiler may use them (-mamx-bf16),
+ * else with the instruction VDPBF16PS, which adds the products of two pairs of values to each of 16 sums.
  *
  * Both require the two values of a pair to be adjacent. Pairs of a left matrix (rows, 2 * pairs) are adjacent in
  * row-major order. A right matrix (2 * pairs, columns) is stored as strips (columns / 16, deep(pairs), 16) of pairs,
@@ -17,6 +17,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16 /* values in a vector */
+#define BLOCK 96 /* rows of the left matrix that stay in the cache while the right matrix is read */
 
 #ifdef __AMX_BF16__
 #define DEPTH 16 /* pairs that an instruction multiplies; other numbers of pairs are padded with zeros */
@@ -148,7 +149,6 @@ struct Stored {
 #ifdef __AMX_BF16__
 
 #define ROWS 32  /* rows of two tiles */
-#define BLOCK 96 /* rows of the left matrix that stay in the cache while the right matrix is read */
 
 /* Configure the tiles of this thread, all of 16 rows of 64 bytes, until the end of the block. */
 struct Tiles {
@@ -163,7 +163,7 @@ struct Tiles {
     ~Tiles() { _tile_release(); }
 };
 
-/* Copy `rows` rows of a left matrix from row i on, each padded with zeros to `depth` pairs, and the last up to a tile. */
+/* Copy `rows` rows of a left matrix from row i on, padded with zeros to `depth` pairs and to a multiple of a tile. */
 INLINE void copy_left(Left left, int64_t i, int64_t rows, int64_t pairs, int64_t depth, pair *to) {
     for (int64_t r = 0; r < rows; r += LANES)
         for (int64_t p = 0; p < depth; p += LANES) {
@@ -247,7 +247,6 @@ INLINE void multiply(Left left, int64_t rows, const pair *right, int64_t pairs, 
 #define ROWS 6   /* rows of a panel, which has 6 by up to 4 vectors of sums: 24 of the 32 registers */
 #define PANEL 4  /* vectors of a panel */
 #define OFTEN 8  /* pairs between two prefetched rows */
-#define BLOCK 96 /* rows of the left matrix that stay in the cache while the right matrix is read */
 
 struct Tiles {
     ~Tiles() {}
