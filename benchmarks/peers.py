@@ -11,7 +11,7 @@ Letters: b images, v views, c channels, n patches, m corrupted patches of an ima
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,8 @@ from ssvit.objectives.base import EMPTY, Objective, parameter_groups
 from ssvit.objectives.masked_patch import Corruption, MaskedPatch
 from ssvit.objectives.targets import MeanColor
 from ssvit.training.options import Pretrain
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Peer(Objective):
@@ -119,7 +121,7 @@ class Transformers(Masked):
         from transformers import ViTConfig, ViTForMaskedImageModeling
 
         super().__init__(run)
-        config = ViTConfig(**_transformers(self.size), encoder_stride=self.size.patch_size)
+        config = ViTConfig(**transformers_of(self.size), encoder_stride=self.size.patch_size)
         self.model = ViTForMaskedImageModeling(config)
 
     def loss(self, images: Tensor, noise: Corruption) -> Tensor:
@@ -137,7 +139,7 @@ class TransformersMAE(Peer):
         super().__init__(run)
         decoder = self.options.decoder
         config = ViTMAEConfig(
-            **_transformers(self.size), decoder_num_hidden_layers=decoder.depth, decoder_hidden_size=decoder.width,
+            **transformers_of(self.size), decoder_num_hidden_layers=decoder.depth, decoder_hidden_size=decoder.width,
             decoder_num_attention_heads=decoder.heads, decoder_intermediate_size=4 * decoder.width,
             mask_ratio=self.options.masked, norm_pix_loss=True,
         )  # fmt: skip
@@ -156,7 +158,7 @@ class LightlyMAE(Peer):
 
         super().__init__(run)
         decoder = self.options.decoder
-        self.model = MaskedVisionTransformerTIMM(vit=_timm(self.size))
+        self.model = MaskedVisionTransformerTIMM(vit=timm_of(self.size))
         self.embed = nn.Linear(self.size.width, decoder.width)
         self.decoder = MaskedVisionTransformerDecoderTIMM(
             num_patches=math.prod(self.grid), embed_dim=decoder.width, depth=decoder.depth, num_heads=decoder.heads
@@ -187,7 +189,7 @@ class LightlyDINO(Peer):
 
         super().__init__(run)
         sizes = self.size.width, self.options.hidden, self.options.bottleneck, self.options.prototypes
-        self.model = _timm(self.size, global_pool="token", dynamic_img_size=True)
+        self.model = timm_of(self.size, global_pool="token", dynamic_img_size=True)
         self.teacher = copy.deepcopy(self.model)
         self.head, self.teacher_head = (DINOProjectionHead(*sizes) for _ in range(2))
         for teacher in (self.teacher, self.teacher_head):
@@ -217,7 +219,7 @@ class LightlySimCLR(Peer):
         from lightly.models.modules import SimCLRProjectionHead
 
         super().__init__(run)
-        self.model = _timm(self.size, global_pool="avg")
+        self.model = timm_of(self.size, global_pool="avg")
         self.head = SimCLRProjectionHead(self.size.width, self.options.hidden, self.options.projection)
         self.criterion = NTXentLoss(temperature=self.options.temperature)
 
@@ -232,7 +234,7 @@ class Timm(Encoder):
 
     def __init__(self, size: Any) -> None:
         super().__init__()
-        self.options, self.width, self.grid, self.model = size, size.width, _grid(size), _timm(size)
+        self.options, self.width, self.grid, self.model = size, size.width, _grid(size), timm_of(size)
 
     def check_size(self, images: Tensor) -> None:
         """Leave the check to the model."""
@@ -257,7 +259,8 @@ def _grid(size: Any) -> tuple[int, int]:
     return (size.image_size // size.patch_size,) * 2
 
 
-def _transformers(size: Any) -> dict[str, Any]:
+def transformers_of(size: Any) -> dict[str, Any]:
+    """Return the options of transformers' `ViTConfig` for the sizes of an encoder."""
     return {
         "image_size": size.image_size, "patch_size": size.patch_size, "hidden_size": size.width,
         "num_hidden_layers": size.depth, "num_attention_heads": size.heads, "intermediate_size": 4 * size.width,
@@ -265,7 +268,8 @@ def _transformers(size: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _timm(size: Any, **options: Any) -> Any:
+def timm_of(size: Any, **options: Any) -> Any:
+    """Return timm's `VisionTransformer` of the sizes of an encoder, without a classifier."""
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
@@ -287,7 +291,7 @@ def _vit_pytorch(size: Any) -> Any:
     return vit
 
 
-def with_plain_attention(peer: Objective) -> Objective:
+def with_plain_attention(peer: M) -> M:
     """Set attention to matrix products and softmax in the modules of timm and transformers.
 
     timm does the same with TIMM_FUSED_ATTN=0. In bfloat16 on a CPU it is faster than torch's fused attention, their

@@ -6,10 +6,10 @@ measured.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
@@ -56,7 +56,7 @@ def cases(config: Config) -> list[Config]:
 def run(config: Config) -> None:
     """Measure, print a table, and write the rates if `output` is set."""
     if config.options.part == "inference":
-        _inference(config)
+        inference(config)
         return
     checked = cases(config)
 
@@ -70,8 +70,13 @@ def run(config: Config) -> None:
         Path(options.output).write_text(json.dumps([asdict(rate) for rate in rates.values()], indent=2) + "\n")
 
 
-def _inference(config: Config) -> None:
-    """Measure forward passes of the encoder at each image size."""
+def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]] | None = None) -> None:
+    """Measure forward passes at each image size, print a table, and write the rates if `output` is set.
+
+    Args:
+        config: The configuration.
+        functions: Return the functions to measure of an encoder and a device, by name; None: the encoder's own paths.
+    """
     options: Benchmark = config.options
     if options.output is not None:
         file_to_write("output", options.output)
@@ -80,15 +85,22 @@ def _inference(config: Config) -> None:
     for case in sizes:
         Run(case.options).check()
 
+    from ssvit.kernels.latency import latencies, paths, table
     from ssvit.training import runtime
-    from ssvit.training.latency import Latency, latencies, table
 
     device = runtime.start(options.recipe, **sizes[0].options.fabric.values()).device
-    batches, threads, rounds = options.batch_sizes or (1, 32), options.threads, options.rounds
-    rows: list[Latency] = []
-    for case in sizes:
-        encoder = case.options.encoder.build()
-        rows += latencies(encoder, batch_sizes=batches, threads=threads, rounds=rounds, device=device)
+    rows = [
+        row
+        for encoder in (case.options.encoder.build() for case in sizes)
+        for row in latencies(
+            (functions or paths)(encoder, device),
+            (encoder.channels, *encoder.image_size),
+            batch_sizes=options.batch_sizes or (1, 32),
+            threads=options.threads,
+            rounds=options.rounds,
+            device=device,
+        )
+    ]
     print(table(f"inference, encoder={config.choices['encoder']}", rows))
     if options.output is not None:
         Path(options.output).write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")

@@ -64,7 +64,7 @@ def _write(
         else:
             transform, remarks = preprocessing.timm(view)
             _json(folder / CONFIG, timm.config(encoder, classes, transform))
-            remarks = _weights(folder, _converted(encoder, head)) + remarks
+            remarks = _weights(folder, converted(encoder, head)) + remarks
     remarks += scaling
     if head is not None and head.options.loss == MULTI_LABEL:
         remarks.append("multi-label classifier: its probabilities are the sigmoid of each logit, not a softmax")
@@ -97,7 +97,7 @@ def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
 
 
 @torch.no_grad()
-def _converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
+def converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
     """Return timm's tensors of an encoder and of a classifier's head; None: no head.
 
     Positions of any kind are exported as the rows (t, d) that are added, zeros if there are none. An encoder with

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ssvit.kernels import operators
-from ssvit.kernels.fused import Branch, attention, branches, layer_norm, linear, packed_weight
+from ssvit.kernels.fused import Branch, attention, branches, layer_norm, linear, packed_weight, version
 from ssvit.models import block, vit
 from ssvit.models.block import ALL, Ids, TokenInfo
 from ssvit.private import has_hooks
@@ -25,7 +25,7 @@ class Linear(nn.Linear):
         packed: The result of `pack`, with the version of the weight.
     """
 
-    packed: tuple[Tensor, int] | None = None
+    packed: tuple[Tensor, int | None] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the linear layer: (..., i) -> (..., o)."""
@@ -159,7 +159,7 @@ def pack(module: nn.Module) -> None:
     """
     for part in module.modules():
         if type(part) is Linear and operators.supports(part.weight, *part.weight.shape):
-            part.packed = operators.library().pack(part.weight.detach()), part.weight._version
+            part.packed = operators.library().pack(part.weight.detach()), version(part.weight)
 
 
 def unhooked(module: nn.Module, kind: type[nn.Module]) -> bool:

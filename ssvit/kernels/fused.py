@@ -121,10 +121,15 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if autocast else x.dtype
 
 
-def packed_weight(layer: nn.Module) -> Tensor | None:
+def version(weight: Tensor) -> int | None:
+    """Return the number of changes of a weight; None for one that was created in inference mode, which has no count."""
+    return None if weight.is_inference() else weight._version
+
+
+def packed_weight(layer: nn.Linear | nn.LayerNorm) -> Tensor | None:
     """Return the weight of a layer that `accelerate.pack` has converted, or None if there is none or it has changed."""
-    packed: tuple[Tensor, int] | None = getattr(layer, "packed", None)
-    return packed[0] if packed is not None and packed[1] == layer.weight._version else None
+    packed: tuple[Tensor, int | None] | None = getattr(layer, "packed", None)
+    return packed[0] if packed is not None and packed[1] == version(layer.weight) else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor | None = None) -> Tensor:
