@@ -69,7 +69,7 @@ class Checkpoint:
     @property
     def precision(self) -> str | None:
         """Return the precision of an exported graph, 32 or int8; None for weights, whose precision can be chosen."""
-        return self.manifest.get("precision")
+        return None if self.graph is None else self.manifest.get("precision")
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """Open ONNX graphs that ssvit exported, with onnxruntime. No torch."""
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ MANIFEST = "ssvit"  # metadata entry that describes the exported checkpoint
 
 
 def session(path: Path) -> Any:
-    """Return the onnxruntime session of a graph, which computes on the CPU."""
+    """Return the onnxruntime session of a graph, which computes on the CPU with as many threads as torch."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options, threads = onnxruntime.SessionOptions(), os.environ.get("OMP_NUM_THREADS", "")
+    options.intra_op_num_threads = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def read(path: Path) -> tuple[Any, dict[str, Any]]:

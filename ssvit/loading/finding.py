@@ -90,14 +90,14 @@ def find(
         raise OptionError("outputs", outputs, "must be the folder of all runs")
     path = _newest(Path(outputs), stage, say) if checkpoint == NEWEST else _locate(checkpoint, graphs)
     with within("encoder"):  # group that contains `options`
-        found = open_checkpoint(path, options, graphs=graphs)
-    if found.graph is not None:
-        if found.has_classifier != (stage == FINETUNE):
+        opened = open_checkpoint(path, options, graphs=graphs)
+    if opened.graph is not None:
+        if opened.has_classifier != (stage == FINETUNE):
             expected = "classifier" if stage == FINETUNE else "encoder without a classifier"
             raise OptionError("checkpoint", path, f"must be an exported {expected}")
-        if precision not in ("auto", found.precision):
-            raise OptionError("precision", precision, f"must be auto: the graph has precision {found.precision}")
-    return found
+        if precision not in ("auto", opened.precision):
+            raise OptionError("precision", precision, f"must be auto: the graph has precision {opened.precision}")
+    return opened
 
 
 def _locate(checkpoint: str | Path, graphs: bool = False) -> Path:

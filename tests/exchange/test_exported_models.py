@@ -46,13 +46,13 @@ def test_predictions_are_those_of_the_checkpoint(loss, quantize, tool, tmp_path)
         for options in ([f"checkpoint={RUN}", "precision=32"], ["checkpoint=graph/model.onnx"])
     )
     assert f"3 classes; precision: {precision}" in predicted[0].stdout
-    for one, other in zip(expected[1], predicted[1], strict=True):
-        assert one["image"] == other["image"]
-        rows = [{entry["class"]: entry["probability"] for entry in answer["classes"]} for answer in (one, other)]
+    for reference, answer in zip(expected[1], predicted[1], strict=True):
+        assert answer["image"] == reference["image"]
+        rows = [{entry["class"]: entry["probability"] for entry in row["classes"]} for row in (reference, answer)]
         assert sorted(rows[1]) == sorted(CLASSES)
         assert rows[1] == pytest.approx(rows[0], abs=tolerance)
         if quantize == "null":
-            assert [entry["present"] for entry in other["classes"]] == [entry["present"] for entry in one["classes"]]
+            assert [row["present"] for row in answer["classes"]] == [row["present"] for row in reference["classes"]]
 
 
 @pytest.mark.parametrize(
