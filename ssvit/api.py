@@ -189,7 +189,7 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     """Load a pre-trained encoder, which accepts paths, PIL images, arrays or tensors of any image size.
 
     Args:
-        checkpoint: Run, folder of a run, its name in `outputs`, file of foreign weights, or newest.
+        checkpoint: Run, folder of a run, its name in `outputs`, file of foreign weights, exported ONNX file, or newest.
         outputs: Folder of all runs.
         options: device, batch_size, precision (auto, bf16 or 32), and options of the encoder (image_size, resize, …).
 
@@ -198,7 +198,7 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
     """
     from ssvit.inference import Encoder
 
-    return Encoder(_find(checkpoint, outputs, PRETRAIN), **options)
+    return Encoder(_find(checkpoint, outputs, PRETRAIN, options), **options)
 
 
 def load_classifier(
@@ -207,7 +207,7 @@ def load_classifier(
     """Load a fine-tuned classifier, which accepts images as `load` does.
 
     Args:
-        checkpoint: Run, folder of a run, its name in `outputs`, or newest.
+        checkpoint: Run, folder of a run, its name in `outputs`, exported ONNX file, or newest.
         outputs: Folder of all runs.
         options: device, batch_size, and options of the encoder (image_size, resize, …).
 
@@ -216,12 +216,13 @@ def load_classifier(
     """
     from ssvit.inference import Classifier
 
-    return Classifier(_find(checkpoint, outputs, FINETUNE), **options)
+    return Classifier(_find(checkpoint, outputs, FINETUNE, options), **options)
 
 
-def _find(checkpoint: "str | Path | Run", outputs: str | Path, stage: str) -> Checkpoint:
-    """Return a checkpoint without printing the path of the newest one."""
-    return find(_checkpoint(checkpoint, outputs), outputs=str(outputs), stage=stage, say=lambda line: None)
+def _find(checkpoint: "str | Path | Run", outputs: str | Path, stage: str, options: Mapping[str, Any]) -> Checkpoint:
+    """Return a checkpoint or an exported graph without printing the path of the newest one."""
+    path, precision = _checkpoint(checkpoint, outputs), options.get("precision", "auto")
+    return find(path, outputs=str(outputs), stage=stage, say=lambda line: None, precision=precision)
 
 
 def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:

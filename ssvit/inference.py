@@ -24,8 +24,8 @@ from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.kernels import inference
 from ssvit.kernels.inference import Precision
-from ssvit.loading.encoder import load_classifier, load_encoder
-from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
+from ssvit.loading.encoder import load_classifier, load_encoder, load_model
+from ssvit.loading.encoder_options import LoadEncoder, check_reading, eval_transform, pixel_format
 from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify
@@ -106,7 +106,7 @@ class _Model:
         precision: Literal["auto"] | Precision = "auto",
         **options: Any,
     ) -> None:
-        module = self._load(LoadEncoder(path=checkpoint.path, **options))
+        module = load_model(checkpoint, self._load, **options)
         encoder: encoders.Encoder = module if isinstance(module, encoders.Encoder) else module.encoder
         whole("batch_size", batch_size)
         one_of("precision", precision, ["auto", "bf16", 32])
@@ -116,7 +116,10 @@ class _Model:
         except (RuntimeError, TypeError, AssertionError) as error:  # unknown or unavailable device
             expected = f"must be a device of this machine, such as cpu or cuda:0 ({' '.join(str(error).split())[:100]})"
             raise OptionError("device", device, expected) from None
-        self.batch_size, self.pixels = batch_size, pixel_format(checkpoint)
+        if checkpoint.graph is not None:
+            one_of("device", self.device.type, ["cpu"])
+            precision = 32  # of images and outputs; that of the layers is fixed in the graph
+        self.checkpoint, self.batch_size, self.pixels = checkpoint, batch_size, pixel_format(checkpoint)
         self.precision = inference.resolved(precision, self.device)
         # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
         view = vars(eval_transform(checkpoint))
@@ -215,6 +218,7 @@ class Encoder(_Model):
 
     def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
         reading = Reading(layer=self.module.depth if layer is None else layer, pooling=pooling)
+        check_reading(self.checkpoint, reading)
         frozen = Frozen(self.prepared, [reading], identity="")
         with self._context():
             return torch.cat([frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)])

@@ -22,11 +22,12 @@ SCRATCH = "scratch"  # value of checkpoint= for random weights
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint with a verified manifest, or a file of foreign weights."""
+    """A checkpoint with a verified manifest, a file of foreign weights, or an exported graph."""
 
-    path: Path  # folder of the checkpoint, or the foreign file
-    manifest: Mapping[str, Any]  # the manifest, or equivalent entries of a foreign file
+    path: Path  # folder of the checkpoint, or the file
+    manifest: Mapping[str, Any]  # the manifest, or equivalent entries of a file
     foreign: Callable[[], dict[str, "Tensor"]] | None = None  # reads the weights of a foreign file
+    graph: Any = None  # onnxruntime session of an exported graph
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
@@ -62,8 +63,13 @@ class Checkpoint:
 
     @property
     def checksum(self) -> str:
-        """Return the sha256 of the manifest, which identifies the checkpoint."""
+        """Return the sha256 of the manifest, or of the file of an exported graph, which identifies the checkpoint."""
         return self.manifest["seal"]
+
+    @property
+    def precision(self) -> str | None:
+        """Return the precision of an exported graph, 32 or int8; None for weights, whose precision can be chosen."""
+        return None if self.graph is None else self.manifest.get("precision")
 
     @property
     def name(self) -> str:

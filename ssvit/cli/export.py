@@ -1,6 +1,6 @@
 """Write a checkpoint for other libraries.
 
-Usage: ssvit export format=onnx|safetensors|timm.
+Usage: ssvit export format=onnx|safetensors|timm|torch.
 """
 
 from pathlib import Path

@@ -105,14 +105,16 @@ def run(config: Config) -> None:
     """
     options: Predict = config.options
     paths = folder.paths(options.images)
-    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say)
+    checkpoint = find(
+        options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say, precision=options.precision
+    )
     config.line.announce()
 
     from ssvit.inference import Classifier
 
     classifier = Classifier(checkpoint, precision=options.precision)
     names = classifier.classes
-    print_lines(f"{checkpoint.path}: {len(names)} classes; precision: {classifier.precision}")
+    print_lines(f"{checkpoint.path}: {len(names)} classes; precision: {checkpoint.precision or classifier.precision}")
     if options.as_table and classifier.is_multi_label:
         raise OptionError("output", options.output, "must be a JSON file, since a table has one class for each image")
     answers, labels, unreadable = [], [], 0

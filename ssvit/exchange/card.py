@@ -11,7 +11,7 @@ import yaml
 
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
 from ssvit.checkpoints.run_folder import rows
-from ssvit.exchange.export_options import ONNX, OURS, Export
+from ssvit.exchange.export_options import OURS, PROGRAMS, Export
 from ssvit.exchange.layout import per_channel
 from ssvit.options import markdown, pair
 
@@ -26,6 +26,11 @@ metadata = session.get_modelmeta().custom_metadata_map  # names of the classes, 
 
 encoder = ssvit.load("FOLDER/model.safetensors")
 features = encoder.features(images)  # (b, {shape}), in [0, 1] or uint8""",
+    "torch": """import torch
+
+extra_files = {{"metadata.json": ""}}  # names of the classes, …
+program = torch.export.load("model.pt2", extra_files=extra_files).module()
+{outputs} = program(images)  # (b, {shape}), float32 in [0, 1]""",
     "timm": """import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
@@ -57,7 +62,7 @@ def write(
         method="" if classes else ".forward_features",
         shape=f"{channels}, {height}, {width}",
     )
-    where = ", which the graph does" if options.format == ONNX else ""
+    where = ", which the graph does" if options.format in PROGRAMS else ""
     images = (
         f"Images have {channels} channels and {height}x{width} pixels, normalised by mean {mean} and std {std} "
         f"of values in [0, 1]{where}."

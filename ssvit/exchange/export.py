@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ssvit.atomic_io import replaced_folder, write
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.exchange import card, preprocessing, program, timm
-from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, ONNX, OURS, WEIGHTS, Export
+from ssvit.exchange import card, graph, preprocessing, program, timm
+from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, OURS, PROGRAM, PROGRAMS, TORCH, WEIGHTS, Export
 from ssvit.exchange.layout import OPTIONAL, per_channel
 from ssvit.exchange.layouts import TIMM, TIMM_HEAD
 from ssvit.models.encoder import Encoder
@@ -59,8 +59,10 @@ def _write(
         remarks = _ours(encoder, head, folder)
     else:
         assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
-        if options.format == ONNX:
-            remarks = _program(encoder, head, folder, " ".join([description, *scaling]), options)
+        if options.format in PROGRAMS:
+            origin = {"range": manifest.get("range"), "step": manifest["step"], "checkpoint": manifest.get("seal")}
+            stored = {**_metadata(encoder, head), "view": view.values(), **origin}
+            remarks = _program(encoder, head, folder, " ".join([description, *scaling]), options, stored)
         else:
             transform, remarks = preprocessing.timm(view)
             _json(folder / CONFIG, timm.config(encoder, classes, transform))
@@ -90,9 +92,13 @@ def _weights(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
 
 
+def _metadata(encoder: Encoder, head: Classify | None) -> dict[str, object]:
+    return {"encoder": encoder.arguments} if head is None else head.metadata
+
+
 def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
-    _json(folder / CONFIG, {"encoder": encoder.arguments} if head is None else head.metadata)
+    _json(folder / CONFIG, _metadata(encoder, head))
     return _weights(folder, {prefix + name: value.contiguous() for name, value in model.state_dict().items()})
 
 
@@ -122,8 +128,19 @@ def converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
     return {name: value.contiguous().clone() for name, value in tensors.items()}
 
 
-def _program(encoder: ViT, head: Classify | None, folder: Path, description: str, options: Export) -> list[str]:
-    """Write a graph as ONNX, with its metadata in the same file, and compare it with the model."""
+def _program(
+    encoder: ViT, head: Classify | None, folder: Path, description: str, options: Export, stored: Mapping[str, object]
+) -> list[str]:
+    """Write a program with its metadata in the same file, and compare it with the model.
+
+    Args:
+        encoder: The encoder.
+        head: The classifier with its head; None for an encoder.
+        folder: The folder.
+        description: Description of the evaluation transform.
+        options: Options of the export.
+        stored: Manifest of the export, from which ssvit opens a graph.
+    """
     any_size = f"of any size that is divisible by the patch size; positions are resized by resize={options.resize}"
     remarks = [f"any number of images, {any_size if options.any_size else 'all of one size'}"]
     metadata = {
@@ -137,17 +154,21 @@ def _program(encoder: ViT, head: Classify | None, folder: Path, description: str
         "preprocessing": description,
         **({} if head is None else {"classes": list(head.classes)}),
         **({"probabilities": "the sigmoid of each logit"} if head and head.options.loss == MULTI_LABEL else {}),
+        graph.MANIFEST: {**stored, "precision": options.quantize or 32},
     }
     model = program.Program(encoder if head is None else head, options).eval()
-    program.write(model, metadata, folder / GRAPH)
-    difference = program.difference(model, folder / GRAPH)
+    name, reader = (PROGRAM, "torch.export") if options.format == TORCH else (GRAPH, "onnxruntime")
+    file = folder / name
+    program.write(model, metadata, file)
+    difference = program.difference(model, file)
     if difference is None:
         return [*remarks, "not compared with onnxruntime, which is not installed"]
     if not difference < program.TOLERANCE:
-        raise UserError(f"format=onnx: the outputs of onnxruntime differ by {difference:.1g}; nothing was written")
-    remarks.append(f"largest difference between torch and onnxruntime: {difference:.1e}")
+        reason = f"the outputs of {reader} differ by {difference:.1g}; nothing was written"
+        raise UserError(f"format={options.format}: {reason}")
+    remarks.append(f"largest difference between torch and {reader}: {difference:.1e}")
     if options.quantize:
-        program.quantize(folder / GRAPH)
-        cosine = program.cosine(model, folder / GRAPH)
+        program.quantize(file)
+        cosine = program.cosine(model, file)
         remarks.append(f"quantised to 8 bits: lowest cosine with the outputs in float32 {cosine:.4f} on random images")
     return remarks

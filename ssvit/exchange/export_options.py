@@ -11,23 +11,24 @@ from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import Resize, ViT
 from ssvit.options import OptionError, UserError
 
-ONNX, OURS, TIMM = FORMATS = ("onnx", "safetensors", "timm")
+ONNX, OURS, TIMM, TORCH = FORMATS = ("onnx", "safetensors", "timm", "torch")
+PROGRAMS = (ONNX, TORCH)  # formats that contain the computation, not only the weights
 # The files of an export, which identify a folder as one.
-CARD, CONFIG, WEIGHTS, GRAPH = "README.md", "config.json", "model.safetensors", "model.onnx"
-_FILES = {CARD, CONFIG, WEIGHTS, GRAPH, f"{GRAPH}.data"}  # the last: above 2 GB
+CARD, CONFIG, WEIGHTS, GRAPH, PROGRAM = "README.md", "config.json", "model.safetensors", "model.onnx", "model.pt2"
+_FILES = {CARD, CONFIG, WEIGHTS, GRAPH, f"{GRAPH}.data", PROGRAM}  # .data: above 2 GB
 
 
 class Export(Options):
     """Set the format of an export."""
 
     format: Annotated[str, OneOf(FORMATS)]
-    """Format: onnx, safetensors (ssvit's format), or timm, which transformers opens too."""
+    """Format: onnx, safetensors (ssvit's format), timm, which transformers opens too, or torch (torch.export)."""
     image_size: Size | None = None
     """Pixels of the images, or [height, width], to which positions are resampled; null: the checkpoint's."""
     resize: Resize = "paper"
     """How positions are resampled: as in the authors' code (paper) or as in timm."""
     any_size: bool = False
-    """Whether format=onnx takes images of any multiple of the patch size."""
+    """Whether format=onnx or torch takes images of any multiple of the patch size."""
     quantize: Literal["int8"] | None = None
     """int8: format=onnx stores the weights of linear layers in 8 bits, one scale for each output, and rounds their
     inputs to 8 bits, one scale for each pass; the rest stays in float32. None: everything in float32."""
@@ -36,8 +37,8 @@ class Export(Options):
 
     def check_consistency(self) -> None:
         """Check that the format supports any_size and quantize, and that its packages are installed."""
-        if self.any_size and self.format != ONNX:
-            raise OptionError("any_size", True, f"requires format={ONNX}")
+        if self.any_size and self.format not in PROGRAMS:
+            raise OptionError("any_size", True, f"requires format={' or '.join(PROGRAMS)}")
         if self.quantize and self.format != ONNX:
             raise OptionError("quantize", self.quantize, f"requires format={ONNX}")
         packages = ("onnx", "onnxscript", *(["onnxruntime"] if self.quantize else []))

@@ -1,4 +1,4 @@
-"""Export an encoder, or a classifier, as one graph of ONNX.
+"""Export an encoder, or a classifier, as one graph of ONNX or as a program of torch.export.
 
 Images are float in [0, 1]; normalisation is part of the program. A program takes any number of images and, with
 any_size, any size that is a multiple of the patch size: the encoder then resamples its positions.
@@ -8,7 +8,7 @@ Letters: b images, c channels, t tokens, d width, k classes.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,13 +18,14 @@ from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssvit import private
-from ssvit.exchange.export_options import Export
+from ssvit.exchange import graph
+from ssvit.exchange.export_options import TORCH, Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.options import UserError
 
-INPUT = "images"
-TOLERANCE = 1e-4  # maximum difference of onnxruntime and torch, for outputs of the last norm (about 1)
+METADATA = "metadata.json"  # extra file of a program of torch.export
+TOLERANCE = 1e-4  # maximum difference of the file's outputs and the model's, for outputs of the last norm (about 1)
 _MAX_PATCHES = 1024  # maximum number of patches along a side, a bound that the tracer requires
 
 
@@ -74,11 +75,11 @@ class Program(nn.Module):
 
 @torch.no_grad()
 def write(program: Program, metadata: Mapping[str, object], path: Path) -> None:
-    """Write a program as ONNX, including the weights, without paths of this machine.
+    """Write a program in its format, including the weights, without paths of this machine.
 
     Args:
         program: The program.
-        metadata: Metadata, stored as metadata_props, in JSON unless it is text.
+        metadata: Metadata: in ONNX, metadata_props in JSON unless they are text; in torch.export, `METADATA` in JSON.
         path: The file.
 
     Raises:
@@ -93,11 +94,17 @@ def write(program: Program, metadata: Mapping[str, object], path: Path) -> None:
     images = program.example(2, height, width)
     with sdpa_kernel(SDPBackend.MATH):  # the only implementation of attention with the same strides in ONNX
         try:
-            graph = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
+            traced = torch.export.export(program.eval(), (images,), dynamic_shapes=(shape,))
         except private.tracing_errors() as error:
             raise UserError(f"the encoder cannot be traced: {str(error).splitlines()[0]}") from None
+        if program.options.format == TORCH:
+            for traced_node in traced.graph.nodes:
+                traced_node.meta.pop("stack_trace", None)  # contains paths
+            traced.example_inputs = None
+            torch.export.save(traced, path, extra_files={METADATA: json.dumps(metadata, ensure_ascii=False)})
+            return
         written = torch.onnx.export(
-            graph, input_names=[INPUT], output_names=program.outputs, dynamo=True, verbose=False
+            traced, input_names=[graph.INPUT], output_names=program.outputs, dynamo=True, verbose=False
         )
     assert written is not None
     model = written.model
@@ -128,25 +135,28 @@ def quantize(path: Path) -> None:
     rounded.replace(path)
 
 
+def _opened(program: Program, path: Path) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return a written program as a function of images."""
+    if program.options.format == TORCH:
+        return torch.export.load(path).module()
+    session = graph.session(path)
+    return lambda images: [torch.from_numpy(x) for x in session.run(None, {graph.INPUT: images.numpy()})]
+
+
 @torch.no_grad()
 def cosine(program: Program, path: Path) -> float:
-    """Return the lowest cosine of the last outputs (b, d) of onnxruntime and the program for random images."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    """Return the lowest cosine of the last outputs (b, d) of a written program and the program for random images."""
     images = program.example(8, *program.encoder.image_size)
-    theirs = torch.from_numpy(session.run(None, {INPUT: images.numpy()})[-1])
-    return F.cosine_similarity(program(images)[-1], theirs).min().item()
+    return F.cosine_similarity(program(images)[-1], _opened(program, path)(images)[-1]).min().item()
 
 
 @torch.no_grad()
 def difference(program: Program, path: Path) -> float | None:
-    """Return the maximum difference of the outputs of onnxruntime and the program; None without onnxruntime."""
+    """Return the maximum difference of the outputs of a written program and the program; None without onnxruntime."""
     try:
-        import onnxruntime
+        opened = _opened(program, path)
     except ModuleNotFoundError:
         return None
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (height, width), (p, q) = program.encoder.image_size, program.encoder.patch_size
     sizes = [(height, width)]
     if program.options.any_size:
@@ -154,7 +164,6 @@ def difference(program: Program, path: Path) -> float | None:
     worst = 0.0
     for count, size in ((1, sizes[0]), *((3, size) for size in sizes)):
         images = program.example(count, *size)
-        outputs = session.run(None, {INPUT: images.numpy()})
-        for ours, theirs in zip(program(images), outputs, strict=True):
-            worst = max(worst, (ours - torch.from_numpy(theirs)).abs().max().item())
+        for ours, theirs in zip(program(images), opened(images), strict=True):
+            worst = max(worst, (ours - theirs).abs().max().item())
     return worst

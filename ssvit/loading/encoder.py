@@ -1,9 +1,10 @@
 """Build encoders and classifiers from a checkpoint, or from a file of foreign weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -11,11 +12,12 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
-from ssvit.models.timm_options import options_from
+from ssvit.models.graph import Graph
+from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
-from ssvit.options import UserError, print_lines
+from ssvit.options import OptionError, UserError, print_lines
 from ssvit.processes import is_main_process
 
 
@@ -79,6 +81,35 @@ def load_classifier(options: LoadEncoder) -> Classify:
         classifier = Classify(options_of_head, encoder=options_from(checkpoint.encoder).build())
         classifier.load_state_dict(_averaged_or_last(checkpoint, states))
         classifier.encoder = _changed(classifier.encoder, options)
+    return classifier.eval()
+
+
+def load_model(checkpoint: Checkpoint, load: Callable[[LoadEncoder], Any], **options: Any) -> Any:
+    """Load an encoder or a classifier that is only applied to images.
+
+    Args:
+        checkpoint: The checkpoint or the exported graph.
+        load: `load_encoder` or `load_classifier`, which is called for a checkpoint.
+        options: Options of `LoadEncoder`, which must not be set for an exported graph.
+
+    Returns:
+        The module in eval mode.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or contains no such model.
+        OptionError: An option of an exported graph is set.
+    """
+    if checkpoint.graph is None:
+        return load(LoadEncoder(path=checkpoint.path, **options))
+    for name, value in options.items():
+        if value is not None:
+            raise OptionError(name, value, "must not be set: an exported graph cannot be changed")
+    graph = Graph(vit(checkpoint.encoder), checkpoint.graph)
+    if not checkpoint.has_classifier:
+        return graph.eval()
+    with _building(checkpoint, "classifier"):
+        classifier = Classify(ClassifyOptions(**checkpoint.manifest["classifier"]), encoder=graph)
+    classifier.head = nn.Identity()  # the graph returns logits
     return classifier.eval()
 
 

@@ -127,6 +127,24 @@ def _check_sizes(path: object, noun: str, name: str, *encoders: Normalized) -> N
         raise OptionError("path", path, f"must have {noun} of {expected}, as the encoder; has {loaded}")
 
 
+def check_reading(checkpoint: Checkpoint, reading: object) -> None:
+    """Check that the features of a reading are outputs of the checkpoint.
+
+    Args:
+        checkpoint: The checkpoint, or an exported graph, which returns one kind of features.
+        reading: A `ssvit.evaluation.features_options.Reading`.
+
+    Raises:
+        OptionError: An exported graph returns other features.
+    """
+    if checkpoint.graph is None:
+        return
+    encoder = options_from(checkpoint.encoder)
+    for name, expected in (("layer", encoder.depth), ("pooling", encoder.pooling), ("norm", "after")):
+        if (value := getattr(reading, name)) != expected:
+            raise OptionError(name, value, f"must be {expected}: the exported graph returns no other features")
+
+
 def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
     """Return the options of a checkpoint's evaluation transform; raise CheckpointError if its manifest is invalid."""
     try:

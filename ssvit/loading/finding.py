@@ -9,34 +9,45 @@ from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.exchange.export_options import GRAPH
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
 from ssvit.options import OptionError, UserError, within
 
 NEWEST = "newest"
+_GRAPH = ".onnx"  # suffix of an exported graph
 
 
-def open_checkpoint(path: str | Path, options: Mapping[str, object] | None = None) -> Checkpoint:
-    """Open the checkpoint at a path: its folder, the folder of its run (for the newest), or a foreign file.
+def open_checkpoint(
+    path: str | Path, options: Mapping[str, object] | None = None, *, graphs: bool = False
+) -> Checkpoint:
+    """Open the checkpoint at a path: its folder, the folder of its run (for the newest), or a file.
 
     Args:
         path: The path, or hf://OWNER/NAME for foreign weights on the Hugging Face Hub.
         options: As for `ssvit.exchange.reading.read`.
+        graphs: Whether the path may be an exported graph, or the folder of one.
 
     Raises:
         OptionError: There is no checkpoint, or an option is required or not permitted.
         CheckpointError: The checkpoint is damaged.
-        ForeignError: The layout of the file is unknown.
+        ForeignError: The layout of the file is unknown, or the graph is damaged.
+        UserError: An exported graph requires onnxruntime.
     """
-    path = _locate(path)
+    path = _locate(path, graphs)
     set_options = {name: options[name] for name in FOREIGN_OPTIONS if options and options.get(name) is not None}
-    if path.is_file():
+    if path.is_file() and path.suffix != _GRAPH:
         # The JSON files next to the file describe it.
         described = [(file, file.stat()) for file in (path, *sorted(path.parent.glob("*.json")))]
         version = tuple((file.name, status.st_size, status.st_mtime_ns) for file, status in described)
         return _open_foreign(path, version, json.dumps(set_options, default=list))
     for name, value in set_options.items():
         raise OptionError(name, value, "must not be set: a checkpoint of ssvit contains it")
-    return Checkpoint(path, manifest.read(path))
+    if not path.is_file():
+        return Checkpoint(path, manifest.read(path))
+    from ssvit.exchange import files, graph
+
+    session, metadata = graph.read(path)
+    return Checkpoint(path, {**metadata, "seal": files.digest(path)}, graph=session)
 
 
 @lru_cache(maxsize=4)
@@ -57,6 +68,7 @@ def find(
     stage: str,
     say: Callable[[str], None],
     options: Mapping[str, object] | None = None,
+    precision: str | int | None = None,
 ) -> Checkpoint:
     """Find the checkpoint that the option checkpoint= selects.
 
@@ -66,20 +78,30 @@ def find(
         stage: Stage of the run for newest: pretrain or finetune.
         say: Function that prints a line, which names the newest run.
         options: As for `open_checkpoint`.
+        precision: Option of a command that applies the model to images, which accepts an exported graph too; None for
+            other commands.
 
     Raises:
-        OptionError: There is no checkpoint at the path.
+        OptionError: There is no checkpoint at the path, or an exported graph has other outputs or another precision.
         UserError: No run of the stage is finished.
     """
+    graphs = precision is not None
     if checkpoint == NEWEST and outputs in (None, "", "null"):
         raise OptionError("outputs", outputs, "must be the folder of all runs")
-    path = _newest(Path(outputs), stage, say) if checkpoint == NEWEST else _locate(checkpoint)
+    path = _newest(Path(outputs), stage, say) if checkpoint == NEWEST else _locate(checkpoint, graphs)
     with within("encoder"):  # group that contains `options`
-        return open_checkpoint(path, options)
+        opened = open_checkpoint(path, options, graphs=graphs)
+    if opened.graph is not None:
+        if opened.has_classifier != (stage == FINETUNE):
+            expected = "classifier" if stage == FINETUNE else "encoder without a classifier"
+            raise OptionError("checkpoint", path, f"must be an exported {expected}")
+        if precision not in ("auto", opened.precision):
+            raise OptionError("precision", precision, f"must be auto: the graph has precision {opened.precision}")
+    return opened
 
 
-def _locate(checkpoint: str | Path) -> Path:
-    """Return the folder of the checkpoint at a path, or the foreign file, which is downloaded if necessary.
+def _locate(checkpoint: str | Path, graphs: bool = False) -> Path:
+    """Return the folder of the checkpoint at a path, or the file, which is downloaded if necessary.
 
     Raises:
         OptionError: There is no checkpoint.
@@ -92,9 +114,12 @@ def _locate(checkpoint: str | Path) -> Path:
     try:
         if (folder := checkpoint_folder(path)) is not None:
             return folder
+        if graphs and (path / GRAPH).is_file():
+            return path / GRAPH
         if path.is_file():
-            if path.suffix not in FORMATS:
-                raise OptionError("checkpoint", path, f"must be a file that ends in {', '.join(FORMATS)}")
+            suffixes = (*FORMATS, _GRAPH) if graphs else FORMATS
+            if path.suffix not in suffixes:
+                raise OptionError("checkpoint", path, f"must be a file that ends in {', '.join(suffixes)}")
             return path
         if not path.is_dir():
             expected = "no such folder; must be the folder of a checkpoint (step_…) or of its run, or a file of weights"

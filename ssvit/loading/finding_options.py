@@ -26,6 +26,7 @@ class Finetuned(Options):
     """The checkpoint of a fine-tuned classifier."""
 
     checkpoint: Name = "newest"
-    """The folder of a checkpoint or of its run; newest: the fine-tuning run that finished last."""
+    """The folder of a checkpoint or of its run, or an exported ONNX file; newest: the fine-tuning run that finished
+    last."""
     outputs: Runs = "outputs"
     """Folder of all runs."""

@@ -11,7 +11,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, reading_of
-from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format
+from ssvit.loading.encoder_options import check_reading, eval_transform, pixel_format
 from ssvit.loading.finding import find
 from ssvit.options import print_lines, within
 from ssvit.retrieval.options import Pictures, encoder_of
@@ -40,8 +40,9 @@ class Extraction:
         self.store = store
         say, encoder = config.line.say, self.options.encoder.values()
         self.checkpoint = find(
-            self.options.checkpoint, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say
-        )
+            self.options.checkpoint, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say,
+            precision=self.options.precision,
+        )  # fmt: skip
         layer, pooling, norm = (getattr(self.options.features, name) for name in ("layer", "pooling", "norm"))
         chosen, origin = self._chosen(store)
         if layer == AUTO:
@@ -49,6 +50,7 @@ class Extraction:
         with within("features"):
             features = Features(layer=layer, pooling=pooling or (chosen.pooling if chosen else None), norm=norm)
             (self.reading,) = features.readings(self.checkpoint.encoder)
+            check_reading(self.checkpoint, self.reading)
         depth = self.checkpoint.encoder.get("depth", 1)
         say(f"features: layer {self.reading.layer} of {depth}, {self.reading.pooling}{origin}")
         self.transform, self.pixels = eval_transform(self.checkpoint), pixel_format(self.checkpoint)
@@ -66,6 +68,8 @@ class Extraction:
             return reading_of(encoder), f"as in {store}"
         if requested.layer != AUTO:
             return None, ""
+        if self.checkpoint.graph is not None:
+            return None, "the only features of the exported graph"
         file = self.checkpoint.home(self.options.outputs) / FOLDER / "report.json"
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             report, _ = read_json(file)
@@ -82,17 +86,19 @@ class Extraction:
 
         from ssvit.evaluation.features import Frozen
         from ssvit.kernels.inference import resolved
-        from ssvit.loading.encoder import load_encoder
+        from ssvit.loading.encoder import load_encoder, load_model
         from ssvit.retrieval.pictures import Describer
 
         options, checkpoint = self.options, self.checkpoint
-        encoder = load_encoder(LoadEncoder(path=checkpoint.path, **options.encoder.values()))
-        frozen = Frozen(encoder, [self.reading], identity=checkpoint.checksum[:16])
-        device, precision = torch.device("cpu"), options.precision
-        if precision == "auto" and self.store is not None and (stored := encoder_of(self.store)):
+        encoder = load_model(checkpoint, load_encoder, **options.encoder.values())
+        identity, device, precision = checkpoint.checksum[:16], torch.device("cpu"), options.precision
+        if (of_graph := checkpoint.precision) is not None:
+            identity, precision = f"{identity} {of_graph}", 32
+        elif precision == "auto" and self.store is not None and (stored := encoder_of(self.store)):
             precision = "bf16" if " bf16 " in stored else 32
+        frozen = Frozen(encoder, [self.reading], identity=identity)
         frozen.prepare(device, resolved(precision, device))
-        print_lines(f"precision: {frozen.precision}")
+        print_lines(f"precision: {of_graph or frozen.precision}")
         return Describer(frozen, self.transform.build(), options.batch_size, options.workers)
 
     def display(self) -> "Display":

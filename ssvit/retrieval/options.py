@@ -26,6 +26,9 @@ PART_FILES = "part_*_*.safetensors"  # files of a store
 class Pictures(Pretrained, Inference):
     """Pictures, and the encoder that computes their features."""
 
+    checkpoint: Name = "newest"
+    """The folder of a checkpoint or of its run, a file of foreign weights, hf://OWNER/NAME, or an exported ONNX file;
+    newest: the pre-training run that finished last."""
     data: Part = None
     """A data set whose images are used if no pictures are named: its name, or the path of a folder."""
     images: Sequence[Name] = ()

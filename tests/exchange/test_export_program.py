@@ -1,12 +1,16 @@
-"""Graphs of ONNX compute the model's outputs, for any number of images and of any size."""
+"""Graphs of ONNX and programs of torch.export compute the model's outputs, for any number and size of images."""
 
 import json
 import os
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from command import LIMIT
 from exported import CLASSES, SHAPE, classifier, encoder, images, written
 
 from ssvit.models import vit_options
@@ -91,3 +95,67 @@ def test_a_quantised_graph_has_linear_layers_in_8_bits_and_the_rest_in_float32(t
     scales = {tuple(weight.dims) for name, weight in known.items() if name.endswith("_scale")}
     assert scales == {(3 * 48,), (48,), (80,), (len(CLASSES),)}
     assert sum(node.op_type in ("MatMul", "Gemm") for node in graph.node) == 2 * 2 + 2  # attention, and these parts
+
+
+WITHOUT_SSVIT = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        assert name.partition(".")[0] != "ssvit", "ssvit was imported"
+
+sys.meta_path.insert(0, Blocked())
+import torch
+
+folder, *inputs = sys.argv[1:]
+extra_files = {"metadata.json": ""}
+program = torch.export.load(f"{folder}/model.pt2", extra_files=extra_files).module()
+with torch.no_grad():
+    torch.save([program(torch.load(path)) for path in inputs], f"{folder}/outputs.pt")
+assert "ssvit" not in sys.modules
+print(extra_files["metadata.json"])
+"""
+
+
+@pytest.mark.parametrize("make", [encoder, classifier])
+@torch.no_grad()
+def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, tmp_path):
+    model = make(positions="learned_2d")
+    folder, remarks = written(model, tmp_path, "torch", any_size="timm", manifest={"step": 3, "view": {"resize": 64}})
+    assert {file.name for file in folder.iterdir()} == {"README.md", "model.pt2"}
+    assert "difference between torch and torch.export" in "".join(remarks)
+    inputs = [images(size, count) for size, count in (((32, 48), 1), ((32, 48), 3), ((48, 40), 2), ((80, 16), 5))]
+    for index, x in enumerate(inputs):
+        torch.save(x, tmp_path / f"{index}.pt")
+    paths = [str(tmp_path / f"{index}.pt") for index in range(len(inputs))]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", WITHOUT_SSVIT, str(folder), *paths], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    metadata = json.loads(done.stdout)
+    assert "64 pixels on the shorter side" in metadata["preprocessing"]
+    assert metadata["any_size"] is True
+    trained = model if make is encoder else model.encoder
+    for x, outputs in zip(inputs, torch.load(folder / "outputs.pt"), strict=True):
+        resized = ViT(vit_options.ViT(**{**trained.arguments, "image_size": list(x.shape[2:])})).eval()
+        resized.take(trained, how="timm")
+        if make is encoder:
+            expected = resized(x), resized.represent(x)
+        else:
+            model.encoder = resized
+            expected = (model.logits(x),)
+            assert metadata["classes"] == list(CLASSES)
+        for ours, theirs in zip(expected, outputs, strict=True):
+            assert (ours - theirs).abs().max() < 1e-5
+    with zipfile.ZipFile(folder / "model.pt2") as archive:
+        archive.extractall(tmp_path / "archive")
+    assert not any(leaks(file) for file in (tmp_path / "archive").rglob("*") if file.is_file())
+
+
+@torch.no_grad()
+def test_a_program_of_torch_has_one_size_by_default(tmp_path):
+    folder, _ = written(encoder(positions="relative", depth=1), tmp_path, "torch")
+    program = torch.export.load(folder / "model.pt2").module()
+    assert len(program(images(count=5))) == 2
+    with pytest.raises(RuntimeError, match="to be equal to 32, but got 48"):
+        program(images((48, 48)))

@@ -1,0 +1,133 @@
+"""`ssvit predict` and `ssvit embed` take an exported ONNX file, and write the outputs of its checkpoint."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from command import error_of, one_line
+from exported import CLASSES, classifier, encoder, images, written
+from images import picture, put
+from PIL import Image
+
+import ssvit
+from ssvit.checkpoints import storage
+from ssvit.exchange import graph
+
+RUN = "outputs/run"
+SIZES = [(32, 48), (20, 70), (90, 41), (64, 64)]  # unchanged, cropped on either side, and resized
+
+
+def save(folder: Path, model, **metadata) -> None:
+    """Write the checkpoint of a run, and pictures of several sizes in the folders of two classes."""
+    is_encoder = not hasattr(model, "classes")
+    state = {("encoder." if is_encoder else "") + name: value for name, value in model.state_dict().items()}
+    arguments = {"encoder": model.arguments, "stage": "pretrain"} if is_encoder else model.metadata
+    (folder / RUN).mkdir(parents=True)
+    storage.save(folder / RUN, 6, {"model": state}, {"stage": "finetune", **arguments, **metadata})
+    for number, size in enumerate(SIZES):
+        path = put(folder / "photos" / "ab"[number % 2] / f"{number}.png", picture(number, size=size))
+        if is_encoder and model.channels == 1:
+            Image.open(path).convert("L").save(path)
+
+
+@pytest.mark.parametrize(("loss", "quantize"), [("softmax", "int8"), ("multi_label", "null")])
+def test_predictions_are_those_of_the_checkpoint(loss, quantize, tool, tmp_path):
+    model = classifier()
+    model.options = model.options.changed(loss=loss)
+    save(tmp_path, model, view={"size": [32, 48], "resize": 56})
+    tool("export", f"checkpoint={RUN}", "format=onnx", "output=graph", f"quantize={quantize}")
+    precision, tolerance = ("int8", 0.1) if quantize == "int8" else ("32", 1e-4)
+    expected, predicted = (
+        (tool("predict", *options, "photos", "output=a.json"), json.loads((tmp_path / "a.json").read_text()))
+        for options in ([f"checkpoint={RUN}", "precision=32"], ["checkpoint=graph/model.onnx"])
+    )
+    assert f"3 classes; precision: {precision}" in predicted[0].stdout
+    for reference, answer in zip(expected[1], predicted[1], strict=True):
+        assert answer["image"] == reference["image"]
+        rows = [{entry["class"]: entry["probability"] for entry in row["classes"]} for row in (reference, answer)]
+        assert sorted(rows[1]) == sorted(CLASSES)
+        assert rows[1] == pytest.approx(rows[0], abs=tolerance)
+        if quantize == "null":
+            assert [row["present"] for row in answer["classes"]] == [row["present"] for row in reference["classes"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "view", "limits", "quantize"),
+    [
+        ({}, {"resize": 56}, None, "int8"),
+        ({"channels": 1, "mean": 0.4}, {"fit": "squash"}, [[20.0], [200.0]], "null"),
+    ],
+)
+def test_features_are_those_of_the_checkpoint(changes, view, limits, quantize, tool, tmp_path):
+    save(tmp_path, encoder(**changes), view={"size": [32, 48], **view}, range=limits)
+    tool("export", f"checkpoint={RUN}", "format=onnx", "output=graph", f"quantize={quantize}")
+    tool("embed", f"checkpoint={RUN}", "precision=32", "photos", "output=run.npz")
+    tool("embed", "checkpoint=graph", "photos", "output=graph.npz", "batch_size=3")
+    expected, embedded = np.load(tmp_path / "run.npz"), np.load(tmp_path / "graph.npz")
+    for column in ("names", "classes", "splits"):
+        assert embedded[column].tolist() == expected[column].tolist()
+    features = [torch.from_numpy(file["features"]) for file in (embedded, expected)]
+    difference = (features[0] - features[1]).abs().max()
+    if quantize == "int8":
+        assert torch.nn.functional.cosine_similarity(*features).min() > 0.99
+        assert difference > 1e-4
+    else:
+        assert difference < 1e-4
+    precision = "int8" if quantize == "int8" else "32"
+    digest = hashlib.sha256((tmp_path / "graph" / "model.onnx").read_bytes()).hexdigest()
+    assert str(embedded["encoder"]).startswith(f"{digest[:16]} {precision} layer2_class_token ")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An encoder and the folder of its graph."""
+    model = encoder()
+    return model, written(model, tmp_path_factory.mktemp("exported"), "onnx")[0]
+
+
+def test_mistakes_are_one_line_before_torch_is_imported(exported, tool, tmp_path, no_torch):
+    file = exported[1] / "model.onnx"
+    put(tmp_path / "damaged.onnx", file.read_bytes()[:10_000])
+    put(tmp_path / "a.png", picture(0))
+    model = onnx.load(file)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "foreign.onnx")
+    graph = f"checkpoint={file}"
+    for command, options, start in (
+        ("embed", [graph, "features.layer=1"], "features.layer=1: must be 2: "),
+        ("embed", [graph, "features.pooling=patch_mean"], "features.pooling=patch_mean: must be class_token: "),
+        ("embed", [graph, "features.norm=before"], "features.norm=before: must be after: "),
+        ("embed", [graph, "precision=bf16"], "precision=bf16: must be auto: "),
+        ("embed", [graph, "encoder.heads=4"], "encoder.heads=4: must not be set: "),
+        ("embed", ["checkpoint=damaged.onnx"], "damaged.onnx: cannot be opened: "),
+        ("embed", ["checkpoint=foreign.onnx"], "foreign.onnx: must be a graph with metadata of "),
+        ("predict", [graph], f"{graph}: must be an exported classifier"),
+        ("evaluate", [graph, "data=synthetic"], f"{graph}: must be a file that ends in "),
+    ):
+        output = ["output=f.npz"] if command == "embed" else []
+        picture_file = [] if command == "evaluate" else ["a.png"]
+        status = 2 if graph in options else 1
+        done = tool(command, *options, *output, *picture_file, status=status, PYTHONPATH=no_torch)
+        assert one_line(done).startswith(f"ssvit: {start}")
+
+
+def test_an_exported_model_is_loaded_in_python(exported, monkeypatch):
+    model, folder = exported
+    loaded = ssvit.load(folder / "model.onnx")
+    x = images(count=3).mul(255).round().to(torch.uint8)
+    with torch.no_grad():
+        assert (loaded.features(x) - model.represent(x)).abs().max() < 1e-4
+    for call, named in (
+        (lambda: loaded.features(x, layer=1), "layer=1: "),
+        (lambda: loaded.patch_features(x), "pooling=patches: "),
+        (lambda: ssvit.load(folder, image_size=64), "image_size=64: "),
+        (lambda: ssvit.load(folder, device="meta"), "device=meta: "),
+        (lambda: ssvit.load_classifier(folder), "checkpoint="),
+    ):
+        assert str(error_of(call)).startswith(named)
+    monkeypatch.setattr(graph, "find_spec", lambda name: None)
+    assert "requires onnxruntime (pip install ssvit[export])" in str(error_of(ssvit.load, folder))
