@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.peers import timm_of, transformers_of, with_plain_attention
 from ssvit.cli import benchmark
 from ssvit.config.composed import Config
-from ssvit.exchange import program
+from ssvit.exchange import graph, program
 from ssvit.exchange.export import converted
 from ssvit.exchange.export_options import Export
 from ssvit.kernels.latency import Function, paths
@@ -85,7 +85,7 @@ def of_file(encoder: ViT, precision: str) -> Function:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def features(images: torch.Tensor) -> object:
-        return session(torch.get_num_threads()).run(["features"], {program.INPUT: (images.float() / 255).numpy()})
+        return session(torch.get_num_threads()).run(["features"], {graph.INPUT: (images.float() / 255).numpy()})
 
     return features
 
