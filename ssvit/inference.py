@@ -23,7 +23,7 @@ from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.kernels import inference
-from ssvit.kernels.inference import Precision
+from ssvit.kernels.inference_options import Inference, Precision
 from ssvit.loading.encoder import load_classifier, load_encoder, load_model
 from ssvit.loading.encoder_options import LoadEncoder, check_reading, eval_transform, pixel_format
 from ssvit.models import encoder as encoders
@@ -109,7 +109,7 @@ class _Model:
         module = load_model(checkpoint, self._load, **options)
         encoder: encoders.Encoder = module if isinstance(module, encoders.Encoder) else module.encoder
         whole("batch_size", batch_size)
-        one_of("precision", precision, ["auto", "bf16", 32])
+        Inference(precision=precision)  # checks it
         try:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()

@@ -18,8 +18,9 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data.sources import folder
+from ssvit.kernels.inference_options import Inference
 from ssvit.loading.finding import find
-from ssvit.loading.finding_options import Finetuned, Inference
+from ssvit.loading.finding_options import Finetuned
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
 
 _COLUMNS = ("path", "label", "split", "probability")  # of its tables

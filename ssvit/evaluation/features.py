@@ -25,10 +25,10 @@ from ssvit import atomic_io
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources.base import Source
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import BF16, Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.kernels import inference
-from ssvit.kernels.inference import Precision
+from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder import Encoder
 from ssvit.options import UserError
 
@@ -117,7 +117,7 @@ class Frozen:
 
     @property
     def _function(self) -> str:
-        return f"{self.weights} bf16" if self.precision == "bf16" else self.weights
+        return f"{self.weights} {BF16}" if self.precision == BF16 else self.weights
 
     def prepare(self, device: torch.device, precision: Precision) -> None:
         """Move the encoder to a device, whose weights no longer change, and compute in a precision from now on."""

@@ -8,12 +8,14 @@ from typing import Annotated, Any, Final, Literal
 from annotated_types import MinLen
 
 from ssvit.config.declaration import Count, Distinct, Expect, OneOf, Options
+from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.timm_options import options_from
 from ssvit.options import OptionError, one_of, whole
 
 AUTO: Final = "auto"
 POOLINGS = (*TOKENS, POOLED)
+BF16: Final = "bf16"  # part of the identity of features in this precision
 FOLDER = "evaluation"  # folder of the report, in the folder of the run
 
 
@@ -51,6 +53,11 @@ def reading_of(name: str) -> Reading | None:
     """Return the reading of whole images whose name is a suffix of the text, or None."""
     match = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
     return match and Reading(int(match[1]), match[2], "before" if match[3] else "after")
+
+
+def precision_of(identity: str) -> Precision:
+    """Return the precision of features with this `Frozen.identity`."""
+    return "bf16" if f" {BF16} " in identity else 32
 
 
 class Outputs(Options):

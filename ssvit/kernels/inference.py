@@ -10,8 +10,8 @@ from torch import nn
 from ssvit import private
 from ssvit.kernels import operators
 from ssvit.kernels.accelerate import accelerate, pack
+from ssvit.kernels.inference_options import Precision
 
-Precision = Literal[32, "bf16"]
 T = TypeVar("T", bound=nn.Module)
 
 

@@ -1,15 +1,6 @@
 """Define the options that select a checkpoint."""
 
-from typing import Literal
-
 from ssvit.config.declaration import Name, Options, Runs
-
-
-class Inference(Options):
-    """How the features or predictions of a model are computed."""
-
-    precision: Literal["auto", "bf16", 32] = "auto"
-    """Precision of the model: 32 (float32), bf16 (bfloat16), or auto: bf16 on devices that compute in it natively."""
 
 
 class Pretrained(Options):

@@ -10,7 +10,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
-from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, reading_of
+from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, precision_of, reading_of
 from ssvit.loading.encoder_options import check_reading, eval_transform, pixel_format
 from ssvit.loading.finding import find
 from ssvit.options import print_lines, within
@@ -95,7 +95,7 @@ class Extraction:
         if (of_graph := checkpoint.precision) is not None:
             identity, precision = f"{identity} {of_graph}", 32
         elif precision == "auto" and self.store is not None and (stored := encoder_of(self.store)):
-            precision = "bf16" if " bf16 " in stored else 32
+            precision = precision_of(stored)
         frozen = Frozen(encoder, [self.reading], identity=identity)
         frozen.prepare(device, resolved(precision, device))
         print_lines(f"precision: {of_graph or frozen.precision}")

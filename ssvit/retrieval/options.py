@@ -13,7 +13,8 @@ from ssvit.config.declaration import Count, Name, Part, Whole
 from ssvit.data.sources import folder
 from ssvit.evaluation.features_options import OneLayer
 from ssvit.exchange.reading_options import ForeignEncoder
-from ssvit.loading.finding_options import Inference, Pretrained
+from ssvit.kernels.inference_options import Inference
+from ssvit.loading.finding_options import Pretrained
 from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"

@@ -16,7 +16,8 @@ from ssvit.cli import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
     ("options", "groups", "randomness", "atomic_io", "processes", "private"), ("config",), ("schedule",), ("models",),
-    ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints", "progress"), ("loading", "figures"),
+    ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints", "progress", "fast_faiss"),
+    ("loading", "figures"),
     ("evaluation",), ("retrieval", "analysis", "training"), ("studies",), ("inference",), ("cli",), ("api", "__main__"),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
@@ -26,7 +27,7 @@ WITHOUT_TORCH = (
     "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
     "data.sources.shard_folder", "data.sources.vtab", "studies.vtab", "exchange.reading", "analysis.options",
-    "checkpoints.checkpoint", "loading.finding",
+    "checkpoints.checkpoint", "loading.finding", "exchange.graph", "kernels.inference_options",
 )  # fmt: skip
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 

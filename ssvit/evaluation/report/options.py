@@ -10,7 +10,8 @@ from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, O
 from ssvit.devices import Fabric
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
-from ssvit.loading.finding_options import Inference, Pretrained
+from ssvit.kernels.inference_options import Inference
+from ssvit.loading.finding_options import Pretrained
 from ssvit.options import OptionError, file_to_write
 
 

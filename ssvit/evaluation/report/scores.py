@@ -17,7 +17,7 @@ from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.statistics import above_chance
 from ssvit.evaluation.titles import title
 from ssvit.figures.display import PLAIN, Display
-from ssvit.kernels.inference import Precision
+from ssvit.kernels.inference_options import Precision
 
 
 @dataclass(frozen=True)
