@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -180,7 +179,7 @@ class Attention(nn.Module):
         """
         inputs = self.split(query, packed, output_ids, info)
         mixed = attend(*inputs, self.dropout if self.training else 0.0)
-        return rearrange(mixed, "b h q k -> b q (h k)")
+        return mixed.transpose(1, 2).flatten(2)
 
     def split(
         self, query: Tensor | None, packed: Tensor, output_ids: Ids, info: TokenInfo
@@ -190,12 +189,13 @@ class Attention(nn.Module):
         Returns:
             Queries (b, h, q, k), keys and values, both (b, h, t, k), and the bias of the logits, see `attend`.
         """
-        pattern = "b t (parts h k) -> parts b h t k"
+        # einops would take up to 2 % of the time of a pass with a single image.
+        heads = packed.unflatten(2, (3 if query is None else 2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if query is None:
-            query, key, value = rearrange(packed, pattern, parts=3, h=self.heads)
+            query, key, value = heads
         else:
-            query = rearrange(query, "b q (h k) -> b h q k", h=self.heads)
-            key, value = rearrange(packed, pattern, parts=2, h=self.heads)
+            query = query.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            key, value = heads
         if info.rotation is not None:
             query, key = positions.rotate(query, info.rotation, output_ids), positions.rotate(key, info.rotation)
         bias = None if self.relative is None else self.relative(query, packed.shape[1], info.position_ids, output_ids)

@@ -16,9 +16,7 @@ def test_peers_with_the_same_weights_compute_the_same_features():
     for package in ("timm", "transformers", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
     torch.manual_seed(0)
-    # Unnormalised, as the peers take images.
-    size = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "heads": 2}
-    encoder = ViT(**size, mean=(0, 0, 0), std=(1 / 255,) * 3).build().eval()
+    encoder = ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2).build().eval()
     for parameter in encoder.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     functions = inference.contenders(encoder, torch.device("cpu"))
