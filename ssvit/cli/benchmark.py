@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Name, Run
-from ssvit.options import file_to_write
+from ssvit.options import OptionError, file_to_write
 from ssvit.training.options import Pretrain
 
 
@@ -35,14 +35,29 @@ class Benchmark(Pretrain):
     precisions: Sequence[Literal["auto", "bf16-mixed", "32-true", "64-true"]] = ()
     """Precisions of training to measure; []: only recipe.precision."""
     output: Name | None = None
-    """JSON file for the rates; None: no file."""
+    """JSON file for the rates; with several image_sizes, NAME.png shows them, as Figure 12 of the paper does. None: no
+    file."""
+
+    def check_consistency(self) -> None:
+        """Check the files to write."""
+        if self.output is None:
+            return
+        file_to_write("output", self.output)
+        if self.figure is not None:
+            if self.figure == Path(self.output):
+                raise OptionError("output", self.output, "must not end in .png, which is the name of the figure")
+            file_to_write("output", self.figure, begins=["\ufffdPNG"])
+
+    @property
+    def figure(self) -> Path | None:
+        """Return the file of the figure; None: no figure."""
+        drawn = self.output is not None and self.part == "inference" and len(self.image_sizes) > 1
+        return Path(str(self.output)).with_suffix(".png") if drawn else None
 
 
 def cases(config: Config) -> list[Config]:
     """Return a validated configuration for each combination of batch size and precision."""
     options: Benchmark = config.options
-    if options.output is not None:
-        file_to_write("output", options.output)
     changed = [
         config.changed({"recipe.batch_size": batch_size, "recipe.precision": precision, "fabric.devices": 1})
         for precision in options.precisions or [options.recipe.precision]
@@ -78,8 +93,6 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
         functions: Return the functions to measure of an encoder and a device, by name; None: the encoder's own paths.
     """
     options: Benchmark = config.options
-    if options.output is not None:
-        file_to_write("output", options.output)
     single = config.changed({"fabric.devices": 1})
     sizes = [single.changed({"data.image_size": size}) for size in options.image_sizes] or [single]
     for case in sizes:
@@ -104,6 +117,36 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
     print(table(f"inference, encoder={config.choices['encoder']}", rows))
     if options.output is not None:
         Path(options.output).write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
+    if options.figure is not None:
+        options.figure.write_bytes(_figure(rows).png())
+
+
+def _figure(rows: Sequence[Any]) -> Any:
+    """Return the speed over the image size as a figure, with a panel for each number of threads and images."""
+    from ssvit.figures.plot import Line, Panel, Plot
+
+    colors = ("model", "unchanged", "replaced", "ink")
+    paths = list(dict.fromkeys(row.path for row in rows))
+    panels = []
+    for threads, count in dict.fromkeys((row.threads, row.batch_size) for row in rows):
+        chosen = [row for row in rows if (row.threads, row.batch_size) == (threads, count)]
+        lines = []
+        for number, path in enumerate(paths):
+            of_path = [row for row in chosen if row.path == path]
+            sizes, speeds = [row.image_size[0] for row in of_path], [row.images_per_second for row in of_path]
+            lines.append(Line(sizes, speeds, path, colors[number % len(colors)], "-" if number < 4 else "--", "."))
+        panels.append(
+            Panel(
+                "images per second",
+                lines,
+                xlabel="image size in pixels",
+                title=f"batch size {count}, {threads} thread" + "s" * (threads > 1),
+                xticks=sorted({row.image_size[0] for row in chosen}),
+                log_y=True,
+            )
+        )
+    down = len({row.threads for row in rows})
+    return Plot(panels, (4.2 * len(panels) / down, 3.2 * down), down=down, legend="below")
 
 
 command = replace(

@@ -84,6 +84,7 @@ class Panel:
         xticks: The ticks; None: matplotlib's.
         log: Whether the x axis is logarithmic.
         close: Whether the y axis starts near the minimum instead of at 0, for values that differ little.
+        log_y: Whether the y axis is logarithmic.
     """
 
     ylabel: str
@@ -94,6 +95,7 @@ class Panel:
     xticks: Sequence[float] | None = None
     log: bool = False
     close: bool = False
+    log_y: bool = False
 
     def draw(self, axis: Axes) -> None:
         """Draw the panel on an axis of matplotlib."""
@@ -105,7 +107,8 @@ class Panel:
                 label = f"{level.label}: {level.form.format(level.y)}" if level.form else level.label
                 axis.axhline(level.y, color=INK, linewidth=1, linestyle=level.dash, label=label)
         axis.set(xlabel=self.xlabel, ylabel=self.ylabel)
-        axis.set_ylim(bottom=0)
+        if not self.log_y:
+            axis.set_ylim(bottom=0)
         axis.grid(color=PALE, linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
         if self.title:
@@ -114,13 +117,17 @@ class Panel:
             values = list(chain.from_iterable(line.y for line in lines))
             room = 0.08 * max(max(values) - min(values), 1)
             axis.set_ylim(min(values) - room, max(values) + room)
-        if self.log:
-            from matplotlib.ticker import LogLocator, NullLocator
+        for ticks, scale, is_log in (
+            (axis.xaxis, axis.set_xscale, self.log),
+            (axis.yaxis, axis.set_yscale, self.log_y),
+        ):
+            if is_log:
+                from matplotlib.ticker import LogLocator, NullLocator
 
-            axis.set_xscale("log")
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.xaxis.set_minor_locator(NullLocator())
-            axis.xaxis.set_major_formatter("{x:,g}")
+                scale("log")
+                ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                ticks.set_minor_locator(NullLocator())
+                ticks.set_major_formatter("{x:,g}")
         if self.xticks is not None:
             axis.set_xticks(self.xticks[:: len(self.xticks) // 16 + 1])
 

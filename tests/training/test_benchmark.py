@@ -79,6 +79,7 @@ def test_inference_is_measured_by_batch_size_image_size_and_precision(tmp_path, 
     settings = [(row["image_size"], row["batch_size"]) for row in rows if row["path"] == "32"]
     assert settings == [([size, size], batch) for size in sizes for batch in (1, 3)]
     assert {row["path"] for row in rows} >= {"32", "bf16"}
+    assert (tmp_path / "rates.png").exists() == (len(sizes) > 1)
     for row in rows:
         assert 0 < row["median"] <= row["slow"]
         assert row["images_per_second"] == pytest.approx(1000 * row["batch_size"] / row["median"])
