@@ -173,10 +173,7 @@ class State:
         else:
             optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(beta1, beta2), fused=True)
         self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
-        # The checkpoint thread must not use the process group of the training thread.
-        self._saves: ProcessGroup | None = None
-        if sharding.is_sharded(fabric):
-            self._saves = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
+        self._saves: ProcessGroup | None = None  # of the checkpoint thread, created by the first save
         self._saving: Callable[[], None] | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
         self._statistics = RunningStatistics(objective)
@@ -302,11 +299,13 @@ class State:
         if recorded:
             self._in_main(lambda: fingerprints.record(folder, recorded))
         states, metadata = self._states(), dict(run_identity)
-        if self._saves is None:
+        if not sharding.is_sharded(self.fabric):
             self._in_main(lambda: storage.save(folder, step, states, metadata))
             return
         from ssvit.checkpoints import parts
 
+        if self._saves is None:  # the checkpoint thread must not use the process group of the training thread
+            self._saves = cast(ProcessGroup, torch.distributed.new_group(backend="gloo"))
         self._saving = parts.save(folder, step, states, metadata, self._saves)
         if wait or step == self.recipe.steps:
             self._finish_saving()
