@@ -1,12 +1,12 @@
 """Import faiss with the matrix products of this CPU: `from ssvit.fast_faiss import faiss`.
 
-The package faiss-cpu 1.15 contains OpenBLAS 0.3.15 of 2021, which computes with SSE3 on CPUs that it does not know. An
-exact search then takes three to four times as long. OpenBLAS reads the environment variable when it is loaded.
+The package faiss-cpu 1.15 contains OpenBLAS 0.3.15 of 2021, which uses SSE3 on later CPUs, so that an exact search
+takes three to four times as long. OpenBLAS reads the environment variable when it is loaded.
 """
 
 import os
 
-import numpy  # noqa: F401  # loads its own OpenBLAS first, whose choice is then not changed
+import numpy  # noqa: F401  # its OpenBLAS is loaded before the variable is set
 import torch
 
 _VARIABLE = "OPENBLAS_CORETYPE"
