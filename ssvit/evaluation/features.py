@@ -9,7 +9,7 @@ Shapes use b, n images, c channels, h, w pixels, y, x rows and columns of patche
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,11 +141,16 @@ class Frozen:
         encoder.eval()
         context = inference.autocast(self.precision, images.device) if self.precision else nullcontext()
         try:
-            last = max(reading.layer for reading in self.readings)
+            chosen = {reading.layer for reading in self.readings}
             with context:
+                outputs: Iterable[tuple[int, Tensor]]
+                if chosen == {encoder.depth}:
+                    outputs = [(encoder.depth, encoder.last_layer(images))]
+                else:
+                    outputs = enumerate(itertools.islice(encoder.layers(images), max(chosen)), start=1)
                 return {
-                    reading.name: self._pooled(outputs, reading, images)
-                    for layer, outputs in enumerate(itertools.islice(encoder.layers(images), last), start=1)
+                    reading.name: self._pooled(tokens, reading, images)
+                    for layer, tokens in outputs
                     for reading in self.readings
                     if reading.layer == layer
                 }

@@ -56,8 +56,7 @@ def paths(encoder: Encoder, device: torch.device) -> dict[str, Function]:
     def features(path: str, images: torch.Tensor) -> torch.Tensor:
         model = models[path]
         with inference.autocast(32 if path == "32" else "bf16", device):
-            *_, outputs = model.layers(images)
-            return model.pooled(model.norm(outputs), model.pooling, images)
+            return model.pooled(model.norm(model.last_layer(images)), model.pooling, images)
 
     return {path: partial(features, path) for path in models}
 

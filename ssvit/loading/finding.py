@@ -9,7 +9,7 @@ from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.exchange.export_options import GRAPH
+from ssvit.exchange.export_options import GRAPH, WEIGHTS
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
 from ssvit.options import OptionError, UserError, within
 
@@ -125,7 +125,9 @@ def _locate(checkpoint: str | Path, graphs: bool = False) -> Path:
             expected = "no such folder; must be the folder of a checkpoint (step_…) or of its run, or a file of weights"
             raise OptionError("checkpoint", checkpoint, expected)
         weights = sorted(file.name for file in path.iterdir() if file.suffix in FORMATS)
-        hint = f"; did you mean its file {weights[0]}?" if weights else ""
+        if WEIGHTS in weights or len(weights) == 1:  # a folder as Hugging Face's libraries write it
+            return path / (WEIGHTS if WEIGHTS in weights else weights[0])
+        hint = f"; name one of its files, such as {weights[0]}" if weights else ""
         raise OptionError("checkpoint", checkpoint, f"contains no checkpoint (a folder step_…){hint}")
     except OSError as error:
         raise OptionError("checkpoint", checkpoint, f"cannot be read ({error.strerror})") from None

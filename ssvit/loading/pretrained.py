@@ -7,6 +7,7 @@ names in the installation or in the user's --config-dir, never from the run fold
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,20 @@ from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
+from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
 from ssvit.models.timm_options import options_class, options_from
 from ssvit.models.vit_options import CHANGEABLE, ViT
-from ssvit.options import Failure, OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError, pair
 
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
+_SAMPLED = 64  # number of images whose size is read
+_PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the default image size of foreign weights
 
 
 def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
@@ -56,6 +60,8 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
         raise OptionError("encoder", arguments["encoder"], expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
+    if _has_free_size(checkpoint, line):
+        line.finish = partial(_with_image_size, checkpoint)
 
 
 def select_initial_weights(line: CommandLine) -> None:
@@ -83,7 +89,13 @@ def select_initial_weights(line: CommandLine) -> None:
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
         *_pixels_of_encoder(checkpoint, arguments),
     ]
-    line.finish = _without_fixed_options
+    has_free_size = _has_free_size(checkpoint, line)
+
+    def finish(config: Config) -> Config:
+        config = _without_fixed_options(config)
+        return _with_image_size(checkpoint, config) if has_free_size else config
+
+    line.finish = finish
 
 
 def select_checkpoint_again(line: CommandLine) -> None:
@@ -134,6 +146,35 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> 
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}
     texts = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in options.items()}
     return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
+
+
+def _has_free_size(checkpoint: Checkpoint, line: CommandLine) -> bool:
+    """Return whether the image size depends on foreign weights and on the images, since no option sets it."""
+    names = line.values
+    return checkpoint.foreign is not None and "experiment" not in names and "data.image_size" not in names
+
+
+def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
+    """Set the image size to the median side of the images, within the limits of foreign weights.
+
+    The limits are 7 patches along a side, and the smaller of 224 pixels and the size that the weights were trained at.
+    """
+    source = config.values["data"]["source"]
+    options = find_options(source["_target_"])
+    built = options(**{name: value for name, value in source.items() if name != "_target_"}) if options else None
+    sample = built.sample(_SAMPLED) if isinstance(built, DataSet) else None
+    sides = sample.sides() if sample else []
+    median = sides[len(sides) // 2] if sides else min(pair("data.image_size", config.values["data"]["image_size"]))
+    size = [
+        min(max(median, _PATCHES * patch), trained, _LARGEST) // patch * patch
+        for patch, trained in zip(
+            pair("patch_size", checkpoint.encoder["patch_size"]), pair("image_size", checkpoint.encoder["image_size"]),
+            strict=True,
+        )
+    ]  # fmt: skip
+    chosen = size[0] if size[0] == size[1] else size
+    config.line.say(f"data.image_size={chosen}: the images have a median side of {median} pixels")
+    return config.changed({"data.image_size": chosen})
 
 
 def _without_fixed_options(config: Config) -> Config:

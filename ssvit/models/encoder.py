@@ -94,6 +94,11 @@ class Encoder(nn.Module):
         """Yield the output of each layer, before the last norm, for images (b, c, h, w)."""
         raise NotImplementedError
 
+    def last_layer(self, images: Tensor) -> Tensor:
+        """Return the output of the last layer, before the last norm, for images (b, c, h, w)."""
+        *_, outputs = self.layers(images)
+        return outputs
+
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
         """Pool the output of one layer.
 

@@ -205,6 +205,11 @@ class ViT(Encoder):
             x = self.blocks.step(layer, x, None, info)
             yield x
 
+    def last_layer(self, images: Tensor) -> Tensor:
+        """Return the tokens after the last layer, before the last norm: (b, c, h, w) -> (b, s + n, d)."""
+        x, info = self._sequence(self.embed(images), self.grid_of(images), None)
+        return self.blocks(x, None, info)  # all layers in one call, which the kernels compute faster
+
     def _sequence(self, tokens: Tensor, grid: Grid | None, patch_ids: Ids) -> tuple[Tensor, TokenInfo]:
         """Return the input of the first layer, (b, t, d), and the further inputs of all layers."""
         position_ids, relative = None, self.blocks[0].attention.relative

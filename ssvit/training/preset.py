@@ -5,6 +5,7 @@ The choices follow measurements on CPUs with small images (docs/methods.md, docs
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import reduce
@@ -21,6 +22,7 @@ from ssvit.training.options import Pretrain
 AUTO = "auto"
 OBJECTIVE = "mae"  # ranks first by most metrics of docs/methods.md
 _SAMPLED = 64  # number of images to read
+_FEW = 20_000  # images, below which the features of existing weights are likely to be better
 _NEEDED = "requires a folder of images or of shards, or a table (data=PATH); must be null for other images"
 _PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
 _OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # determined by a checkpoint
@@ -105,6 +107,12 @@ def expand(line: CommandLine) -> None:
     options = [f"{name}={value}" for name, value in chosen.items() if name not in fixed]
     line.say(f"  {' '.join(options)}")
     line.added += options
+    if images < _FEW and typed.get("checkpoint", "null") == "null":
+        path = shlex.quote(typed.get("data.root", "PATH"))
+        line.say(
+            f"preset=auto: with fewer than {_FEW:,} images, existing weights are likely to give better features than "
+            f"random weights (ssvit evaluate checkpoint=WEIGHTS data={path})"
+        )
 
 
 def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:

@@ -10,6 +10,7 @@ from command import error_of
 
 from ssvit.exchange.export_options import Export
 from ssvit.exchange.program import Program, write
+from ssvit.kernels.accelerate import accelerate
 from ssvit.models import vit_options
 from ssvit.models.backbone import FeatureMaps
 from ssvit.models.vit import ViT
@@ -261,6 +262,18 @@ def test_matrices_alone_decay(kind):
         for name in (names[id(parameter)] for parameter in group["params"]):
             matrix = name.endswith("weight") and "norm" not in name and "shortcut.1" not in name
             assert group["decays"] == matrix, name
+
+
+@EVERY
+@pytest.mark.parametrize("half", [False, True])
+@torch.no_grad()
+def test_the_last_layer_alone_has_the_same_bits(kind, half):
+    vit = build(kind, width=32, heads=2) if half else build(kind)
+    if half:
+        accelerate(vit)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        *_, expected = vit.layers(images_of(vit))
+        assert vit.last_layer(images_of(vit)).equal(expected)
 
 
 @pytest.mark.parametrize("kind", ["learned_1d", "dinov3_swiglu"])

@@ -6,11 +6,14 @@ import pytest
 import tiny
 import torch
 import yaml
-from command import TINY, one_line
-from peers import HEADS, timm_plain
+from command import TINY, error_of, one_line
+from images import picture, put
+from peers import HEADS, of_timm, timm_plain
 from runs import final, kill_after, states
+from safetensors.torch import save_file
 
 from ssvit.checkpoints import manifest
+from ssvit.cli import find
 from ssvit.loading.finding import open_checkpoint
 
 RUN = "masked_patch_synthetic"
@@ -69,6 +72,35 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     loaded = tiny.loaded(peer.path, **metadata, image_size=size)
     run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
     assert_same(encoder_of(run), loaded.state_dict())
+
+
+@pytest.mark.parametrize(("side", "size"), [(20, 56), (75, 72), (300, 96)])
+@pytest.mark.parametrize("command", ["pretrain", "finetune", "evaluate"])
+def test_the_image_size_of_foreign_weights_is_that_of_the_images_within_limits(tmp_path, command, side, size):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save_file(of_timm(img_size=96).state_dict(), folder / "model.safetensors")
+    for number in range(6):
+        put(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png", picture(number, size=(side, side + number)))
+    options = [
+        f"checkpoint={folder}",
+        f"encoder.heads={HEADS}",
+        f"data={tmp_path}/photos",
+        f"outputs={tmp_path}/outputs",
+    ]
+    for typed, expected in (([], size), (["data.image_size=64"], 64)):
+        config = find(command).compose(find(command).line([*options, *typed]))
+        assert config.values["data"]["image_size"] == config.values["encoder"]["image_size"] == expected
+
+
+def test_a_folder_of_hugging_face_is_the_checkpoint_in_it(tmp_path):
+    weights = of_timm().state_dict()
+    options = {"heads": HEADS, "trained_size": [32, 56]}
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (save_file if name.endswith("s") else torch.save)(weights, tmp_path / name)
+        assert open_checkpoint(tmp_path, options).path == tmp_path / name
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    assert "other.safetensors" in str(error_of(open_checkpoint, tmp_path, options))
 
 
 def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path):

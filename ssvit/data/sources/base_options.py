@@ -1,6 +1,7 @@
 """Define the options common to all data sets, and the options of a subset."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import IO, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Gt, Le, Len
@@ -67,6 +68,16 @@ class Sample(NamedTuple):
     images: int
     first: str
     files: Sequence[Callable[[], IO[Any]]]
+
+    def sides(self) -> list[int]:
+        """Return the shorter sides of the images that can be read, in pixels, in ascending order."""
+        from ssvit.data.sources import rasters
+
+        sides = []
+        for opened in self.files:
+            with suppress(Exception), opened() as file:
+                sides.append(min(rasters.image_size(file)))
+        return sorted(sides)
 
 
 class DataSet(Options):
