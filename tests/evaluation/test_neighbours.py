@@ -1,7 +1,12 @@
 """The exact search finds what brute force in float64 finds, but for near-ties, however the work is shared."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
+from command import LIMIT
 from ranks import results
 
 from ssvit.evaluation.neighbours import HNSW, Neighbours, nearest, search
@@ -152,3 +157,25 @@ def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
     vectors = torch.nn.functional.normalize(20 + normal(2000, 32), dim=1)
     index = HNSW(links=4, ef_construction=10, ef_search=1).over(vectors)
     assert (nearest(index, vectors[:200], 200).indices >= 0).all()
+
+
+VECTOR_INSTRUCTIONS = """
+import os, threadpoolctl, torch
+from ssvit.fast_faiss import faiss
+pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas" and "faiss" in pool["filepath"]]
+found = [pool["architecture"] for pool in pools]
+print(torch.backends.cpu.get_cpu_capability(), *found, os.environ.get("OPENBLAS_CORETYPE"))
+"""
+
+
+def test_faiss_uses_the_vector_instructions_of_the_cpu_and_the_environment_is_unchanged():
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    done = subprocess.run(
+        [sys.executable, "-c", VECTOR_INSTRUCTIONS], env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    capability, *architectures, variable = done.stdout.split()
+    assert variable == "None"
+    if not architectures or capability not in ("AVX2", "AVX512"):
+        pytest.skip("faiss has no OpenBLAS of its own here, or the CPU has no vector instructions for it")
+    assert architectures == [{"AVX2": "Haswell", "AVX512": "SkylakeX"}[capability]]
