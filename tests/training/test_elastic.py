@@ -44,8 +44,7 @@ def test_a_run_continues_without_one_of_two_machines(tmp_path):
         *(str(ROOT / "tools" / "pretrain.py"), *TINY, "probe=[]", "name=run", f"outputs={tmp_path}/outputs"),
         *("recipe.steps=100000", "recipe.save_every=20", "recipe.evaluate_every=100000", "recipe.log_every=100"),
     ]
-    with (tmp_path / "log").open("w") as log:
-        agents = [subprocess.Popen(command, stdout=log, stderr=log) for _ in range(2)]
+    agents: list[subprocess.Popen] = []
 
     def kill(agent: subprocess.Popen) -> None:
         """Kill an agent and its process, which has a separate session."""
@@ -64,7 +63,15 @@ def test_a_run_continues_without_one_of_two_machines(tmp_path):
     def saved() -> list[Path]:
         return sorted((tmp_path / "outputs" / "run").glob("step_*/manifest.json"))
 
+    def has_store() -> bool:
+        with socket.socket() as store:
+            return store.connect_ex(("127.0.0.1", port)) == 0
+
     try:
+        with (tmp_path / "log").open("w") as log:
+            agents.append(subprocess.Popen(command, stdout=log, stderr=log))
+            wait(has_store)  # the agent that starts the store must be the one that survives
+            agents.append(subprocess.Popen(command, stdout=log, stderr=log))
         wait(saved)
         kill(agents[1])
         wait(lambda: "continues after step" in (tmp_path / "log").read_text())
