@@ -21,7 +21,7 @@ from ssvit.evaluation.report import against
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
-from ssvit.options import aligned, folder_to_write, print_lines, within
+from ssvit.options import aligned, folder_to_write, pair, print_lines, within
 from ssvit.progress import progress
 
 _OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint sets
@@ -113,11 +113,12 @@ def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, con
     encoder = [f"checkpoint={checkpoint.path}"]
     norm = ["features.norm=before"] if reading.norm == "before" else []
     features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *images]
-    commands = {
-        "embed": [*features, "output=features.npz"],
-        "retrieve": ["action=index", "store=store", *features],
-        "finetune": [*encoder, *(images if "data" in line.typed else [])],
-    }
+    commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
+    size = config.values["data"]["image_size"]
+    # The other commands compute features of foreign weights at the image size of their training only.
+    if checkpoint.foreign is None or pair("image_size", size) == pair("image_size", checkpoint.encoder["image_size"]):
+        embed, retrieve = [*features, "output=features.npz"], ["action=index", "store=store", *features]
+        commands = {"embed": embed, "retrieve": retrieve, **commands}
     return [" ".join([line.command(name), *map(shlex.quote, options)]) for name, options in commands.items()]
 
 
