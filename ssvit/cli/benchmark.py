@@ -40,6 +40,7 @@ class Benchmark(Pretrain):
 
     def check_consistency(self) -> None:
         """Check the files to write."""
+        super().check_consistency()
         if self.output is None:
             return
         file_to_write("output", self.output)

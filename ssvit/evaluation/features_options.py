@@ -57,7 +57,7 @@ def reading_of(name: str) -> Reading | None:
 
 def precision_of(identity: str) -> Precision:
     """Return the precision of features with this `Frozen.identity`."""
-    return "bf16" if f" {BF16} " in identity else 32
+    return BF16 if f" {BF16} " in identity else 32
 
 
 class Outputs(Options):

@@ -60,8 +60,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
         raise OptionError("encoder", arguments["encoder"], expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
-    if _has_free_size(checkpoint, line):
-        line.finish = partial(_with_image_size, checkpoint)
+    line.finish = partial(_with_image_size, checkpoint)
 
 
 def select_initial_weights(line: CommandLine) -> None:
@@ -89,13 +88,7 @@ def select_initial_weights(line: CommandLine) -> None:
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
         *_pixels_of_encoder(checkpoint, arguments),
     ]
-    has_free_size = _has_free_size(checkpoint, line)
-
-    def finish(config: Config) -> Config:
-        config = _without_fixed_options(config)
-        return _with_image_size(checkpoint, config) if has_free_size else config
-
-    line.finish = finish
+    line.finish = lambda config: _with_image_size(checkpoint, _without_fixed_options(config))
 
 
 def select_checkpoint_again(line: CommandLine) -> None:
@@ -148,17 +141,14 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> 
     return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
 
 
-def _has_free_size(checkpoint: Checkpoint, line: CommandLine) -> bool:
-    """Return whether the image size depends on foreign weights and on the images, since no option sets it."""
-    names = line.values
-    return checkpoint.foreign is not None and "experiment" not in names and "data.image_size" not in names
-
-
 def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
-    """Set the image size to the median side of the images, within the limits of foreign weights.
+    """Set the image size to the median side of the images, within the limits of foreign weights, if no option sets it.
 
     The limits are 7 patches along a side, and the smaller of 224 pixels and the size that the weights were trained at.
     """
+    typed = config.line.values
+    if checkpoint.foreign is None or "experiment" in typed or "data.image_size" in typed:
+        return config
     source = config.values["data"]["source"]
     options = find_options(source["_target_"])
     built = options(**{name: value for name, value in source.items() if name != "_target_"}) if options else None
