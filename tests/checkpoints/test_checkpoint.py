@@ -18,6 +18,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError, read
 from ssvit.data.batch import Batch
+from ssvit.exchange.files import ForeignError
 from ssvit.loading.encoder import load_classifier, load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.options import OptionError, UserError
@@ -238,15 +239,18 @@ def test_the_folder_of_a_run_is_its_newest_checkpoint(three):
 
 
 @pytest.mark.parametrize("load", [load_encoder, load_classifier])
-@pytest.mark.parametrize(
-    ("name", "expected"), [("empty", "step_…"), ("export", "model.safetensors"), ("none", "no such folder")]
-)
+@pytest.mark.parametrize(("name", "expected"), [("empty", "step_…"), ("none", "no such folder")])
 def test_a_path_without_a_checkpoint_is_named(load, name, expected, tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "export").mkdir()
-    (tmp_path / "export" / "model.safetensors").touch()
     with pytest.raises(OptionError, match=f"checkpoint={tmp_path / name}: .*{expected}"):
         load(LoadEncoder(path=tmp_path / name))
+
+
+@pytest.mark.parametrize("load", [load_encoder, load_classifier])
+def test_the_damaged_file_of_a_folder_is_named(load, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ForeignError, match=f"{tmp_path}/model.safetensors: is damaged"):
+        load(LoadEncoder(path=tmp_path))
 
 
 @torch.no_grad()
