@@ -22,6 +22,7 @@ class Group:
 
 GROUPS = {
     "augment": Group("Augmentation of the training images.", "ssvit.data.augment"),
+    "continuation": Group("How training continues from existing weights.", "ssvit.objectives"),
     "data": Group(key="source"),
     "distillation": Group("Distillation from a teacher, in addition to the labels."),
     "evaluator": Group(package="ssvit.evaluation.panels", several=True),

@@ -21,10 +21,12 @@ from ssvit.data.sources.memory import Memory
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models import vit_options
+from ssvit.models.lora import restrict
 from ssvit.models.vit import ViT
 from ssvit.objectives import (
     classify_options,
     codebook_options,
+    continuation_options,
     contrastive_options,
     dino_options,
     latent_options,
@@ -34,6 +36,7 @@ from ssvit.objectives import (
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
+from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR
 from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.latent import Latent
@@ -184,6 +187,19 @@ def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> Contra
     return ContrastiveTuning(contrastive_options.ContrastiveTuning(**own), encoder=encoder(dropout))
 
 
+def continuation(dropout: float = 0.0, seed: int = 0, *, of: str = "mae", **options) -> Continuation:
+    """An objective that continues from the weights of `encoder` with seed 0, and trains its heads alone at first."""
+    torch.manual_seed(0)
+    chosen = continuation_options.Continuation(heads_only=0.4, encoder_lr=0.5, **options)
+    start = encoder(dropout)
+    torch.manual_seed(seed)
+    restrict(start, chosen.trained, chosen.lora)
+    if of == "dino":
+        return Continuation(chosen, objective=Dino(dino_options.Dino(**DINO), encoder=start))
+    decoder = {"depth": 1, "width": 8, "heads": 2}
+    return Continuation(chosen, objective=MAE(mae_options.MAE(decoder=decoder), encoder=start))
+
+
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
     """A classifier of the three classes."""
     torch.manual_seed(seed)
@@ -224,7 +240,7 @@ def scheduled(objective: Objective, step: int = 6) -> dict[str, torch.Tensor]:
 
 def transform(objective: Objective) -> Augmentation:
     """Return one crop of an image, or crops of several sizes for an objective of several views."""
-    if isinstance(objective, Dino):
+    if isinstance(objective.measured(), Dino):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
     if isinstance(objective, SimCLR | ContrastiveTuning):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))

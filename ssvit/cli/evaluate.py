@@ -68,13 +68,14 @@ def run(config: Config) -> Path | None:
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.readings))
     standings = comparison.compare(scores, checkpoint.name)
     summary = comparison.table(scores, standings)
-    conclusion = comparison.conclude(scores, standings)
+    start = next((other.name for other in others if other.checksum == checkpoint.manifest.get("start")), None)
+    conclusion = comparison.conclude(scores, standings, start)
     metadata = page.metadata_of(options, checkpoint, split, scores, others)
     first, *more = page.data(metadata)
     print_lines(f"{metadata['checkpoint']}: {first}", *more)
     if len(scores) == 1:
         print_lines(*aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
-    print_lines(*aligned(summary), *conclusion)
+    print_lines(*(conclusion[:1] if start else ()), *aligned(summary), *(conclusion[1:] if start else conclusion))
     if options.report:
         by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
         best = next((by_name[result.best] for result in scores if result.best in by_name), None)

@@ -5,16 +5,18 @@ foreign file.
 """
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
-from ssvit.config.command_line import CONFIGS
+from ssvit.config.command_line import CONFIGS, quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.evaluation.features_options import FOLDER
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
@@ -53,9 +55,42 @@ def run(config: Config) -> Path:
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
+        if hasattr(options.encoder, "path") and session.labelled:
+            session.end()
+            if is_main_process():
+                _compare_with_start(config, folder.path)
         if is_main_process():
             print_lines(f"next: {_next(config, labelled=session.labelled)}")
     return folder.path
+
+
+def _compare_with_start(config: Config, folder: Path) -> None:
+    """Evaluate the run's best checkpoint next to its start, on its images and on those of `forgetting`.
+
+    An evaluation whose report exists is not repeated.
+    """
+    from ssvit.cli import evaluate
+    from ssvit.exchange.reading_options import FOREIGN_OPTIONS
+    from ssvit.training import best
+
+    options: Pretrain = config.options
+    encoder, kept = options.encoder, folder / best.NAME
+    names = ("image_size", "pooling", "resize", *FOREIGN_OPTIONS)
+    given = {name: value for name in names if (value := getattr(encoder, name)) is not None}
+    changes = {
+        "checkpoint": str(kept if kept.is_dir() else folder), "outputs": options.outputs,
+        "against": [{"path": str(encoder.path), **given}],
+        "train_images": options.probing.train_images, "test_images": options.probing.test_images,
+        "probes": list(options.probe), "baselines": False, "duplicates": False,
+    }  # fmt: skip
+    others = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
+    for name, images in {FOLDER: {}, **others}.items():
+        if (folder / name / "report.json").is_file():
+            continue
+        print_lines(f"{name}: comparison with the features of {encoder.path}")
+        values = {**changes, **images, "output": str(folder / name)}
+        arguments = [*config.line.flags, *(f"{option}={quoted(value)}" for option, value in values.items())]
+        replace(evaluate.command, prefix=config.line.prefix).call(arguments)
 
 
 def _next(config: Config, *, labelled: bool) -> str:

@@ -13,6 +13,7 @@ from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.graph import Graph
+from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
@@ -43,7 +44,8 @@ def load_encoder(options: LoadEncoder) -> Encoder:
             before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
             if before != after:
                 notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
-        if unused := sorted({name.split(".")[0] for name in weights if not name.startswith(prefix)}):
+        outside = (name.removeprefix(checkpoint.backbone.removesuffix("encoder")) for name in weights)
+        if unused := sorted({name.split(".")[0] for name in outside} - {"encoder"}):
             notes.append(f"not loaded: {', '.join(unused)}")
         print_lines("; ".join([*notes, *checkpoint.manifest.get("notes", ())]))
     encoder.origin = checkpoint.checksum
@@ -126,7 +128,8 @@ def _building(checkpoint: Checkpoint, part: str) -> Iterator[None]:
 def _averaged_or_last(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Return the averaged weights if available, otherwise the weights; LoRA matrices are merged into them."""
     weights = states.get("ema", states["model"])
-    return lora.merged(weights, **checkpoint.manifest["lora"]) if "lora" in checkpoint.manifest else weights
+    adapted = checkpoint.manifest.get("lora")
+    return weights if adapted is None else lora.merged(weights, Lora(**adapted))
 
 
 def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:

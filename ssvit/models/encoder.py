@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import stored
 from ssvit.options import OptionError, typed
 
@@ -31,6 +32,7 @@ class Encoder(nn.Module):
         origin: Checksum of the checkpoint that initialised the weights, or "scratch" for a random initialisation.
         class_token: Learned class token, None without one.
         distillation_token: Learned distillation token, None without one.
+        lora: Low-rank updates of the attention matrices, None without them.
         norm: Last norm of the encoder.
         mean: Mean of each image channel, (c,).
         std: Standard deviation of each image channel, (c,).
@@ -46,6 +48,7 @@ class Encoder(nn.Module):
     origin: str = "scratch"
     class_token: nn.Parameter | None
     distillation_token: nn.Parameter | None
+    lora: Lora | None = None
     norm: nn.Module
     mean: Tensor
     std: Tensor

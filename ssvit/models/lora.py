@@ -9,10 +9,13 @@ Letters: r rank, i inputs, o outputs.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ssvit.models.block import lecun_normal_
+from ssvit.models.encoder import Encoder
+from ssvit.models.lora_options import Lora
 from ssvit.models.vit import ViT
 
 _PART = ".parametrizations.weight."
@@ -21,48 +24,74 @@ _PART = ".parametrizations.weight."
 class LowRank(nn.Module):
     """Parametrise a weight W (o, i) as W + alpha / rank * B A.
 
-    A (r, i) is initialised randomly and B (o, r) with zeros, so that the initial sum is W.
+    A (r, i) is initialised randomly and B (o, r) with zeros, so that the initial sum is W. In a packed matrix of
+    queries, keys and values (o = 3 i), the queries and the values may have updates of their own: A (2, r, i) and
+    B (2, i, r).
 
     Args:
         weight: The frozen weight W, (o, i).
-        rank: Rank r of the update.
-        alpha: Scale of the update, which is multiplied by alpha / rank.
+        options: Rank and scale of the update.
+        packed: Whether to update the queries and the values of a packed matrix separately.
     """
 
-    def __init__(self, weight: Tensor, *, rank: int, alpha: float) -> None:
+    def __init__(self, weight: Tensor, options: Lora, *, packed: bool = False) -> None:
         super().__init__()
         outputs, inputs = weight.shape
-        self.scale = alpha / rank
-        self.a = nn.Parameter(weight.new_empty(rank, inputs))
-        self.b = nn.Parameter(weight.new_zeros(outputs, rank))
-        lecun_normal_(self.a)
+        parts = (2,) if packed else ()
+        self.scale = options.alpha / options.rank
+        self.a = nn.Parameter(weight.new_empty(*parts, options.rank, inputs))
+        self.b = nn.Parameter(weight.new_zeros(*parts, outputs // 3 if packed else outputs, options.rank))
+        for a in self.a if packed else [self.a]:
+            lecun_normal_(a)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight plus its low-rank update, (o, i)."""
-        return weight + self.scale * (self.b @ self.a)
+        return weight + self.scale * _product(self.b, self.a)
 
 
-def adapt(encoder: ViT, *, rank: int, alpha: float) -> None:
-    """Freeze an encoder and add low-rank updates to the attention matrices `qkv`, as one matrix, and `out`.
+def _product(b: Tensor, a: Tensor) -> Tensor:
+    """Return B A, (o, i), with zeros for the keys of a packed matrix."""
+    if a.ndim == 2:
+        return b @ a
+    query, value = b @ a
+    return torch.cat([query, torch.zeros_like(query), value])
+
+
+def restrict(encoder: Encoder, trained: str | int, options: Lora | None) -> Encoder:
+    """Freeze an encoder except for its last layers, and add low-rank updates to the layers below them.
 
     Args:
-        encoder: The encoder, changed in place.
-        rank: Rank of the updates.
-        alpha: Scale of the updates.
+        encoder: The encoder, a `ViT` unless all weights are trained, changed in place.
+        trained: Number of last layers whose weights are trained, with the last norm; head: none; all: all weights.
+        options: The low-rank updates; None: none.
+
+    Returns:
+        The encoder.
     """
+    if trained == "all":
+        return encoder
+    assert isinstance(encoder, ViT)
+    count = 0 if trained == "head" else int(trained)
+    blocks = list(encoder.blocks)
+    below, last = blocks[: len(blocks) - count], blocks[len(blocks) - count :]
     encoder.requires_grad_(False)
-    for block in encoder.blocks:
-        for layer in (block.attention.qkv, block.attention.out):
-            parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank=rank, alpha=alpha))
+    for part in (*last, encoder.norm) if last else ():
+        part.requires_grad_(True)
+    encoder.lora = options
+    if options is not None:
+        packed = options.matrices == "query_value"
+        for attention in (block.attention for block in below):
+            for layer in (attention.qkv,) if packed else (attention.qkv, attention.out):
+                parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, options, packed=packed))
+    return encoder
 
 
-def merged(weights: Mapping[str, Tensor], *, rank: int, alpha: float) -> dict[str, Tensor]:
+def merged(weights: Mapping[str, Tensor], options: Lora) -> dict[str, Tensor]:
     """Merge the low-rank updates in a state dict of an adapted encoder into its weights.
 
     Args:
-        weights: State dict of an encoder after `adapt`.
-        rank: Rank of the updates.
-        alpha: Scale of the updates.
+        weights: State dict of a model whose encoder was changed by `restrict`.
+        options: The low-rank updates.
 
     Returns:
         State dict of an encoder without LoRA that computes the same outputs.
@@ -72,5 +101,5 @@ def merged(weights: Mapping[str, Tensor], *, rank: int, alpha: float) -> dict[st
         layer, _, part = name.partition(_PART)
         if part == "original":
             original, a, b = (weights[f"{layer}{_PART}{part_name}"] for part_name in ("original", "0.a", "0.b"))
-            result[f"{layer}.weight"] = original + alpha / rank * (b @ a)
+            result[f"{layer}.weight"] = original + options.alpha / options.rank * _product(b, a)
     return result

@@ -111,6 +111,10 @@ class Objective(nn.Module):
         """Return the encoder that is probed and exported."""
         return self.encoder
 
+    def measured(self) -> "Objective":
+        """Return the objective that evaluators measure: this one, or the one inside of it."""
+        return self
+
     @property
     def metadata(self) -> dict[str, object]:
         """Return the metadata of the model that a checkpoint stores to construct it again."""
@@ -121,6 +125,7 @@ class Objective(nn.Module):
         return {
             "encoder": {key: value for key, value in backbone.arguments.items() if key != "activation_checkpointing"},
             **({} if name == BACKBONE else {"backbone": name}),
+            **({} if backbone.lora is None else {"lora": backbone.lora.values()}),
         }
 
     def prepare(self, batches: Iterator[Batch]) -> str:

@@ -158,14 +158,13 @@ class Classify(Objective):
         transforms = [(v2.MixUp, options.mixup), (v2.CutMix, options.cutmix)]
         mixing = [transform(alpha=alpha, num_classes=len(self.classes)) for transform, alpha in transforms if alpha]
         self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0] if mixing else None
-        self._freeze()
+        lora.restrict(encoder, options.trained, options.lora)
 
     @property
     def metadata(self) -> dict[str, object]:
-        """Return the base class's metadata, "classifier" (options of the heads) and "lora" (options of `Lora`)."""
+        """Return the base class's metadata and "classifier" (options of the heads)."""
         classifier = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
-        adapted = {} if self.options.lora is None else {"lora": dict(self.options.lora)}
-        return super().metadata | {"classifier": classifier} | adapted
+        return super().metadata | {"classifier": classifier}
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the mean of the heads' logits (DeiT), in float32 or finer: (b, c, h, w) -> (b, k)."""
@@ -267,19 +266,6 @@ class Classify(Objective):
             images = images / 255
         assert self.mixing is not None
         return self.mixing(images, labels)
-
-    def _freeze(self) -> None:
-        """Freeze the parts of the encoder that `trained` and `lora` exclude from training."""
-        trained, encoder = self.options.trained, self.encoder
-        if trained == "all":
-            return
-        assert isinstance(encoder, ViT)  # `Classify.fits` of the options has checked this
-        encoder.requires_grad_(False)
-        if isinstance(trained, int):
-            for part in (*list(encoder.blocks)[-trained:], encoder.norm):
-                part.requires_grad_(True)
-        if self.options.lora is not None:
-            lora.adapt(encoder, **self.options.lora.values())
 
     def _head(self) -> nn.Module:
         """Return a head (b, d) -> (b, k) with zero last weights and a LeCun-normal hidden layer, like the authors."""

@@ -9,6 +9,7 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Run
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.models.encoder_options import Normalized
+from ssvit.models.lora_options import Lora
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError, UserError
@@ -29,15 +30,6 @@ class Distillation(Options):
     (deit: main.py)."""
     weight: Fraction = 0.5
     """Weight w of the distillation loss, as in DeiT's code (deit: main.py); the loss of the labels has weight 1 - w."""
-
-
-class Lora(Options):
-    """Define low-rank updates of the frozen attention matrices (Hu et al. 2021): W + alpha / rank * B A."""
-
-    rank: Count
-    """Rank of the updates: columns of B and rows of A; 4 to 16 are common."""
-    alpha: Positive
-    """Scale of the update, which is multiplied by alpha / rank; often the rank, or twice the rank."""
 
 
 @choice(
@@ -79,7 +71,8 @@ class Classify(Objective):
     """Weights that are trained in addition to the head. all; head: no others; a number: the last norm and this number
     of last layers. Other weights stay as in the checkpoint."""
     lora: Lora | None = None
-    """Low-rank updates of the attention matrices, with trained=head, such as {rank: 8, alpha: 16}; None: no LoRA."""
+    """Low-rank updates of the attention matrices of layers that are not trained, such as {rank: 8, alpha: 16}; None: no
+    LoRA."""
     class_weights: Literal["balanced"] | None = None
     """balanced: the loss of an image is multiplied by images / (classes * images of its class), counted over the
     training images. For multi-label classification, the loss of a class on the images that have it is multiplied by
@@ -89,8 +82,8 @@ class Classify(Objective):
         """Check that the options can be combined."""
         if self.loss == MULTI_LABEL:
             self.check_labels(multi_label=True)
-        if self.lora is not None and self.trained != "head":
-            raise OptionError("trained", self.trained, "must be head with lora, which freezes the encoder's weights")
+        if self.lora is not None and self.trained == "all":
+            raise OptionError("trained", "all", "must be head or a number with lora, which updates frozen layers")
 
     def check_labels(self, multi_label: bool) -> None:
         """Check these options against the labels of the images.

@@ -1,6 +1,7 @@
 """Define the options of the commands that train. No torch."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le, MinLen
@@ -76,13 +77,24 @@ class Pretrain(Training):
     checkpoint: Name | None = None
     """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, or hf://OWNER/NAME; None: random
     weights."""
+    continuation: Part = None
+    """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly. None: all weights
+    are trained, as from random weights."""
     preset: Literal["auto"] | None = None
     """auto: choose model, image size and schedule from the number and size of the images; the default with
     data=PATH."""
+    forgetting: Name | None = None
+    """Folder of other labelled images, such as those that the weights of checkpoint=… were trained on, on which the
+    features are compared with those of the start at the end; None: no such comparison."""
     probe: Parts = Field(default_factory=dict)
     """Probes of the frozen features during training, by name; [] for none."""
     probing: Probing = Probing()
     """Options of all probes."""
+
+    def check_consistency(self) -> None:
+        """Check that the images of `forgetting` exist."""
+        if self.forgetting is not None and not Path(self.forgetting).is_dir():
+            raise OptionError("forgetting", self.forgetting, "must be a folder of images")
 
 
 class Table4(Options):

@@ -95,6 +95,8 @@ def expand(line: CommandLine) -> None:
     fixed = set(typed)
     if typed.get("checkpoint", "null") != "null":
         fixed.update(_OF_ENCODER)
+    if "continuation" in typed:
+        fixed.update(("recipe.optimizer", "recipe.lr"))
     if any(name.partition(".")[0] in ("objective", "target") for name in typed):  # such as target=pixels
         fixed.add("objective")
     size, patch = (int(str(chosen[name])) for name in ("data.image_size", "encoder.patch_size"))

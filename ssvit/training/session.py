@@ -19,6 +19,7 @@ from ssvit.data.sources.base import Data, subset
 from ssvit.data.sources.base_options import NO_LABELS, PERMUTATION
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
+from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
@@ -119,6 +120,10 @@ class Session:
             loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
         )
 
+    def end(self) -> None:
+        """End the communication between the processes, each of which continues independently."""
+        runtime.part()
+
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
         name = str(folder.relative_to(self.folder.parent))
@@ -145,7 +150,12 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
+        continuation = options.continuation if isinstance(options, Pretrain) else None
+        if continuation is not None:
+            objects["encoder"] = restrict(config.build("encoder"), continuation.trained, continuation.lora)
         objective = config.build("objective", **objects)
+        if continuation is not None:
+            objective = config.build("continuation", objective=objective)
         backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
         if recipe.backend == "auto" and is_main_process():
             print_lines(f"recipe.backend=auto: {backend} ({reason})")

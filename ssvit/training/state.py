@@ -273,7 +273,7 @@ class State:
                 objective = stack.enter_context(self._twin.filled(objective))
             stack.enter_context(torch.no_grad())
             stack.enter_context(self.fabric.autocast())
-            yield objective.eval()
+            yield objective.eval().measured()
             objective.train()
 
     def save(

@@ -32,6 +32,7 @@ from ssvit.objectives import (
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
+from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.dino import Dino
 from ssvit.options import UserError
 
@@ -51,6 +52,15 @@ CASES = {
     "simclr": ("simclr", {}),
     "simclr_of_all_patches": ("simclr", {"keep": 1.0}),
     "contrastive_tuning": ("contrastive_tuning", {}),
+    "continuation_with_lora": (
+        "continuation",
+        {"trained": 1, "lora": {"rank": 2, "alpha": 3.0, "matrices": "query_value"}, "anchor": {}},
+    ),
+    "continuation_of_dino_with_lora": (
+        "continuation",
+        {"of": "dino", "trained": 0, "lora": {"rank": 2, "alpha": 3.0}, "anchor": {"kind": "gram"}},
+    ),
+    "continuation_of_dino": ("continuation", {"of": "dino"}),
     "classify": ("classify", {}),
     "classify_head": ("classify", {"trained": "head"}),
     "classify_layer": ("classify", {"trained": 1}),
@@ -148,7 +158,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
     assert saved["model"].keys() == objective.state_dict().keys() == saved["ema"].keys()
     assert {name.rpartition("/")[0] for name in saved["optimizer"]} == trained(objective)
     frozen = {name for name, parameter in objective.named_parameters() if not parameter.requires_grad}
-    for name in frozen if not hasattr(objective, "teacher") else ():
+    for name in frozen if not hasattr(objective.measured(), "teacher") else ():
         assert saved["model"][name].equal(start[name]), name
         assert saved["ema"][name].equal(start[name]), name
     encoder = loading.load_encoder(loading_options.LoadEncoder(path=tmp_path / "whole"))
@@ -158,7 +168,8 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "case", ["mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot", "latent",
-             "simclr", "contrastive_tuning", "classify_layer", "classify_lora"],
+             "simclr", "contrastive_tuning", "classify_layer", "classify_lora",
+             "continuation_with_lora", "continuation_of_dino_with_lora"],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     """test_training.py covers objectives without buffers."""
@@ -365,7 +376,7 @@ def test_its_state_and_its_metadata_are_enough_to_build_it_again(case):
         state = objective.state_dict().items()
         encoder.load_state_dict({name.removeprefix(prefix): x for name, x in state if name.startswith(prefix)})
         torch.testing.assert_close(encoder.eval()(tiny.pictures(2)), objective.backbone().eval()(tiny.pictures(2)))
-    assert ("backbone" in facts) == isinstance(objective, Dino)
+    assert ("backbone" in facts) == isinstance(objective, Dino | Continuation)
 
 
 DECODER = {"depth": 1, "width": 8, "heads": 2}
@@ -422,7 +433,7 @@ INVALID = [
     (classify_options.Classify, "lora.alpha", {"trained": "head", "lora": {"rank": 8}}),
     (classify_options.Classify, "lora.rank", {"trained": "head", "lora": {"rank": 0, "alpha": 1}}),
     (classify_options.Classify, "lora.alpha", {"trained": "head", "lora": {"rank": 2, "alpha": 0}}),
-    (classify_options.Classify, "trained", {"trained": 1, "lora": {"rank": 2, "alpha": 2}}),
+    (classify_options.Classify, "trained", {"trained": "all", "lora": {"rank": 2, "alpha": 2}}),
 ]
 
 

@@ -7,7 +7,8 @@ import tiny
 import torch
 from runs import final
 
-from ssvit.models.lora import adapt
+from ssvit.models.lora import restrict
+from ssvit.models.lora_options import Lora
 from ssvit.training import loop, muon
 from ssvit.training.muon import COEFFICIENTS, RMS, Muon, block_matrices, orthogonalize
 
@@ -80,7 +81,7 @@ def test_it_takes_the_steps_of_torch(monkeypatch):
 
 def test_low_rank_updates_are_no_matrices_of_blocks():
     encoder = tiny.encoder(0.0)
-    adapt(encoder, rank=2, alpha=4)
+    restrict(encoder, "head", Lora(rank=2, alpha=4))
     low_rank = {weight for name, weight in encoder.named_parameters() if "parametrizations.weight.0" in name}
     assert low_rank
     assert not low_rank & block_matrices(encoder).keys()

@@ -27,6 +27,11 @@ class Other:
         return pair("image_size", self.loading.loaded().image_size)
 
     @property
+    def checksum(self) -> str:
+        """Return the checksum that identifies the encoder's checkpoint."""
+        return self.loading.checkpoint().checksum
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """Return path, image size and features of the encoder as plain data."""
         layers, pooling = [reading.layer for reading in self.readings], self.readings[-1].pooling

@@ -127,7 +127,7 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
     return rows
 
 
-def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[str]:
+def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str | None = None) -> list[str]:
     """Return a sentence for each other encoder on whether the evaluated one is better, and advice if it is not.
 
     Advice is added if a baseline is significantly better by a probe, or if no probe shows a gain over all baselines.
@@ -135,9 +135,13 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
     Args:
         scores: Results of the probes.
         standings: Comparison of the encoders.
+        start: Name of the encoder from which the training of the evaluated one started. If the training was no
+            improvement, this is the first sentence.
     """
     _, *others = scores[0].chosen
     sentences = []
+    if start and not any(row.encoder == start and row.difference.interval.sign > 0 for row in standings):
+        sentences.append(f"The training has not improved the features of its start, {start}, by any probe.")
     for name in others:
         verdicts = []
         for sign, words in _VERDICTS.items():
@@ -149,7 +153,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[st
     if weak := [result.title for result in scores if not result.is_above_chance]:
         sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {' and '.join(weak)}.")
     if RANDOM not in others:
-        return [*sentences, "No baseline was evaluated (baselines=false)."]
+        return sentences if others else ["No baseline was evaluated (baselines=false)."]
     signs: dict[str, set[int]] = {result.title: set() for result in scores}
     for row in standings:
         if row.encoder in (RANDOM, PIXELS):

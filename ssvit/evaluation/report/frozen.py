@@ -163,7 +163,7 @@ def encoders_of(
         encoders.append(Evaluated(PIXELS, PIXELS, Pixels(), view))
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
-        weights = f"{other.loading.checkpoint().checksum}, resized as {other.loading.resize}"
+        weights = f"{other.checksum}, resized as {other.loading.resize}"
         function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().run_folder
         encoders.append(Evaluated(other.name, f"{other.name} ", function, _resized(view, other.image_size), folder))
     return encoders

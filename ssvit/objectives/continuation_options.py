@@ -1,0 +1,62 @@
+"""Define the options of pre-training that continues from existing weights."""
+
+from typing import Annotated, Literal
+
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Expect, Fraction, Options, Positive, Run, Share, Whole
+from ssvit.models.lora_options import Lora
+from ssvit.models.vit_options import ViT
+from ssvit.options import OptionError, RootOptionError
+
+
+class Anchor(Options):
+    """Define a penalty for features that differ from those of the initial weights, on a view of each image."""
+
+    kind: Literal["cosine", "gram"] = "cosine"
+    """cosine: 1 minus the cosine of the features, the mean of pooled features and of patches; keeps the features
+    themselves. gram: squared difference of the cosines between all patches of an image (DINOv3, Siméoni et al. 2025);
+    keeps the structure of the patches and lets the features move."""
+    weight: Positive = 1.0
+    """Factor of the penalty, which is added to the objective's loss."""
+
+
+@choice("continuation", "full")
+class Continuation(Options):
+    """Continue from existing weights. The defaults train all weights from the first step, without a penalty."""
+
+    trained: Literal["all"] | Annotated[Whole, Expect("a number of last layers")] = "all"
+    """Weights of the encoder that are trained. all; or a number: the last norm and this number of last layers. Fewer
+    layers keep more of what the weights were trained for, and suit few images."""
+    lora: Lora | None = None
+    """Low-rank updates of the attention matrices of layers that are not trained; None: these layers stay unchanged."""
+    heads_only: Fraction = 0.0
+    """Fraction of the run in which only the weights outside of the encoder are trained, such as a decoder or the
+    prototypes. They are initialised randomly, and their first gradients would disturb the encoder."""
+    encoder_lr: Share = 1.0
+    """Factor of the learning rate of the encoder's weights, in addition to recipe.layer_decay."""
+    anchor: Anchor | None = None
+    """Penalty for features that differ from those of the initial weights, such as {kind: gram}; it costs a forward pass
+    of the initial weights, and a forward and backward pass of the encoder. None: no penalty."""
+
+    def check_consistency(self) -> None:
+        """Check that low-rank updates have layers to which they are added."""
+        if self.lora is not None and self.trained == "all":
+            raise OptionError("trained", "all", "must be a number with lora, which updates the layers below")
+
+    def check(self, run: Run) -> None:
+        """Check that the run starts from the weights of a ViT, and that no labels or other rules determine training."""
+        if run.encoder is not None and not run.from_checkpoint:
+            raise RootOptionError("checkpoint", None, "must be a run or weights, from which training continues")
+        for rule, expected in (
+            ("needs_labels", "must be null for this objective; ssvit finetune trains on labels"),
+            ("heads_only", "must be null: this objective selects the trained weights itself"),
+        ):
+            if getattr(run.objective, rule, False):
+                raise RootOptionError("continuation", "…", expected)
+        if isinstance(run.encoder, ViT):
+            if self.trained != "all" and self.trained > run.encoder.depth:
+                expected = f"must be at most {run.encoder.depth}, the layers of the encoder"
+                raise OptionError("trained", self.trained, expected)
+        elif run.encoder is not None and (self.trained != "all" or self.anchor is not None):
+            expected = f"must be all, without anchor, with {getattr(run.encoder, 'label', 'this encoder')}"
+            raise OptionError("trained", self.trained, expected)
