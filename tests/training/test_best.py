@@ -73,8 +73,10 @@ def test_step_0_and_steps_that_are_not_saved_are_not_chosen():
 
 
 def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
-    row = {"step": 3, "probe/knn20": 0.9, "test/accuracy": 0.9, "held_out/loss": 0.1}
+    row = {"step": 3, "probe/knn20": 0.9, "test/accuracy": 0.9, "held_out/map": 0.1}
     assert best.find([row], recipe()) is None
+    row["held_out/loss"] = 0.1
+    assert best.find([row], recipe()).metric == "held_out/loss"
     row["probe/knn20_choice"] = 0.5
     assert best.find([row], recipe()).metric == "probe/knn20_choice"
     row["probe/few_shot5_choice"] = 0.6  # of a probe that was requested after the first
