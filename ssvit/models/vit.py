@@ -43,14 +43,17 @@ class ViT(Encoder):
         self.patch_size = pair("patch_size", options.patch_size)
         self.grid, self.patches = options.grid, math.prod(options.grid)
         self.width, self.channels, self.pooling = options.width, options.channels, options.pooling
-        placed = int(options.class_token) + int(options.distillation_token)  # prefix tokens with positions
+        # Number of prefix tokens with positions.
+        placed = options.class_tokens * int(options.class_token) + int(options.distillation_token)
         self.num_prefix_tokens = placed + options.registers
 
         self.stem = None if options.stem is None else ResNet(options.stem, channels=options.channels)
         stride, mapped = (1, options.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
         self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
         self.patch = nn.Linear(mapped * math.prod(self.cut), options.width)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, options.width)) if options.class_token else None
+        self.class_token = (
+            nn.Parameter(torch.zeros(1, options.class_tokens, options.width)) if options.class_token else None
+        )
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, options.width)) if options.distillation_token else None
         self.register_tokens = (
             nn.Parameter(torch.zeros(1, options.registers, options.width)) if options.registers else None
@@ -97,6 +100,8 @@ class ViT(Encoder):
                 lecun_normal_(module.weight.flatten(1))
         lecun_normal_(self.patch.weight)
         nn.init.zeros_(self.patch.bias)
+        if self.class_token is not None and self.options.class_tokens > 1:
+            nn.init.normal_(self.class_token, std=0.02)  # as in facebookresearch/pixio; equal tokens would stay equal
         if self.register_tokens is not None:
             nn.init.normal_(self.register_tokens, std=1e-6)  # as in facebookresearch/dinov2: vision_transformer.py
         for block in self.blocks:
@@ -275,9 +280,15 @@ class ViT(Encoder):
         tokens, grid = self.embed(images, visible_ids), self.grid_of(images)
         return self.encode(tokens, grid=grid, patch_ids=visible_ids, output_ids=output_ids, depth_noise=depth_noise)
 
+    def class_output(self, outputs: Tensor) -> Tensor:
+        """Return the output of the class token, or the mean of several: (b, s + n, d) -> (b, d)."""
+        count = self.options.class_tokens
+        return outputs[:, 0] if count == 1 else outputs[:, :count].mean(1)
+
     def pool(self, outputs: Tensor) -> Tensor:
         """Pool outputs (b, s + n, d) into a vector per image, (b, d): the class token (the paper) or the patch mean."""
-        return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
+        is_class = self.pooling == "class_token"
+        return self.class_output(outputs) if is_class else outputs[:, self.num_prefix_tokens :].mean(1)
 
     def represent(self, images: Tensor, visible_ids: Ids = None, *, depth_noise: Tensor | None = None) -> Tensor:
         """Return pool(forward(images)); the last layer is computed only for the tokens that are pooled.
@@ -292,9 +303,9 @@ class ViT(Encoder):
         """
         if self.pooling == "patch_mean":
             return self.pool(self(images, visible_ids, depth_noise=depth_noise))
-        # output_ids count from the first patch, so the index of the class token is negative.
-        first = torch.full((images.shape[0], 1), -self.num_prefix_tokens, device=images.device)
-        return self(images, visible_ids, first, depth_noise)[:, 0]
+        # output_ids count from the first patch, so the indices of the class tokens are negative.
+        ids = torch.arange(self.options.class_tokens, device=images.device) - self.num_prefix_tokens
+        return self.class_output(self(images, visible_ids, ids.expand(images.shape[0], -1), depth_noise))
 
     @property
     def depth(self) -> int:
@@ -315,7 +326,7 @@ class ViT(Encoder):
         patches = outputs[:, self.num_prefix_tokens :]
         if pooling == encoder_options.PATCHES:
             return patches.unflatten(1, self.grid_of(images))
-        parts = {"class_token": outputs[:, 0], "patch_mean": patches.mean(1)}
+        parts = {"class_token": self.class_output(outputs), "patch_mean": patches.mean(1)}
         return torch.cat(list(parts.values()), dim=1) if pooling == "both" else parts[pooling]
 
     def layers_above(self, name: str) -> int:
