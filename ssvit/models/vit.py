@@ -25,6 +25,27 @@ from ssvit.options import OptionError, one_of, pair, typed
 from ssvit.randomness import uniform
 
 
+def adapted(weight: Tensor, channels: int, count: int, how: str) -> Tensor:
+    """Convert the weight of a patch projection to another number of channels.
+
+    Args:
+        weight: The weight, (d, channels * p * q).
+        channels: Number of channels of the weight.
+        count: New number of channels, c.
+        how: mean: every channel gets the mean over the channels; repeat: the channels are repeated in order, and a
+            single channel gets their sum (timm: adapt_input_conv). Both are scaled by channels / c.
+
+    Returns:
+        The converted weight, (d, c * p * q).
+    """
+    by_channel = weight.unflatten(1, (channels, -1))
+    if how == "mean" or count == 1:
+        converted = by_channel.sum(1, keepdim=True).expand(-1, count, -1) / count
+    else:
+        converted = by_channel[:, torch.arange(count, device=weight.device) % channels] * (channels / count)
+    return converted.flatten(1)
+
+
 class ViT(Encoder):
     """Implement a Vision Transformer without a head, with the options of `vit_options.ViT`.
 
@@ -342,25 +363,30 @@ class ViT(Encoder):
     @property
     def architecture(self) -> dict[str, object]:
         """Return the arguments that two encoders must share for weights to be transferred between them."""
-        free = (*vit_options.CHANGEABLE, "mean", "std")
+        free = (*vit_options.CHANGEABLE, "channels", "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
             layers = list(self.stem.layers)
-            fixed["stem"] = {**self.arguments["stem"], "layers": layers, "epsilons": self.stem.epsilons}
+            stem = {"layers": layers, "epsilons": self.stem.epsilons, "channels": self.channels}
+            fixed["stem"] = self.arguments["stem"] | stem
         return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].contract.in_features}
 
     @torch.no_grad()
-    def take(self, other: "ViT", *, how: str = "paper") -> None:
+    def take(self, other: "ViT", *, how: str = "paper", adapt: str = "mean") -> None:
         """Load the weights, mean and std of another ViT; positions are resampled if the patch grids differ.
 
+        If the numbers of channels differ, the patch projection is converted, and mean and std are not loaded.
+
         Args:
-            other: Encoder with the same architecture; its image size may differ.
+            other: Encoder with the same architecture; its image size and channels may differ.
             how: How positions are resampled, one of `vit_options.RESIZE`.
+            adapt: How the patch projection is converted, one of `vit_options.ADAPT_CHANNELS`.
 
         Raises:
             OptionError: An argument of the architecture differs.
         """
         one_of("resize", how, vit_options.RESIZE)
+        one_of("adapt_channels", adapt, vit_options.ADAPT_CHANNELS)
         for name, expected in other.architecture.items():
             if self.architecture[name] != expected:
                 reason = f"must be {typed(expected)}, as in the encoder of the weights"
@@ -371,5 +397,9 @@ class ViT(Encoder):
                 if isinstance(module, positions.Positions):
                     resized = module.resampled(self.grid, how)
                     state |= {f"{name}.{key}": value for key, value in resized.items()}
+        if self.channels == other.channels:
+            self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
+        else:
+            weight = adapted(other.patch.weight, other.channels, self.channels, adapt)
+            state |= {"patch.weight": weight, "mean": self.mean, "std": self.std}
         self.load_state_dict(state)
-        self.options = self.options.changed(mean=other.options.mean, std=other.options.std)

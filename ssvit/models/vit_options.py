@@ -12,6 +12,8 @@ from ssvit.options import OptionError, pair
 
 Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
+AdaptChannels = Literal["mean", "repeat"]
+ADAPT_CHANNELS = get_args(AdaptChannels)  # ways to convert a patch projection to another number of channels
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
 Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
 # Options that may differ between two encoders when weights are transferred between them.
