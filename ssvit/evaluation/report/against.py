@@ -45,7 +45,7 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
         OptionError: If an entry is invalid, repeated, or lacks one of the layers.
     """
     opened: list[tuple[LoadEncoder, Checkpoint]] = []
-    images = {name: getattr(options.encoder, name) for name in ("channels", "image_mean", "image_std")}
+    images = {name: getattr(options.encoder, name, None) for name in ("channels", "image_mean", "image_std")}
     for entry in options.against:
         with within("against"):
             loading = LoadEncoder(**{**images, **({"path": entry} if isinstance(entry, str) else entry)})
