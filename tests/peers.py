@@ -1,7 +1,7 @@
 """Other frameworks' encoders with random weights, as the files that they write and as functions of images."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import timm
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from timm.layers import GroupNormAct, LayerNorm, SwiGLUPacked, pad_same
 from timm.models.eva import Eva
 from timm.models.resnetv2 import ResNetV2
@@ -215,6 +215,29 @@ def huggingface_dinov3(folder: Path, **changes: Any) -> Peer:
     return hugged(folder, hugging("DINOv3ViTModel", num_register_tokens=3, layer_norm_eps=1e-5, **changes), *IMAGENET)
 
 
+def huggingface_pixio(folder: Path) -> Peer:
+    return hugged(folder, hugging("PixioModel", image_size=32, n_cls_tokens=3), *IMAGENET, size=(32, 32))
+
+
+def pixio(folder: Path) -> Peer:
+    """Facebook's files have the names of MAE's, but for the decoder that pre-training files hold next to them."""
+    peer = huggingface_pixio(folder)
+    names = {
+        "embeddings.cls_token": "cls_token", "embeddings.position_embeddings": "pos_embed", "layernorm.": "norm.",
+        "embeddings.patch_embeddings.projection": "patch_embed.proj", "encoder.layer": "blocks",
+        "attention.output.dense": "attn.proj", "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2",
+    }  # fmt: skip
+    tensors = renamed(load_file(peer.path), names)
+    for layer in range(DEPTH):
+        for kind in ("weight", "bias"):
+            parts = [f"blocks.{layer}.attention.attention.{part}.{kind}" for part in ("query", "key", "value")]
+            tensors[f"blocks.{layer}.attn.qkv.{kind}"] = torch.cat([tensors.pop(name) for name in parts])
+    torch.save(tensors, folder / "pixio.pth")
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).unlink()
+    return replace(peer, path=folder / "pixio.pth", told={"heads": HEADS})
+
+
 def huggingface_mae(folder: Path) -> Peer:
     """transformers sorts patches by a noise; increasing noise without masking keeps their order."""
     decoder = {f"decoder_{name}": 16 for name in ("hidden_size", "intermediate_size")}
@@ -303,7 +326,8 @@ PEERS: dict[str, Callable[..., Peer]] = {
     function.__name__: function
     for function in (
         google, google_hybrid, timm_plain, timm_dinov2, dinov2, deit, mae, torchvision_plain, huggingface,
-        huggingface_mae, huggingface_dinov2, dinov2_giant, timm_dinov3, dinov3, huggingface_dinov3,
+        huggingface_mae, huggingface_dinov2, dinov2_giant, timm_dinov3, dinov3, huggingface_dinov3, huggingface_pixio,
+        pixio,
     )
 } | {
     "timm_without_positions_of_the_class": lambda folder: saved(folder, of_timm(no_embed_class=True)),

@@ -89,19 +89,20 @@ def extend_rollout(rollout: Tensor | None, weights: Tensor) -> Tensor:
     return mixing if rollout is None else mixing @ rollout
 
 
-def attention_to_patches(attention: Tensor, num_prefix_tokens: int, pooling: str) -> Tensor:
+def attention_to_patches(attention: Tensor, num_prefix_tokens: int, pooling: str, class_tokens: int = 1) -> Tensor:
     """Return the attention of the class token or, for patch_mean, the mean attention of the patches, to patches.
 
     Args:
         attention: Attention weights, (…, s + n, s + n).
         num_prefix_tokens: Number of prefix tokens, s.
         pooling: "class_token" or "patch_mean".
+        class_tokens: Number of class tokens, whose attention is averaged.
 
     Returns:
         Attention to each patch, (…, n).
     """
-    rows = attention[..., 0, :] if pooling == "class_token" else attention[..., num_prefix_tokens:, :].mean(-2)
-    return rows[..., num_prefix_tokens:]
+    tokens = slice(class_tokens) if pooling == "class_token" else slice(num_prefix_tokens, None)
+    return attention[..., tokens, num_prefix_tokens:].mean(-2)
 
 
 def plot_distances(distances: Tensor, uniform: float) -> Plot:

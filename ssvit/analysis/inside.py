@@ -157,18 +157,19 @@ def _add_distances(report: Report, encoder: ViT, images: Tensor, batch_size: int
 def _add_maps(report: Report, encoder: ViT, pictures: Pictures, layer: int, pooling: str, display: Display) -> None:
     rollout: Tensor | None = None
     heads: Tensor | None = None
+    tokens = encoder.num_prefix_tokens, pooling, encoder.options.class_tokens
 
     def add(number: int, weights: Tensor) -> None:
         nonlocal rollout, heads
         rollout = attention.extend_rollout(rollout, weights)
         if number + 1 == layer:
-            heads = attention.attention_to_patches(weights, encoder.num_prefix_tokens, pooling).cpu()
+            heads = attention.attention_to_patches(weights, *tokens).cpu()
 
     with attention.attention_hooks(encoder, add):
         encoder(pictures.images.to(encoder.mean.device))
     assert rollout is not None
     assert heads is not None  # because `layer` is at most the depth
-    whole = attention.attention_to_patches(rollout, encoder.num_prefix_tokens, pooling).cpu()
+    whole = attention.attention_to_patches(rollout, *tokens).cpu()
     images = display(pictures.images)
     by_head = {f"head {number}": of_head for number, of_head in enumerate(heads.unbind(1), start=1)}
     maps = {"rollout": ({"attention": whole}, ""), "heads": (by_head, f"layer {layer}")}

@@ -116,8 +116,10 @@ def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, con
     features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *images]
     commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
     size = config.values["data"]["image_size"]
-    # The other commands compute features of foreign weights at the image size of their training only.
-    if checkpoint.foreign is None or pair("image_size", size) == pair("image_size", checkpoint.encoder["image_size"]):
+    trained = checkpoint.encoder
+    has_size = checkpoint.foreign is None or pair("image_size", size) == pair("image_size", trained["image_size"])
+    # The other commands compute features with the checkpoint's channels, of foreign weights at their image size only.
+    if has_size and config.options.encoder.loaded().channels == trained["channels"]:
         embed, retrieve = [*features, "output=features.npz"], ["action=index", "store=store", *features]
         commands = {"embed": embed, "retrieve": retrieve, **commands}
     return [" ".join([line.command(name), *map(shlex.quote, options)]) for name, options in commands.items()]

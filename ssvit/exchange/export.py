@@ -107,15 +107,19 @@ def converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
     """Return timm's tensors of an encoder and of a classifier's head; None: no head.
 
     Positions of any kind are exported as the rows (t, d) that are added, zeros if there are none. An encoder with
-    registers has rows for the patches only, and the row of its class token is added to the token.
+    registers has rows for the patches only, and the row of its class token is added to the token. All class tokens but
+    the first are exported as registers.
     """
     state, options = encoder.state_dict(), encoder.arguments
     special = [name for name in ("class_token", "distillation_token") if name in state]
-    rows = torch.zeros(len(special) + encoder.patches, encoder.width)
+    count = options["class_tokens"]
+    rows = torch.zeros(count * len(special) + encoder.patches, encoder.width)
     if len(encoder.positions):
         rows = encoder.positions[0]()
-    if options["registers"] and special:
-        state["class_token"], rows = state["class_token"] + rows[:1], rows[1:]
+    if special and (options["registers"] or count > 1):
+        tokens, rows = state["class_token"] + rows[:count], rows[count:]
+        registers = torch.cat([tokens[:, 1:], state.get("register_tokens", tokens[:, :0])], 1)
+        state |= {"class_token": tokens[:, :1], "register_tokens": registers}
     state["positions.0.embedding"] = rows
     p, q = encoder.patch_size
     sizes = {"c": encoder.channels, "p": p, "q": q}

@@ -2,9 +2,9 @@
 
 A pattern has the peer's axes before the arrow and ssvit's axes after it. Its letters are bound to the shapes before
 torch is imported: c channels, p, q patch height and width, d width, h heads, k head width, m MLP width, e outputs of
-the MLP's first layer (2 m for a packed SwiGLU), t tokens that have positions, registers, periods of rotary positions,
-parts tensors that are stacked. In a hybrid, r is the channels of the images, w the width of the root, and c, p, q refer
-to the stem's output.
+the MLP's first layer (2 m for a packed SwiGLU), t tokens that have positions, cls class tokens, registers, periods of
+rotary positions, parts tensors that are stacked. In a hybrid, r is the channels of the images, w the width of the root,
+and c, p, q refer to the stem's output.
 """
 
 import re
@@ -103,6 +103,7 @@ def weight_and_bias(
 
 _PATTERNS = {  # patterns of weights of linear layers and of single tensors that are rearranged
     "patch.weight": "d c p q -> d (c p q)",
+    "class_token": "1 cls d -> 1 cls d",
     "register_tokens": "1 registers d -> 1 registers d",
     "positions.0.embedding": "1 t d -> t d",
     "rotary.periods": "periods -> periods",

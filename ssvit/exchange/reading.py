@@ -31,7 +31,7 @@ from ssvit.options import OptionError, UserError, pair
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # by width: from Ti to H, DINOv2's giant
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24, 3072: 32}  # by width: Ti to H, DINOv2's giant, Pixio-5B
 _SIZE = 224  # default image size of an encoder whose positions do not determine it
 
 
@@ -149,7 +149,9 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
     if sizes.get("periods"):  # one period for each four channels of a head
         sizes["h"] = sizes["d"] // (4 * sizes["periods"])
     described = _described(layout, path.parent) | ({"heads": sizes["h"]} if "h" in sizes else {})
-    normalisation = IMAGENET if scaled else layout.normalisation  # as in DINOv2, DeiT III and BEiT
+    class_tokens = sizes.get("cls", 1)
+    # LayerScale is in DINOv2, DeiT III and BEiT, several class tokens are in Pixio.
+    normalisation = IMAGENET if scaled or class_tokens > 1 else layout.normalisation
     defaults = {"heads": {**HEADS, **layout.heads}.get(sizes["d"]), **normalisation}
     chosen, sources = _choose(defaults, described, options)
     if "heads" not in chosen:
@@ -162,7 +164,8 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
     if layout.rotary:
         size = pair("trained_size", chosen.get("trained_size", _SIZE))
     else:
-        size = _size(path, sizes["t"], patch, (sum(has_token.values()), 0), chosen.get("trained_size"))
+        special = sum(has_token.values()) + class_tokens - 1, 0
+        size = _size(path, sizes["t"], patch, special, chosen.get("trained_size"))
     first = next(mapping for mapping in mappings if mapping.ours == "blocks.0.expand.weight")
     gated = len(first.theirs) > 1 or sizes.get("e") == 2 * sizes["m"]
     arguments: dict[str, Any] = {
@@ -174,6 +177,7 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
         "mlp_width": sizes["m"],
         "channels": sizes["c" if units is None else "r"],
         **has_token,
+        "class_tokens": class_tokens,
         "mlp": "swiglu" if gated else "gelu",
         "gelu": "exact" if gated else described.get("gelu") or layout.gelu,
         "norm_epsilon": described.get("norm_epsilon") or layout.norm_epsilon,

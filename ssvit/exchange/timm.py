@@ -28,6 +28,8 @@ def unsupported(encoder: ViTOptions, classifier: Mapping[str, object] | None) ->
             return "a distillation token without pooling=class_token"
         if encoder.registers or encoder.mlp != "gelu":
             return "a distillation token and registers or mlp=swiglu"
+    if encoder.class_tokens > 1 and encoder.pooling == "class_token":
+        return f"the mean of {encoder.class_tokens} class tokens"
     if encoder.norm_epsilon != 1e-6:
         return f"norm_epsilon={encoder.norm_epsilon:g}"
     if classifier is not None and classifier["hidden"] is not None:
@@ -46,6 +48,7 @@ def config(encoder: "ViT", classes: Sequence[str], preprocessing: Mapping[str, o
     name = "vit_base_patch16_224"
     options = encoder.arguments
     distilled, gated = options["distillation_token"], options["mlp"] == "swiglu"
+    registers = options["registers"] + options["class_tokens"] - 1
     if distilled:
         name = "deit_base_distilled_patch16_224"
     if gated:
@@ -69,7 +72,7 @@ def config(encoder: "ViT", classes: Sequence[str], preprocessing: Mapping[str, o
             "mlp_ratio": ratio,
             **({} if options["gelu"] == "exact" else {"act_layer": "gelu_tanh"}),
             **({} if options["layer_scale"] is None and not gated else {"init_values": options["layer_scale"]}),
-            **({"reg_tokens": options["registers"], "no_embed_class": True} if options["registers"] else {}),
+            **({"reg_tokens": registers, "no_embed_class": True} if registers else {}),
             **({} if distilled else {"class_token": options["class_token"]}),
             **pooling,
         },

@@ -44,6 +44,10 @@ def load_encoder(options: LoadEncoder) -> Encoder:
             before, after = ("x".join(map(str, vit.grid)) for vit in (trained, encoder))
             if before != after:
                 notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
+        if trained.channels != encoder.channels:
+            change = f"from {trained.channels} to {encoder.channels} channels ({options.adapt_channels})"
+            values = f"mean {options.image_mean}, std {options.image_std}"
+            notes.append(f"patch projection converted {change}, normalised by {values}")
         outside = (name.removeprefix(checkpoint.backbone.removesuffix("encoder")) for name in weights)
         if unused := sorted({name.split(".")[0] for name in outside} - {"encoder"}):
             notes.append(f"not loaded: {', '.join(unused)}")
@@ -134,8 +138,10 @@ def _averaged_or_last(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, 
 
 def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     """Return an encoder with the same weights and other options; the encoder itself if no option differs."""
-    if all(trained.arguments.get(name) == value for name, value in options.changes.items()):
+    changed = options.loaded()
+    if changed == trained.options:
         return trained
-    encoder = options_from(trained.arguments | options.changes).build()
-    encoder.take(trained, how=options.resize)
+    encoder = changed.build()
+    adapt = {} if changed.channels == trained.channels else {"adapt": options.adapt_channels}
+    encoder.take(trained, how=options.resize, **adapt)
     return encoder

@@ -12,9 +12,9 @@ from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
-from ssvit.models.encoder_options import Normalized
+from ssvit.models.encoder_options import ByChannel, Normalized
 from ssvit.models.timm_options import options_from, vit
-from ssvit.models.vit_options import CHANGEABLE, Resize, ViT
+from ssvit.models.vit_options import CHANGEABLE, AdaptChannels, Resize, ViT
 from ssvit.options import OptionError, pair
 
 NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune trains one"
@@ -44,11 +44,19 @@ class LoadEncoder(ForeignEncoder):
     activation_checkpointing: bool | None = None
     """Recompute each layer in the backward pass: less memory, more time."""
     patch_size: int | Sequence[int] | None = None
-    """Must be the checkpoint's, as for the next two options; other options refer to it."""
+    """Must be the checkpoint's, as for the next option; other options refer to it."""
     width: int | None = None
     """Must be the checkpoint's."""
     channels: int | None = None
-    """Must be the checkpoint's."""
+    """Number of image channels. It may differ from the checkpoint's in a ViT without a stem."""
+    adapt_channels: AdaptChannels = "mean"
+    """How the patch projection is converted to another number of channels. mean: every channel gets the mean over the
+    channels, scaled such that the embedding of grey images does not change; repeat: the channels are repeated in order,
+    scaled by the ratio of the numbers of channels, as in timm."""
+    image_mean: ByChannel | None = None
+    """Mean of the image channels, used if their number differs from the checkpoint's."""
+    image_std: ByChannel | None = None
+    """Standard deviation of the image channels, used if their number differs from the checkpoint's."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -62,10 +70,19 @@ class LoadEncoder(ForeignEncoder):
     def loaded(self) -> Normalized:
         """Return the options of the encoder; raise OptionError or CheckpointError unless they match the checkpoint."""
         trained = self.checkpoint().encoder
-        for name in ("patch_size", "width", "channels"):
+        changes, encoder = self.changes, options_from(trained)
+        is_converted = self.channels not in (None, encoder.channels)
+        fixed = ("patch_size", "width", *(["channels"] if not isinstance(encoder, ViT) or encoder.stem else []))
+        for name in fixed:
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
-        return options_from(trained | self.changes)
+        if is_converted:
+            changes |= {"channels": self.channels, "mean": self.image_mean, "std": self.image_std}
+        try:
+            return options_from(trained | changes)
+        except OptionError as error:
+            name = f"image_{error.name}" if is_converted and error.name in ("mean", "std") else error.name
+            raise OptionError(name, error.value, error.expectation) from None
 
 
 class LoadLayers(Options):

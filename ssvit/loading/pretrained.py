@@ -25,13 +25,14 @@ from ssvit.data.sources.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
-from ssvit.models.timm_options import options_class, options_from
+from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.options import Failure, OptionError, UserError, pair
 
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
+_OF_IMAGES = {"image_size": "${data.image_size}", "image_mean": "${data.mean}", "image_std": "${data.std}"}
 _SAMPLED = 64  # number of images whose size is read
 _PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the default image size of foreign weights
 
@@ -86,7 +87,7 @@ def select_initial_weights(line: CommandLine) -> None:
         "encoder=pretrained",
         *([] if selects_data else ["data=pretrained"]),
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
-        *_pixels_of_encoder(checkpoint, arguments),
+        *_pixels_of_encoder(checkpoint, line.typed),
     ]
     line.finish = lambda config: _with_image_size(checkpoint, _without_fixed_options(config))
 
@@ -104,7 +105,7 @@ def select_checkpoint_again(line: CommandLine) -> None:
 
 def add_placeholders(line: CommandLine) -> None:
     """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
-    changeable = {**dict.fromkeys(CHANGEABLE), "image_size": "${data.image_size}"}
+    changeable = {**dict.fromkeys(CHANGEABLE), **_OF_IMAGES}
     node = {"_target_": LoadEncoder.part_name(), "path": "???", "resize": "paper", **changeable}
     line.nodes["encoder", "pretrained"] = node
     line.brought = {"data": "synthetic"}
@@ -116,7 +117,7 @@ def with_random_weights(config: Config) -> Config:
     values = config.values["encoder"]
     if "path" not in values:
         return config
-    trained = options_from(open_checkpoint(values["path"], values).encoder)
+    trained = config.options.encoder.loaded()
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in values}
     return config.changed({"encoder": {"_target_": trained.part_name(), **trained.values(), **changes}})
 
@@ -128,14 +129,14 @@ def _selects_data(arguments: Mapping[str, str]) -> bool:
 def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
     """Return the options that make other images match the training images of a run's encoder.
 
-    These are the image size and, unless the images are photographs in colour, the channels, their range and their
-    normalisation. Foreign weights keep the options in the file of the data set: DINOv2's are trained at 518 px and used
-    at 224.
+    These are the image size and, unless the images are photographs in colour or have another number of channels, the
+    channels, their range and their normalisation. Foreign weights keep the options in the file of the data set:
+    DINOv2's are trained at 518 px and used at 224.
     """
     if checkpoint.foreign or "data" not in arguments or "experiment" in arguments:
         return ()
     options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
-    if pixels != RGB:
+    if pixels != RGB and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}
     texts = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in options.items()}
     return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
@@ -207,7 +208,8 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
         # Checkpoints do not contain this option, which only affects the computation of gradients.
         **({"activation_checkpointing": False} if options_class(trained) is ViT else {}),
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
-        "image_size": "${data.image_size}",
+        "channels": f"${{oc.select:data.channels,{trained['channels']}}}",
+        **_OF_IMAGES,
         **(foreign if checkpoint.foreign else {}),
     }
     file = checkpoint.path.parent / "config.yaml"

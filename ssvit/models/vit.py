@@ -25,6 +25,27 @@ from ssvit.options import OptionError, one_of, pair, typed
 from ssvit.randomness import uniform
 
 
+def adapted(weight: Tensor, channels: int, count: int, how: str) -> Tensor:
+    """Convert the weight of a patch projection to another number of channels.
+
+    Args:
+        weight: The weight, (d, channels * p * q).
+        channels: Number of channels of the weight.
+        count: New number of channels, c.
+        how: mean: every channel gets the mean over the channels; repeat: the channels are repeated in order, and a
+            single channel gets their sum (timm: adapt_input_conv). Both are scaled by channels / c.
+
+    Returns:
+        The converted weight, (d, c * p * q).
+    """
+    by_channel = weight.unflatten(1, (channels, -1))
+    if how == "mean" or count == 1:
+        converted = by_channel.sum(1, keepdim=True).expand(-1, count, -1) / count
+    else:
+        converted = by_channel[:, torch.arange(count, device=weight.device) % channels] * (channels / count)
+    return converted.flatten(1)
+
+
 class ViT(Encoder):
     """Implement a Vision Transformer without a head, with the options of `vit_options.ViT`.
 
@@ -43,14 +64,17 @@ class ViT(Encoder):
         self.patch_size = pair("patch_size", options.patch_size)
         self.grid, self.patches = options.grid, math.prod(options.grid)
         self.width, self.channels, self.pooling = options.width, options.channels, options.pooling
-        placed = int(options.class_token) + int(options.distillation_token)  # prefix tokens with positions
+        # Number of prefix tokens with positions.
+        placed = options.class_tokens * int(options.class_token) + int(options.distillation_token)
         self.num_prefix_tokens = placed + options.registers
 
         self.stem = None if options.stem is None else ResNet(options.stem, channels=options.channels)
         stride, mapped = (1, options.channels) if self.stem is None else (self.stem.stride, self.stem.outputs)
         self.cut = self.patch_size[0] // stride, self.patch_size[1] // stride
         self.patch = nn.Linear(mapped * math.prod(self.cut), options.width)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, options.width)) if options.class_token else None
+        self.class_token = (
+            nn.Parameter(torch.zeros(1, options.class_tokens, options.width)) if options.class_token else None
+        )
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, options.width)) if options.distillation_token else None
         self.register_tokens = (
             nn.Parameter(torch.zeros(1, options.registers, options.width)) if options.registers else None
@@ -97,6 +121,8 @@ class ViT(Encoder):
                 lecun_normal_(module.weight.flatten(1))
         lecun_normal_(self.patch.weight)
         nn.init.zeros_(self.patch.bias)
+        if self.class_token is not None and self.options.class_tokens > 1:
+            nn.init.normal_(self.class_token, std=0.02)  # as in facebookresearch/pixio; equal tokens would stay equal
         if self.register_tokens is not None:
             nn.init.normal_(self.register_tokens, std=1e-6)  # as in facebookresearch/dinov2: vision_transformer.py
         for block in self.blocks:
@@ -275,9 +301,15 @@ class ViT(Encoder):
         tokens, grid = self.embed(images, visible_ids), self.grid_of(images)
         return self.encode(tokens, grid=grid, patch_ids=visible_ids, output_ids=output_ids, depth_noise=depth_noise)
 
+    def class_output(self, outputs: Tensor) -> Tensor:
+        """Return the output of the class token, or the mean of several: (b, s + n, d) -> (b, d)."""
+        count = self.options.class_tokens
+        return outputs[:, 0] if count == 1 else outputs[:, :count].mean(1)
+
     def pool(self, outputs: Tensor) -> Tensor:
         """Pool outputs (b, s + n, d) into a vector per image, (b, d): the class token (the paper) or the patch mean."""
-        return outputs[:, 0] if self.pooling == "class_token" else outputs[:, self.num_prefix_tokens :].mean(1)
+        is_class = self.pooling == "class_token"
+        return self.class_output(outputs) if is_class else outputs[:, self.num_prefix_tokens :].mean(1)
 
     def represent(self, images: Tensor, visible_ids: Ids = None, *, depth_noise: Tensor | None = None) -> Tensor:
         """Return pool(forward(images)); the last layer is computed only for the tokens that are pooled.
@@ -292,9 +324,9 @@ class ViT(Encoder):
         """
         if self.pooling == "patch_mean":
             return self.pool(self(images, visible_ids, depth_noise=depth_noise))
-        # output_ids count from the first patch, so the index of the class token is negative.
-        first = torch.full((images.shape[0], 1), -self.num_prefix_tokens, device=images.device)
-        return self(images, visible_ids, first, depth_noise)[:, 0]
+        # output_ids count from the first patch, so the indices of the class tokens are negative.
+        ids = torch.arange(self.options.class_tokens, device=images.device) - self.num_prefix_tokens
+        return self.class_output(self(images, visible_ids, ids.expand(images.shape[0], -1), depth_noise))
 
     @property
     def depth(self) -> int:
@@ -315,7 +347,7 @@ class ViT(Encoder):
         patches = outputs[:, self.num_prefix_tokens :]
         if pooling == encoder_options.PATCHES:
             return patches.unflatten(1, self.grid_of(images))
-        parts = {"class_token": outputs[:, 0], "patch_mean": patches.mean(1)}
+        parts = {"class_token": self.class_output(outputs), "patch_mean": patches.mean(1)}
         return torch.cat(list(parts.values()), dim=1) if pooling == "both" else parts[pooling]
 
     def layers_above(self, name: str) -> int:
@@ -331,25 +363,30 @@ class ViT(Encoder):
     @property
     def architecture(self) -> dict[str, object]:
         """Return the arguments that two encoders must share for weights to be transferred between them."""
-        free = (*vit_options.CHANGEABLE, "mean", "std")
+        free = (*vit_options.CHANGEABLE, "channels", "mean", "std")
         fixed = {name: value for name, value in self.arguments.items() if name not in free}
         if self.stem is not None:
             layers = list(self.stem.layers)
-            fixed["stem"] = {**self.arguments["stem"], "layers": layers, "epsilons": self.stem.epsilons}
+            stem = {"layers": layers, "epsilons": self.stem.epsilons, "channels": self.channels}
+            fixed["stem"] = self.arguments["stem"] | stem
         return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].contract.in_features}
 
     @torch.no_grad()
-    def take(self, other: "ViT", *, how: str = "paper") -> None:
+    def take(self, other: "ViT", *, how: str = "paper", adapt: str = "mean") -> None:
         """Load the weights, mean and std of another ViT; positions are resampled if the patch grids differ.
 
+        If the numbers of channels differ, the patch projection is converted, and mean and std are not loaded.
+
         Args:
-            other: Encoder with the same architecture; its image size may differ.
+            other: Encoder with the same architecture; its image size and channels may differ.
             how: How positions are resampled, one of `vit_options.RESIZE`.
+            adapt: How the patch projection is converted, one of `vit_options.ADAPT_CHANNELS`.
 
         Raises:
             OptionError: An argument of the architecture differs.
         """
         one_of("resize", how, vit_options.RESIZE)
+        one_of("adapt_channels", adapt, vit_options.ADAPT_CHANNELS)
         for name, expected in other.architecture.items():
             if self.architecture[name] != expected:
                 reason = f"must be {typed(expected)}, as in the encoder of the weights"
@@ -360,5 +397,9 @@ class ViT(Encoder):
                 if isinstance(module, positions.Positions):
                     resized = module.resampled(self.grid, how)
                     state |= {f"{name}.{key}": value for key, value in resized.items()}
+        if self.channels == other.channels:
+            self.options = self.options.changed(mean=other.options.mean, std=other.options.std)
+        else:
+            weight = adapted(other.patch.weight, other.channels, self.channels, adapt)
+            state |= {"patch.weight": weight, "mean": self.mean, "std": self.std}
         self.load_state_dict(state)
-        self.options = self.options.changed(mean=other.options.mean, std=other.options.std)

@@ -12,6 +12,8 @@ from ssvit.options import OptionError, pair
 
 Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
+AdaptChannels = Literal["mean", "repeat"]
+ADAPT_CHANNELS = get_args(AdaptChannels)  # ways to convert a patch projection to another number of channels
 Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
 Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
 # Options that may differ between two encoders when weights are transferred between them.
@@ -58,6 +60,8 @@ class ViT(Normalized):
     8 (facebookresearch/dinov2: swiglu_ffn.py)."""
     class_token: bool = True
     """Whether a class token precedes the patches."""
+    class_tokens: Count = 1
+    """Number of class tokens; the mean of their outputs is the output of the class token (Pixio: Yang et al. 2025)."""
     pooling: Literal["patch_mean", "class_token"] = "class_token"
     """Feature vector of an image: class_token, the output of the class token (the paper), or patch_mean, the mean of
     the patch outputs."""
@@ -108,6 +112,9 @@ class ViT(Normalized):
             raise OptionError("gelu", self.gelu, "must be exact for mlp=swiglu, which has no GELU")
         if self.distillation_token and not self.class_token:
             raise OptionError("distillation_token", True, "requires class_token=true")
+        if self.class_tokens > 1 and (self.distillation_token or not self.class_token):
+            expected = "must be 1 without class_token=true or with distillation_token=true"
+            raise OptionError("class_tokens", self.class_tokens, expected)
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "requires class_token=true; pooling=patch_mean does not")
         if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:

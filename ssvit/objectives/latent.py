@@ -159,7 +159,7 @@ class Latent(Objective):
         placed = torch.zeros(len(patches) * encoder.patches, encoder.width, dtype=patches.dtype, device=patches.device)
         placed = placed.index_copy(0, rows.flatten(), patches.flatten(0, 1)).unflatten(0, (len(patches), -1))
         prediction = self.decoder(placed, masked_ids)
-        return prediction.unflatten(0, (b, -1)), encoded[:, 0].unflatten(0, (b, -1))
+        return prediction.unflatten(0, (b, -1)), encoder.class_output(encoded).unflatten(0, (b, -1))
 
     def loss(self, prediction: Tensor, truth: Tensor) -> Tensor:
         """Return the squared error summed over channels, divided by sqrt(d), its mean over vectors: (..., d) -> ()."""

@@ -25,7 +25,7 @@ _SAMPLED = 64  # number of images to read
 _FEW = 20_000  # images, below which the features of existing weights are likely to be better
 _NEEDED = "requires a folder of images or of shards, or a table (data=PATH); must be null for other images"
 _PIXELS = ("data.channels", "data.range", "data.mean", "data.std")
-_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size", *_PIXELS)  # determined by a checkpoint
+_OF_ENCODER = ("encoder", "encoder.patch_size", "data.image_size")  # determined by a checkpoint
 
 
 def choose(
@@ -94,8 +94,8 @@ def expand(line: CommandLine) -> None:
         chosen |= grey
     fixed = set(typed)
     if typed.get("checkpoint", "null") != "null":
-        fixed.update(_OF_ENCODER)
-    if "continuation" in typed:
+        fixed.update(_OF_ENCODER, () if "data.channels" in typed else _PIXELS)
+    if "continuation" in typed or typed.get("objective", OBJECTIVE) != OBJECTIVE:  # these have their own recipes
         fixed.update(("recipe.optimizer", "recipe.lr"))
     if any(name.partition(".")[0] in ("objective", "target") for name in typed):  # such as target=pixels
         fixed.add("objective")

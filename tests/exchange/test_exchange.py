@@ -51,6 +51,18 @@ def test_outputs_equal_those_of_the_project(name, tmp_path):
     assert encoder.arguments["mlp_width"] == encoder.blocks[0].contract.in_features
 
 
+@torch.no_grad()
+def test_features_of_several_class_tokens_equal_the_pooled_output_of_pixio(tmp_path):
+    model = peers.hugging("PixioModel", image_size=32, n_cls_tokens=3)
+    model.save_pretrained(tmp_path)
+    encoder = load_encoder(LoadEncoder(path=tmp_path / "model.safetensors"))
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = model(encoder.normalise(x)).pooler_output
+    (*_, last), tokens = encoder.layers(x), encoder(x)
+    for features in (encoder.represent(x), encoder.pool(tokens), encoder.pooled(encoder.norm(last), "class_token", x)):
+        assert (features - expected).abs().max() < LIMIT
+
+
 @pytest.mark.parametrize("name", peers.PEERS)
 def test_each_layout_reports_missing_unknown_and_contradicting_values(name, tmp_path):
     peer = peers.PEERS[name](tmp_path)

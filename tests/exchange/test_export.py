@@ -34,7 +34,8 @@ TIMM = (
     {"registers": 3, "positions": "sine_cosine_2d"},
     {"registers": 2, "layer_scale": 0.5, "class_token": False, "pooling": "patch_mean"}, {"mlp": "swiglu"},
     {"mlp": "swiglu", "layer_scale": 0.5, "registers": 2, "pooling": "patch_mean"}, {"gelu": "tanh"},
-    {"gelu": "tanh", "distillation_token": True},
+    {"gelu": "tanh", "distillation_token": True}, {"class_tokens": 3, "pooling": "patch_mean"},
+    {"class_tokens": 3, "registers": 2, "pooling": "patch_mean", "positions": "sine_cosine_2d"},
 )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def test_an_invalid_evaluation_transform_is_named(tmp_path):
         ({"stem": {"layers": [1, 1], "width": 64}, "patch_size": 8}, None, "stem"),
         ({"distillation_token": True, "pooling": "patch_mean"}, None, "distillation token without"),
         ({"distillation_token": True, "mlp": "swiglu"}, None, "distillation token and"),
-        ({"norm_epsilon": 1e-5}, None, "norm_epsilon=1e-05"),
+        ({"norm_epsilon": 1e-5}, None, "norm_epsilon=1e-05"), ({"class_tokens": 2}, None, "2 class tokens"),
     ],
 )  # fmt: skip
 def test_an_encoder_that_timm_does_not_support_is_named(changes, hidden, named):

@@ -29,6 +29,8 @@ KINDS = {
     **{f"{positions}_two_tokens": {"positions": positions, "distillation_token": True} for positions in POSITIONS},
     **{f"{positions}_registers": {"positions": positions, **REGISTERS} for positions in POSITIONS},
     "every_layer_registers": {"positions": "learned_2d", "positions_at": "every_layer", **REGISTERS},
+    **{f"{positions}_class_tokens": {"positions": positions, "class_tokens": 3, "registers": 2}
+       for positions in POSITIONS},
     "tanh": {"gelu": "tanh"},
     "swiglu": {"mlp": "swiglu"},
     "dinov3": ROTARY,
@@ -115,7 +117,7 @@ def plain(vit: ViT, image: torch.Tensor, keep: list[int] | None = None, scale=la
         z = [w["patch.weight"] @ patch + w["patch.bias"] for patch in cut]
     else:
         z = list(vit.embed(image[None])[0].detach()[list(kept)])
-    special = [w[name].flatten() for name in ("class_token", "distillation_token") if name in w]
+    special = [token for name in ("class_token", "distillation_token") if name in w for token in w[name][0]]
     registers = list(w["register_tokens"][0]) if "register_tokens" in w else []
     prefix = len(special) + len(registers)
     z = [*special, *registers, *z]
@@ -171,7 +173,8 @@ def test_it_computes_the_equations(kind):
     torch.testing.assert_close(vit(images), expected, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(list(vit.layers(images)), layers, atol=1e-10, rtol=1e-10)
     patches = expected[:, vit.num_prefix_tokens :]
-    for pooling, vector in (("class_token", expected[:, 0]), ("patch_mean", patches.mean(1))):
+    class_token = sum(expected[:, token] for token in range(vit.options.class_tokens)) / vit.options.class_tokens
+    for pooling, vector in (("class_token", class_token), ("patch_mean", patches.mean(1))):
         if pooling == "patch_mean" or vit.class_token is not None:
             vit.pooling = pooling
             torch.testing.assert_close(vit.represent(images), vector, atol=1e-10, rtol=1e-10)
@@ -327,7 +330,9 @@ def test_an_encoder_by_itself_samples_stochastic_depth_from_torchs_generator():
         ("width", {"width": 6, "positions": "sine_cosine_2d"}), ("heads", {"heads": 5}), ("heads", {"heads": 0}),
         ("depth", {"depth": 0}), ("depth", {"depth": 2.5}), ("mlp_width", {"mlp_width": 0}),
         ("channels", {"channels": 0}), ("class_token", {"class_token": "yes"}), ("class_token", {"class_token": None}),
-        ("distillation_token", {"distillation_token": 1}),
+        ("distillation_token", {"distillation_token": 1}), ("class_tokens", {"class_tokens": 0}),
+        ("class_tokens", {"class_tokens": 2, "distillation_token": True}),
+        ("class_tokens", {"class_tokens": 2, "class_token": False, "pooling": "patch_mean"}),
         ("distillation_token", {"distillation_token": True, "class_token": False, "pooling": "patch_mean"}),
         ("pooling", {"pooling": "max"}), ("pooling", {"pooling": "class_token", "class_token": False}),
         ("positions", {"positions": "axial"}), ("positions", {"positions": None}),

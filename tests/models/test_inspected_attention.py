@@ -147,3 +147,5 @@ def test_attention_over_patches_is_that_of_the_class_token_or_of_all_patches():
     assert torch.equal(attention.attention_to_patches(weights, 2, "class_token"), weights[:, :, 0, 2:])
     expected = (weights[:, :, 2, 2:] + weights[:, :, 3, 2:] + weights[:, :, 4, 2:] + weights[:, :, 5, 2:]) / 4
     torch.testing.assert_close(attention.attention_to_patches(weights, 2, "patch_mean"), expected)
+    of_both = (weights[:, :, 0, 2:] + weights[:, :, 1, 2:]) / 2
+    torch.testing.assert_close(attention.attention_to_patches(weights, 2, "class_token", 2), of_both)

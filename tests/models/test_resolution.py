@@ -158,7 +158,7 @@ def test_the_same_architecture_may_be_written_in_other_words():
 DIFFERENT = [
     ("patch_size", {"patch_size": 8}, "[8,8]", "[4,4]"), ("patch_size", {"patch_size": [2, 4]}, "[2,4]", "[4,4]"),
     ("width", {"width": 48}, "48", "24"), ("depth", {"depth": 2}, "2", "3"), ("heads", {"heads": 4}, "4", "3"),
-    ("mlp_width", {"mlp_width": 50}, "50", "96"), ("channels", {"channels": 1}, "1", "3"),
+    ("mlp_width", {"mlp_width": 50}, "50", "96"),
     ("class_token", {"class_token": False, "pooling": "patch_mean"}, "false", "true"),
     ("distillation_token", {"distillation_token": True}, "true", "false"),
     ("positions", {"positions": "learned_2d"}, "learned_2d", "learned_1d"),

@@ -18,7 +18,9 @@ from ssvit.data.batch import Batch, named
 from ssvit.kernels.accelerate import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
+from ssvit.models import vit_options
 from ssvit.models.timm_options import options_from
+from ssvit.models.vit import ViT
 from ssvit.objectives import (
     classify_options,
     codebook_options,
@@ -187,8 +189,12 @@ def test_two_processes_train_as_one_does(case, strategy, tmp_path):
             torch.testing.assert_close(value, two[kind][key], rtol=1e-6, atol=least, msg=f"{kind} {key}")
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
 @EVERY
-def test_gradients_reach_all_that_is_trained_and_are_those_of_float64(case):
+def test_gradients_reach_all_that_is_trained_and_are_those_of_float64(case, tokens, monkeypatch):
+    """Several class tokens are trained as one is."""
+    options = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "class_tokens": tokens}
+    monkeypatch.setattr(tiny, "encoder", lambda rate: ViT(vit_options.ViT(**options, dropout=rate)))
     objective = shaken(build(case))
     double = copy.deepcopy(objective).double()
     losses = [run(model, batch(objective))["loss"] for model in (objective, double)]

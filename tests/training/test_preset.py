@@ -193,6 +193,9 @@ def test_grey_images_have_one_channel_with_the_moments_of_the_sample(tmp_path, k
     assert json.loads(added["data.mean"]) == pytest.approx([images.mean().item()], abs=0.03)
     assert json.loads(added["data.std"]) == pytest.approx([images.std().item()], abs=0.03)
     assert not {"data.mean", "data.std"} & by_preset(**typed, data__channels=3).keys()
+    assert not {"data.mean", "data.std"} & by_preset(**typed, checkpoint="weights.pth").keys()
+    start = by_preset(**typed, checkpoint="weights.pth", data__channels=1)
+    assert all(start[name] == added[name] for name in ("data.mean", "data.std"))
     Image.new("RGB", (60, 70), (200, 90, 0)).save(root / "a" / "0.png")  # one image in colours suffices
     assert "data.channels" not in by_preset(**typed)
 
@@ -219,6 +222,8 @@ def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_
     steps = ["recipe.steps=1", "recipe.batch_size=4", "recipe.warmup=0", "recipe.precision=32-true"]
     tuned = manifest.read(manifest.complete(finetune.call([checkpoint, data, *steps, *small]))[-1])["encoder"]
     assert all(tuned[name] == encoder[name] for name in ("channels", "mean", "std"))
+    again = pretrain.call([checkpoint, data, "data.channels=1", "name=again", "probe=[]", *steps, *small])
+    assert yaml.safe_load((again / "config.yaml").read_text())["data"]["mean"] == encoder["mean"]
     pack.call([data, f"output={tmp_path}/packed", "data.held_out=0.1"])
     for data in (other, tmp_path / "packed"):
         embed.call([checkpoint, f"data={data}", f"output={tmp_path}/{data.name}.npz"])

@@ -50,9 +50,10 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
         OptionError: If an entry is invalid, repeated, or lacks one of the layers.
     """
     opened: list[tuple[LoadEncoder, Checkpoint]] = []
+    images = {name: getattr(options.encoder, name, None) for name in ("channels", "image_mean", "image_std")}
     for entry in options.against:
         with within("against"):
-            loading = LoadEncoder(**({"path": entry} if isinstance(entry, str) else entry))
+            loading = LoadEncoder(**{**images, **({"path": entry} if isinstance(entry, str) else entry)})
             checkpoint = loading.checkpoint()
             loading.loaded()
         if checkpoint.path in [evaluated.path, *(other.path for _, other in opened)]:
