@@ -274,10 +274,10 @@ class Classify(Objective):
         if trained == "all":
             return
         assert isinstance(encoder, ViT)  # `Classify.fits` of the options has checked this
-        encoder.requires_grad_(False)
         if isinstance(trained, int):
-            for part in (*list(encoder.blocks)[-trained:], encoder.norm):
-                part.requires_grad_(True)
+            encoder.train_last(trained)
+        else:
+            encoder.requires_grad_(False)
         if self.options.lora is not None:
             lora.adapt(encoder, **self.options.lora.values())
 

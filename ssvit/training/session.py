@@ -145,6 +145,8 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
+        if options.objective.needs_image_count:
+            objects["images"] = len(data.train)
         objective = config.build("objective", **objects)
         backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
         if recipe.backend == "auto" and is_main_process():

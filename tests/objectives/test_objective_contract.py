@@ -23,6 +23,7 @@ from ssvit.objectives import (
     classify_options,
     codebook_options,
     contrastive_options,
+    diet_options,
     dino_options,
     latent_options,
     mae_options,
@@ -51,6 +52,8 @@ CASES = {
     "simclr": ("simclr", {}),
     "simclr_of_all_patches": ("simclr", {"keep": 1.0}),
     "contrastive_tuning": ("contrastive_tuning", {}),
+    "diet": ("diet", {}),
+    "diet_cp": ("diet", {"normalize": True, "trained": 1, "head_only": 0.2}),
     "classify": ("classify", {}),
     "classify_head": ("classify", {"trained": "head"}),
     "classify_layer": ("classify", {"trained": 1}),
@@ -81,14 +84,13 @@ def shaken(objective: Objective) -> Objective:
 def batch(objective: Objective, count: int = 6, first: int = 0) -> Batch:
     slots = torch.arange(first, first + count)
     views = named(tiny.transform(objective)(tiny.pictures(first + count)[first:], slots, 0))
-    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots)
+    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots, indices=slots)
 
 
 def part(given: Batch, rows_: slice | torch.Tensor) -> Batch:
     views = {name: view[rows_] for name, view in given.views.items()}
-    return given._replace(
-        views=views, labels=None if given.labels is None else given.labels[rows_], slots=given.slots[rows_]
-    )
+    labels = None if given.labels is None else given.labels[rows_]
+    return given._replace(views=views, labels=labels, slots=given.slots[rows_], indices=given.indices[rows_])
 
 
 def run(objective, given: Batch, step: int = 6) -> dict[str, torch.Tensor]:
@@ -158,7 +160,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "case", ["mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot", "latent",
-             "simclr", "contrastive_tuning", "classify_layer", "classify_lora"],
+             "simclr", "contrastive_tuning", "diet", "diet_cp", "classify_layer", "classify_lora"],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     """test_training.py covers objectives without buffers."""
@@ -381,6 +383,7 @@ OUTSIDE = {
     latent_options.Latent: {"masked": 0, "masks": 0, "decoder": 3},
     contrastive_options.SimCLR: {"temperature": 0, "keep": 1.5, "layers": 1, "projection": 0},
     contrastive_options.ContrastiveTuning: {"trained": 0, "heads_only": 2, "queue": 0},
+    diet_options.Diet: {"label_smoothing": 1.0, "normalize": 1, "trained": 0, "head_only": 1.5},
     codebook_options.Codebook: {"clusters": 1, "images": 0, "components": 0, "window": 3, "layer": 2},
     targets_options.Hog: {"cell": 0, "channels": 0},
     targets_options.MeanColor: {"bits": 0, "grid": 3, "patch_size": "8"},
@@ -447,6 +450,7 @@ def test_an_invalid_option_is_named(options, name, values_):
         ("class_token_weight", latent_options.Latent, {"layers": 2}, {"class_token": False, "pooling": "patch_mean"}),
         ("masked", latent_options.Latent, {"layers": 2}, {"patch_size": 16}),
         ("trained", contrastive_options.ContrastiveTuning, {"trained": 3}, {}),
+        ("trained", diet_options.Diet, {"trained": 3}, {}),
         ("trained", classify_options.Classify, {"trained": 3}, {}),
         ("masked", mae_options.MAE, {}, STEM),
         ("decoder", masked_patch_options.MaskedPatch, {"decoder": DECODER, "masking": HIDDEN}, STEM),
@@ -466,6 +470,8 @@ SMALL = {
     "ibot": ["data.augment.local_size=8", *(f"objective.{name}=16" for name in ("prototypes", "hidden", "bottleneck"))],
     "latent": ["objective.layers=2", "objective.masks=2", "objective.decoder.width=16", "objective.decoder.groups=4"],
     "simclr": ["objective.hidden=16", "objective.projection=8"],
+    "diet": [],
+    "diet_cp": [],
 }
 
 
@@ -485,6 +491,8 @@ def command(objective: str, *options: str) -> list[str]:
         ("dino", "objective.last_layer.start=-1", "objective.last_layer.start"),
         ("latent", "objective.layers=3", "objective.layers"),
         ("simclr", "augment@data.augment=inception_crop", "data.augment"),
+        ("diet", "augment@data.augment=two_crops", "data.augment"),
+        ("diet_cp", "objective.trained=3", "objective.trained"),
         ("simclr", "evaluators.held_out.seed=-1", "evaluators.held_out.seed"),
     ],
 )
@@ -501,19 +509,23 @@ FIGURES = {
     "ibot": ("collapse", "patch_collapse"),
     "latent": ("learning",),
     "simclr": ("learning",),
+    "diet": ("label_free",),
+    "diet_cp": ("label_free",),
 }
 
 
 @pytest.mark.parametrize("objective", FIGURES)
 def test_the_command_trains_evaluates_and_keeps_the_backbone(objective, tool, tmp_path, capsys):
-    options = command(objective, "probe=[knn]", "evaluators.held_out.images=16")
+    evaluator, *every = ("label_free", "evaluators.label_free.every=3") if "diet" in objective else ("held_out",)
+    options = command(objective, "probe=[knn]", f"evaluators.{evaluator}.images=16", *every)
     tool("pretrain", *options)
     folder = tmp_path / "outputs" / f"{objective}_synthetic"
     for figure in (*FIGURES[objective], "probes"):
         with Image.open(folder / f"{figure}.png") as image:
             assert min(image.size) > 150
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if any(name.startswith("held_out/") for name in row)] == [0, 3, 6]
+    evaluated = [row["step"] for row in found if any(name.startswith(f"{evaluator}/") for name in row)]
+    assert evaluated == [0, 3, 6]
     checkpoint = Checkpoint.open(folder)
     weights = storage.load(checkpoint)["model"]
     encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder, announce=True))
