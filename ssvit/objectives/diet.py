@@ -1,4 +1,4 @@
-"""Implement DIET (Balestriero 2023, arXiv 2302.10260): each training image is a class of its own.
+"""Implement DIET (Balestriero 2023, arXiv 2302.10260): the index of each training image is its class.
 
 Letters: b images of a batch, d width, n training images.
 """
