@@ -22,6 +22,11 @@ class Progress(NamedTuple):
 ScheduleFunction = Callable[[Progress], float]
 
 
+def starting_after(share: float) -> ScheduleFunction:
+    """Return a schedule that is 0 in this fraction of a run and then 1; 0 throughout for a fraction of 1."""
+    return lambda progress: float(share < 1 and progress.step >= share * (progress.steps - 1))
+
+
 class Schedule(Options):
     """A value that changes from `start` at the first step to `end` after a fraction of the run (1: the last step)."""
 

@@ -14,7 +14,7 @@ import torch
 from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.augment.views import Augmentation, MultiCrop
-from ssvit.data.batch import Batch
+from ssvit.data.batch import Batch, named
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
@@ -28,6 +28,7 @@ from ssvit.objectives import (
     codebook_options,
     continuation_options,
     contrastive_options,
+    diet_options,
     dino_options,
     latent_options,
     mae_options,
@@ -38,6 +39,7 @@ from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR
+from ssvit.objectives.diet import Diet
 from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
@@ -200,6 +202,12 @@ def continuation(dropout: float = 0.0, seed: int = 0, *, of: str = "mae", **opti
     return Continuation(chosen, objective=MAE(mae_options.MAE(decoder=decoder), encoder=start))
 
 
+def diet(dropout: float = 0.0, seed: int = 0, **options) -> Diet:
+    """A class for each of the 24 pictures."""
+    torch.manual_seed(seed)
+    return Diet(diet_options.Diet(**options), encoder=encoder(dropout), images=24)
+
+
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
     """A classifier of the three classes."""
     torch.manual_seed(seed)
@@ -229,7 +237,7 @@ def inverted(images: torch.Tensor, place: int) -> torch.Tensor:
 def views(objective: Objective, count: int = 4) -> Batch:
     """A batch of views of the first pictures, as the loader makes them for an objective."""
     slots = torch.arange(count)
-    return Batch(transform(objective)(pictures(count), slots, 0), None, slots)
+    return Batch(named(transform(objective)(pictures(count), slots, 0)), None, slots, indices=slots)
 
 
 def scheduled(objective: Objective, step: int = 6) -> dict[str, torch.Tensor]:

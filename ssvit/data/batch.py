@@ -44,6 +44,7 @@ class Batch(NamedTuple):
         targets: Further targets by name, or None: "masks" (b, h, w) uint8, the class of each pixel, and "boxes" (b, m,
             4) float32, top, left, height and width in pixels, padded with boxes of height 0 to m per image.
         seed: Seed of the run.
+        indices: (b,) int64, the index of each image in its source, or None.
     """
 
     views: dict[str, Tensor]
@@ -51,6 +52,7 @@ class Batch(NamedTuple):
     slots: Tensor
     targets: dict[str, Tensor] | None = None
     seed: int = 0
+    indices: Tensor | None = None
 
     @classmethod
     def of_view(cls, images: Tensor, labels: Tensor | None = None, slots: Tensor | None = None) -> "Batch":
@@ -85,16 +87,18 @@ class Batch(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all tensors, in the order views, labels, targets, slots."""
-        labels = () if self.labels is None else (self.labels,)
-        return (*self.views.values(), *labels, *(self.targets or {}).values(), self.slots)
+        """Return all tensors, in the order views, labels, targets, slots, indices."""
+        labels, indices = (() if tensor is None else (tensor,) for tensor in (self.labels, self.indices))
+        return (*self.views.values(), *labels, *(self.targets or {}).values(), self.slots, *indices)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with a function applied to each tensor, in the order of `tensors`."""
         views = {name: function(view) for name, view in self.views.items()}
         labels = None if self.labels is None else function(self.labels)
         targets = None if self.targets is None else {name: function(tensor) for name, tensor in self.targets.items()}
-        return self._replace(views=views, labels=labels, slots=function(self.slots), targets=targets)
+        slots = function(self.slots)
+        indices = None if self.indices is None else function(self.indices)
+        return self._replace(views=views, labels=labels, slots=slots, targets=targets, indices=indices)
 
     @staticmethod
     def joined(parts: "Sequence[Batch]") -> "Batch":

@@ -145,7 +145,8 @@ class Loader:
             block = range(start, min(start + count, units.stop))
             slots, indices = self._slots(*block)
             shown = images.index_select(0, indices.to(self.device))
-            together = Batch.of_view(shown, None if labels is None else labels[indices], slots).to(self.device)
+            of_labels = None if labels is None else labels[indices]
+            together = Batch({"image": shown}, of_labels, slots, indices=indices).to(self.device)
             together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
@@ -208,7 +209,7 @@ def evaluation_batches(
     if source.in_memory is not None:
         images, labels = source.in_memory, source.labels
         batches = (Batch.of_view(images[part], None if labels is None else labels[part], part) for part in parts)
-        return (batch.to(device).augmented(transform, 0) for batch in batches)
+        return (batch._replace(indices=batch.slots).to(device).augmented(transform, 0) for batch in batches)
     work = ((part, part) for part in parts)
     add = report or _Tally(count).add
     reader = _Reader(source, transform, None)
@@ -246,7 +247,8 @@ class _Reader(Dataset[Result]):
     def _read(self, slots: list[int], indices: list[int]) -> Read:
         failures: list[Unreadable] = []
         labels, recorded = self.source.labels, b""
-        parts = [Batch({}, None if labels is None else labels[:0], torch.empty(0, dtype=torch.int64))]
+        none = torch.empty(0, dtype=torch.int64)
+        parts = [Batch({}, None if labels is None else labels[:0], none, indices=none)]
         for start in range(0, len(slots), PART):
             part = slice(start, start + PART)
             readable = [
@@ -256,11 +258,12 @@ class _Reader(Dataset[Result]):
             ]
             if readable:
                 done, shown, images = zip(*readable, strict=True)
+                of_part, of_images = torch.tensor(done), torch.tensor(shown)
                 if first := [row for row, slot in enumerate(done) if slot < self.recorded]:
-                    recorded += indexed(torch.tensor(shown)[first], [images[row] for row in first])
-                of_part = torch.tensor(done)
+                    recorded += indexed(of_images[first], [images[row] for row in first])
                 views = named(self.transform(list(images), of_part, self.seed or 0))
-                parts.append(Batch(views, None if labels is None else labels[torch.tensor(shown)], of_part))
+                of_labels = None if labels is None else labels[of_images]
+                parts.append(Batch(views, of_labels, of_part, indices=of_images))
         return Read(Batch.joined(parts[1:] or parts), failures, recorded)
 
     def _readable(self, slot: int, index: int, failures: list[Unreadable]) -> tuple[int, Tensor] | None:

@@ -72,15 +72,11 @@ def restrict(encoder: Encoder, trained: str | int, options: Lora | None) -> Enco
         return encoder
     assert isinstance(encoder, ViT)
     count = 0 if trained == "head" else int(trained)
-    blocks = list(encoder.blocks)
-    below, last = blocks[: len(blocks) - count], blocks[len(blocks) - count :]
-    encoder.requires_grad_(False)
-    for part in (*last, encoder.norm) if last else ():
-        part.requires_grad_(True)
+    encoder.train_last(count)
     encoder.lora = options
     if options is not None:
         packed = options.matrices == "query_value"
-        for attention in (block.attention for block in below):
+        for attention in (block.attention for block in encoder.blocks[: encoder.depth - count]):
             for layer in (attention.qkv,) if packed else (attention.qkv, attention.out):
                 parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, options, packed=packed))
     return encoder

@@ -333,6 +333,12 @@ class ViT(Encoder):
         """Return the number of layers, counted from the blocks because some methods remove the last ones."""
         return len(self.blocks)
 
+    def train_last(self, layers: int) -> None:
+        """Freeze all weights except those of the last layers, and of the last norm if there are any."""
+        self.requires_grad_(False)
+        for part in (*self.blocks[self.depth - layers :], self.norm) if layers else ():
+            part.requires_grad_(True)
+
     def pooled(self, outputs: Tensor, pooling: str, images: Tensor) -> Tensor:
         """Pool the tokens of a layer, (b, s + n, d).
 

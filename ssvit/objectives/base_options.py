@@ -21,6 +21,19 @@ def check_omits(name: str, value: object, encoder: ViT) -> None:
         raise OptionError(name, value, "requires an encoder without a stem, which mixes hidden and visible patches")
 
 
+def check_trained(trained: object, encoder: Normalized) -> None:
+    """Check that an encoder has the layers that an option `trained` selects.
+
+    Raises:
+        OptionError: The encoder has fewer layers, or is not a ViT.
+    """
+    if not isinstance(encoder, ViT):
+        if trained != "all":
+            raise OptionError("trained", trained, f"must be all with {encoder.label}")
+    elif isinstance(trained, int) and trained > encoder.depth:
+        raise OptionError("trained", trained, f"must be at most {encoder.depth}, the layers of the encoder")
+
+
 class Objective(Options):
     """Define the base class of the options of an objective.
 
@@ -31,6 +44,7 @@ class Objective(Options):
         samples_patches: Whether patches are sampled by index, so that training images must have the size of the
             encoder's images.
         needs_labels: Whether the objective is constructed with the classes and the labels of the training images.
+        needs_image_count: Whether the objective is constructed with the number of training images.
         needs_patches: Whether the patch outputs of a ViT are required.
     """
 
@@ -40,6 +54,7 @@ class Objective(Options):
     samples_patches: ClassVar[bool] = False
     needs_patches: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
+    needs_image_count: ClassVar[bool] = False
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
@@ -64,7 +79,7 @@ class Objective(Options):
             OptionError: The objective cannot train this encoder with this augmentation.
         """
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
-            expected = "must be a ViT for this objective; objective=supervised and simclr take any encoder"
+            expected = "must be a ViT for this objective; objective=supervised, simclr and diet take any encoder"
             raise RootOptionError("encoder", run.encoder.label, expected)
         if isinstance(run.encoder, Normalized):
             self.check_encoder(run.encoder)

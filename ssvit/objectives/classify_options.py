@@ -10,8 +10,7 @@ from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Optio
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.lora_options import Lora
-from ssvit.models.vit_options import ViT
-from ssvit.objectives.base_options import Objective
+from ssvit.objectives.base_options import Objective, check_trained
 from ssvit.options import OptionError, UserError
 
 MULTI_LABEL: Final = "multi_label"
@@ -108,12 +107,7 @@ class Classify(Objective):
         Raises:
             OptionError: It has fewer layers, or is not a ViT.
         """
-        if not isinstance(encoder, ViT):
-            if self.trained != "all" or self.lora is not None:
-                raise OptionError("trained", self.trained, f"must be all with {encoder.label}")
-            return
-        if isinstance(self.trained, int) and self.trained > encoder.depth:
-            raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+        check_trained(self.trained, encoder)
 
     def check(self, run: Run) -> None:
         """Check also that the labels of the images are supported."""

@@ -19,6 +19,7 @@ from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import continuation_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
+from ssvit.schedule import starting_after
 
 _ENCODER = "encoder_trained"  # scheduled value, 0 while only the weights outside of the encoder are trained
 
@@ -80,10 +81,7 @@ class Continuation(Objective):
         if options.anchor is not None:
             assert isinstance(objective.encoder, ViT)  # checked by the options
             self.anchor = Anchor(options.anchor, objective.encoder)
-        self.schedules = {
-            **objective.schedules,
-            _ENCODER: lambda progress: float(progress.step >= options.heads_only * progress.steps),
-        }
+        self.schedules = {**objective.schedules, _ENCODER: starting_after(options.heads_only)}
 
     @property
     def encoder(self) -> Encoder:  # type: ignore[override]  # a property, since it is a part of the objective

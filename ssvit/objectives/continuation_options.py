@@ -4,8 +4,10 @@ from typing import Annotated, Literal
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Expect, Fraction, Options, Positive, Run, Share, Whole
+from ssvit.models.encoder_options import Normalized
 from ssvit.models.lora_options import Lora
 from ssvit.models.vit_options import ViT
+from ssvit.objectives.base_options import check_trained
 from ssvit.options import OptionError, RootOptionError
 
 
@@ -53,10 +55,7 @@ class Continuation(Options):
         ):
             if getattr(run.objective, rule, False):
                 raise RootOptionError("continuation", "…", expected)
-        if isinstance(run.encoder, ViT):
-            if self.trained != "all" and self.trained > run.encoder.depth:
-                expected = f"must be at most {run.encoder.depth}, the layers of the encoder"
-                raise OptionError("trained", self.trained, expected)
-        elif run.encoder is not None and (self.trained != "all" or self.anchor is not None):
-            expected = f"must be all, without anchor, with {getattr(run.encoder, 'label', 'this encoder')}"
-            raise OptionError("trained", self.trained, expected)
+        if isinstance(run.encoder, Normalized):
+            check_trained(self.trained, run.encoder)
+            if self.anchor is not None and not isinstance(run.encoder, ViT):
+                raise OptionError("anchor", "{…}", f"must be null with {run.encoder.label}")

@@ -158,10 +158,8 @@ class ContrastiveTuning(Objective):
     queue: Tensor
 
     def __init__(self, options: contrastive_options.ContrastiveTuning, *, encoder: ViT) -> None:
-        super().__init__(options, encoder.requires_grad_(False))
-        upper = options.trained or math.ceil(len(encoder.blocks) / 2)
-        for part in (*list(encoder.blocks)[-upper:], encoder.norm):
-            part.requires_grad_(True)
+        super().__init__(options, encoder)
+        encoder.train_last(options.trained or math.ceil(encoder.depth / 2))
         layers = {"norm_layer": nn.LayerNorm, "activation_layer": nn.GELU}
         self.projector = MLP(encoder.width, [options.hidden, options.hidden, options.projection], **layers)
         self.predictor = MLP(options.projection, [options.hidden, options.projection], **layers)

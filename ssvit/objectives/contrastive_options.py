@@ -8,9 +8,9 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Positive, Run, Share
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
-from ssvit.objectives.base_options import Objective
+from ssvit.objectives.base_options import Objective, check_trained
 from ssvit.options import OptionError, RootOptionError
-from ssvit.schedule import ScheduleFunction
+from ssvit.schedule import ScheduleFunction, starting_after
 
 SETTINGS = {
     "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with these objectives
@@ -106,8 +106,7 @@ class ContrastiveTuning(Objective):
         Raises:
             OptionError: It has fewer layers.
         """
-        if self.trained is not None and self.trained > encoder.depth:
-            raise OptionError("trained", self.trained, f"must be at most {encoder.depth}, the layers of the encoder")
+        check_trained(self.trained or "all", encoder)
 
     def check(self, run: Run) -> None:
         """Check also that the run starts from trained weights, and that the queue holds the images of a step."""
@@ -122,8 +121,4 @@ class ContrastiveTuning(Objective):
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
         """Return the schedule of a factor of the encoder's gradient, which is 0 while only the heads are trained."""
-        return {
-            "encoder_gradient": lambda progress: float(
-                self.heads_only < 1 and progress.step >= self.heads_only * (progress.steps - 1)
-            )
-        }
+        return {"encoder_gradient": starting_after(self.heads_only)}

@@ -150,6 +150,8 @@ class Session:
             if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
                 raise UserError(NO_LABELS)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
+        if options.objective.needs_image_count:
+            objects["images"] = len(data.train)
         continuation = options.continuation if isinstance(options, Pretrain) else None
         if continuation is not None:
             objects["encoder"] = restrict(config.build("encoder"), continuation.trained, continuation.lora)

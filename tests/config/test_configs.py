@@ -40,6 +40,8 @@ def build(config) -> None:
     """Everything but the data, on the meta device: a ViT-H has its shapes and takes no memory."""
     with torch.device("meta"):
         own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
+        if config.config.options.objective.needs_image_count:
+            own["images"] = 8
         objective = config.build("objective", **own)
         vit = objective.encoder
         outputs = vit.encode(torch.zeros(1, vit.patches, vit.width))

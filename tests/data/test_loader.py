@@ -52,6 +52,10 @@ def tags(batches: Iterable[Batch]) -> list[int]:
     return [tag for batch in batches for tag in batch.images[:, 0, 0, 0].tolist()]
 
 
+def indices(batches: Iterable[Batch]) -> list[int]:
+    return [index for batch in batches for index in batch.indices.tolist()]
+
+
 def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
     return all(test_batch.same(*both) for both in zip(first, second, strict=True))
 
@@ -67,7 +71,8 @@ def test_each_image_comes_once_an_epoch_in_an_order_of_seed_and_slot(order: str)
     assert torch.equal(sampler.indices(scattered, size=37, seed=5, order=order), every[scattered])
     assert not torch.equal(sampler.indices(slots, size=37, seed=6, order=order), every)
     loader = Loader(source=tagged(37), transform=TAG, seed=5, batch_size=8, order=order)
-    assert tags(loader.batches(3, 23)) == every[24:184].tolist()  # batches straddle epochs
+    batches = list(loader.batches(3, 23))
+    assert tags(batches) == indices(batches) == every[24:184].tolist()  # batches straddle epochs
 
 
 def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
@@ -85,6 +90,7 @@ def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
             assert {slot // 24 for batch in ordered for slot in batch.slots.tolist()} == {step + 2}
             assert torch.equal(torch.cat([batch.slots for batch in ordered]), whole[step].slots)
             assert torch.equal(torch.cat([batch.images for batch in ordered]), whole[step].images)
+            assert torch.equal(torch.cat([batch.indices for batch in ordered]), whole[step].indices)
 
 
 CHANGED = InceptionCrop(
@@ -121,13 +127,14 @@ def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path: P
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_file_is_replaced_by_another_with_its_label(tmp_path: Path, workers: int) -> None:
+def test_a_damaged_file_is_replaced_by_another_with_its_label_and_index(tmp_path: Path, workers: int) -> None:
     source = folder(tmp_path, 120, damaged=[7])
     loader = Loader(source=source, transform=TAG, seed=0, batch_size=30, workers=workers)
     batches = list(loader.batches(0, 8))
     whole = tags(Loader(source=tagged(120), transform=TAG, seed=0, batch_size=30).batches(0, 8))
     replaced = [(a, b) for a, b in zip(tags(batches), whole, strict=True) if a != b]
     assert [b for _, b in replaced] == [7, 7]
+    assert tags(batches) == indices(batches)
     assert all((batch.images[:, 0, 0, 0] % 2 == batch.labels).all() for batch in batches)
     assert loader.unreadable == {source.paths[7]: "not an image of a known format"}
 
@@ -383,6 +390,6 @@ def test_batches_for_a_gpu_are_made_on_a_second_stream_for_which_the_step_waits(
     monkeypatch.setattr(loader, "_from_memory", logged)
     loader.device, loader.waited = "cuda", 0.0
     assert list(loader.batches(0, 2)) == expected
-    of_one = ["event on main", "made on side", "main waits for side", "event on main", *["recorded on main"] * 3]
+    of_one = ["event on main", "made on side", "main waits for side", "event on main", *["recorded on main"] * 4]
     assert device.log == ["side waits for main", *of_one, *of_one, "event on main"]
     assert loader.waited == 1.0

@@ -24,7 +24,9 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import (
     classify_options,
     codebook_options,
+    continuation_options,
     contrastive_options,
+    diet_options,
     dino_options,
     latent_options,
     mae_options,
@@ -63,6 +65,8 @@ CASES = {
         {"of": "dino", "trained": 0, "lora": {"rank": 2, "alpha": 3.0}, "anchor": {"kind": "gram"}},
     ),
     "continuation_of_dino": ("continuation", {"of": "dino"}),
+    "diet": ("diet", {}),
+    "diet_normalized": ("diet", {"normalize": True}),
     "classify": ("classify", {}),
     "classify_head": ("classify", {"trained": "head"}),
     "classify_layer": ("classify", {"trained": 1}),
@@ -93,14 +97,13 @@ def shaken(objective: Objective) -> Objective:
 def batch(objective: Objective, count: int = 6, first: int = 0) -> Batch:
     slots = torch.arange(first, first + count)
     views = named(tiny.transform(objective)(tiny.pictures(first + count)[first:], slots, 0))
-    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots)
+    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots, indices=slots)
 
 
 def part(given: Batch, rows_: slice | torch.Tensor) -> Batch:
     views = {name: view[rows_] for name, view in given.views.items()}
-    return given._replace(
-        views=views, labels=None if given.labels is None else given.labels[rows_], slots=given.slots[rows_]
-    )
+    labels = None if given.labels is None else given.labels[rows_]
+    return given._replace(views=views, labels=labels, slots=given.slots[rows_], indices=given.indices[rows_])
 
 
 def run(objective, given: Batch, step: int = 6) -> dict[str, torch.Tensor]:
@@ -170,7 +173,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "case", ["mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot", "latent",
-             "simclr", "contrastive_tuning", "classify_layer", "classify_lora",
+             "simclr", "contrastive_tuning", "diet", "classify_layer", "classify_lora",
              "continuation_with_lora", "continuation_of_dino_with_lora"],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
@@ -398,6 +401,9 @@ OUTSIDE = {
     latent_options.Latent: {"masked": 0, "masks": 0, "decoder": 3},
     contrastive_options.SimCLR: {"temperature": 0, "keep": 1.5, "layers": 1, "projection": 0},
     contrastive_options.ContrastiveTuning: {"trained": 0, "heads_only": 2, "queue": 0},
+    diet_options.Diet: {"label_smoothing": 1.0, "normalize": 1},
+    continuation_options.Continuation: {"trained": -1, "heads_only": 1.5, "encoder_lr": 0, "lora": 8, "anchor": 3},
+    continuation_options.Anchor: {"kind": "l2", "weight": 0},
     codebook_options.Codebook: {"clusters": 1, "images": 0, "components": 0, "window": 3, "layer": 2},
     targets_options.Hog: {"cell": 0, "channels": 0},
     targets_options.MeanColor: {"bits": 0, "grid": 3, "patch_size": "8"},
@@ -435,6 +441,7 @@ INVALID = [
     (targets_options.MeanColor, "bits", {"bits": 6}),
     (classify_options.Classify, "label_smoothing", {"loss": "multi_label", "label_smoothing": 0.1}),
     (classify_options.Classify, "trained", {"trained": 0}),
+    (continuation_options.Continuation, "trained", {"lora": {"rank": 2, "alpha": 2}}),
     (classify_options.Classify, "lora", {"trained": "head", "lora": 8}),
     (classify_options.Classify, "lora.alpha", {"trained": "head", "lora": {"rank": 8}}),
     (classify_options.Classify, "lora.rank", {"trained": "head", "lora": {"rank": 0, "alpha": 1}}),
@@ -483,6 +490,8 @@ SMALL = {
     "ibot": ["data.augment.local_size=8", *(f"objective.{name}=16" for name in ("prototypes", "hidden", "bottleneck"))],
     "latent": ["objective.layers=2", "objective.masks=2", "objective.decoder.width=16", "objective.decoder.groups=4"],
     "simclr": ["objective.hidden=16", "objective.projection=8"],
+    "diet": [],
+    "diet_cp": [],
 }
 
 
@@ -502,6 +511,9 @@ def command(objective: str, *options: str) -> list[str]:
         ("dino", "objective.last_layer.start=-1", "objective.last_layer.start"),
         ("latent", "objective.layers=3", "objective.layers"),
         ("simclr", "augment@data.augment=inception_crop", "data.augment"),
+        ("diet", "augment@data.augment=two_crops", "data.augment"),
+        ("diet_cp", "recipe.seed=1", "checkpoint"),
+        ("mae", "continuation=safe", "checkpoint"),
         ("simclr", "evaluators.held_out.seed=-1", "evaluators.held_out.seed"),
     ],
 )
@@ -518,19 +530,22 @@ FIGURES = {
     "ibot": ("collapse", "patch_collapse"),
     "latent": ("learning",),
     "simclr": ("learning",),
+    "diet": ("label_free",),
 }
 
 
 @pytest.mark.parametrize("objective", FIGURES)
 def test_the_command_trains_evaluates_and_keeps_the_backbone(objective, tool, tmp_path, capsys):
-    options = command(objective, "probe=[knn]", "evaluators.held_out.images=16")
+    evaluator, *every = ("label_free", "evaluators.label_free.every=3") if "diet" in objective else ("held_out",)
+    options = command(objective, "probe=[knn]", f"evaluators.{evaluator}.images=16", *every)
     tool("pretrain", *options)
     folder = tmp_path / "outputs" / f"{objective}_synthetic"
     for figure in (*FIGURES[objective], "probes"):
         with Image.open(folder / f"{figure}.png") as image:
             assert min(image.size) > 150
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in found if any(name.startswith("held_out/") for name in row)] == [0, 3, 6]
+    evaluated = [row["step"] for row in found if any(name.startswith(f"{evaluator}/") for name in row)]
+    assert evaluated == [0, 3, 6]
     checkpoint = Checkpoint.open(folder)
     weights = storage.load(checkpoint)["model"]
     encoder = loading.load_encoder(loading_options.LoadEncoder(path=folder, announce=True))

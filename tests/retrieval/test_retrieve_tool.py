@@ -160,7 +160,8 @@ def test_a_query_returns_the_nearest_pictures_as_lines_json_and_a_sheet(indexed,
 @pytest.mark.parametrize(
     ("objective", "needs"),
     [("mae", True), ("simmim", True), ("latent", True), ("masked_patch_decoder", True), ("contrastive_tuning", True),
-     ("simclr", False), ("dino", False), ("ibot", False), ("supervised", False), ("of_somebody_else", False)],
+     ("simclr", False), ("dino", False), ("ibot", False), ("diet", False), ("supervised", False),
+     ("of_somebody_else", False)],
 )  # fmt: skip
 def test_the_objective_of_a_run_declares_whether_features_need_to_be_standardised(work, monkeypatch, objective, needs):
     monkeypatch.chdir(work)

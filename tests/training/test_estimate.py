@@ -15,7 +15,8 @@ from ssvit.training.estimate import estimate
 from ssvit.training.muon import block_matrices
 
 OBJECTIVES = (
-    tiny.model, tiny.mae, tiny.dino, tiny.ibot, tiny.latent, tiny.simclr, tiny.contrastive_tuning, tiny.classify,
+    tiny.model, tiny.mae, tiny.dino, tiny.ibot, tiny.latent, tiny.simclr, tiny.contrastive_tuning, tiny.diet,
+    tiny.classify,
 )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def launched(folder: Path, world: int, restarts: int = 0, **options) -> subproce
 
 METHODS = (
     "mae", "dino", "simclr", "contrastive_tuning",
-    "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot", "classify",
+    "masked_patch_decoder", "simmim", "hog", "codebook", "latent", "ibot", "diet", "classify",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ssvit.training import loop
 from ssvit.training.metrics_log import AHEAD
 from ssvit.training.state import State
 
-METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "classify", "codebook")
+METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "diet", "classify", "codebook")
 
 
 class Reads(TorchDispatchMode):
@@ -125,7 +125,8 @@ def test_the_host_of_a_gpu_waits_in_no_part_of_an_update(method, monkeypatch):
     monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
     with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:
         objective.to("cuda")
-        batch = Batch(views, torch.zeros(4, dtype=torch.int64), torch.arange(4)).to("cuda")
+        slots = torch.arange(4)
+        batch = Batch(views, torch.zeros_like(slots), slots, indices=slots).to("cuda")
         assert copies.found
         copies.found.clear()
         noise = objective.sample(batch.slots, seed=0)
