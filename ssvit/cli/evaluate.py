@@ -19,12 +19,14 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.options import Evaluate
+from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import aligned, folder_to_write, pair, print_lines, within
 from ssvit.progress import progress
 
 _OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint sets
+_FOREIGN = {f"encoder.{name}" for name in FOREIGN_OPTIONS}
 # Short forms of options.
 _ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}
 
@@ -110,15 +112,19 @@ def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, con
         config: Configuration of the command.
     """
     line, images = config.line, data_options(config)
-    encoder = [f"checkpoint={checkpoint.path}"]
+    foreign = [option for option in line.options if option.partition("=")[0] in _FOREIGN]
+    encoder = [f"checkpoint={checkpoint.path}", *foreign]
     norm = ["features.norm=before"] if reading.norm == "before" else []
-    features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *images]
-    commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
-    size = config.values["data"]["image_size"]
-    # The other commands compute features of foreign weights at the image size of their training only.
-    if checkpoint.foreign is None or pair("image_size", size) == pair("image_size", checkpoint.encoder["image_size"]):
-        embed, retrieve = [*features, "output=features.npz"], ["action=index", "store=store", *features]
-        commands = {"embed": embed, "retrieve": retrieve, **commands}
+    size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
+    is_default = checkpoint.foreign is None and pair("image_size", size) == pair("image_size", trained)
+    resized = [] if is_default else [f"image_size={quoted(size)}"]
+    features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *resized]
+    features += [option for option in images if not option.startswith("data.image_size=")]
+    commands = {
+        "embed": [*features, "output=features.npz"],
+        "retrieve": ["action=index", "store=store", *features],
+        "finetune": [*encoder, *(images if "data" in line.typed else [])],
+    }
     return [" ".join([line.command(name), *map(shlex.quote, options)]) for name, options in commands.items()]
 
 
