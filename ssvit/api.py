@@ -192,6 +192,7 @@ def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "ou
         checkpoint: Run, folder of a run, its name in `outputs`, file of foreign weights, exported ONNX file, or newest.
         outputs: Folder of all runs.
         options: device, batch_size, precision (auto, bf16 or 32), and options of the encoder (image_size, resize, …).
+            The default of image_size is that of the training, but at most 224 for weights of other projects.
 
     Raises:
         UserError: There is no such checkpoint, or an option has an invalid value.
@@ -222,7 +223,7 @@ def load_classifier(
 def _find(checkpoint: "str | Path | Run", outputs: str | Path, stage: str, options: Mapping[str, Any]) -> Checkpoint:
     """Return a checkpoint or an exported graph without printing the path of the newest one."""
     path, precision = _checkpoint(checkpoint, outputs), options.get("precision", "auto")
-    return find(path, outputs=str(outputs), stage=stage, say=lambda line: None, precision=precision)
+    return find(path, outputs=str(outputs), stage=stage, say=lambda line: None, options=options, precision=precision)
 
 
 def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:

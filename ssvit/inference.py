@@ -16,7 +16,6 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import decode, folder, rasters
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import RGB, PixelFormat
@@ -25,7 +24,14 @@ from ssvit.evaluation.features_options import Reading
 from ssvit.kernels import inference
 from ssvit.kernels.inference_options import Inference, Precision
 from ssvit.loading.encoder import load_classifier, load_encoder, load_model
-from ssvit.loading.encoder_options import LoadEncoder, check_reading, eval_transform, pixel_format
+from ssvit.loading.encoder_options import (
+    LoadEncoder,
+    check_reading,
+    checked_size,
+    eval_transform,
+    pixel_format,
+    usual_size,
+)
 from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify
@@ -106,6 +112,10 @@ class _Model:
         precision: Literal["auto"] | Precision = "auto",
         **options: Any,
     ) -> None:
+        if options.get("image_size") is None:
+            options["image_size"] = usual_size(checkpoint)
+        else:
+            checked_size(checkpoint, options["image_size"])
         module = load_model(checkpoint, self._load, **options)
         encoder: encoders.Encoder = module if isinstance(module, encoders.Encoder) else module.encoder
         whole("batch_size", batch_size)
@@ -122,11 +132,7 @@ class _Model:
         self.checkpoint, self.batch_size, self.pixels = checkpoint, batch_size, pixel_format(checkpoint)
         self.precision = inference.resolved(precision, self.device)
         # The transform of the evaluation; for another image size, its resizing is scaled in proportion.
-        view = vars(eval_transform(checkpoint))
-        (height, _), resize = view["size"], view["resize"]
-        if encoder.image_size != view["size"] and resize is not None:
-            resize = round(resize * encoder.image_size[0] / height)
-        self.transform = CenterCrop(**view | {"size": encoder.image_size, "resize": resize})
+        self.transform = eval_transform(checkpoint).for_size(encoder.image_size).build()
 
     @cached_property
     def prepared(self) -> Any:

@@ -11,7 +11,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.datasets_options import Folder
 from ssvit.options import print_lines
 from ssvit.retrieval.extraction import Extraction
-from ssvit.retrieval.options import ALL, PARTS, Embed
+from ssvit.retrieval.options import ALIASES, ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as listed
 
 
@@ -46,4 +46,4 @@ def run(config: Config) -> Path:
     return Path(options.output)
 
 
-command = Command("embed", run, expansions=SHORT_FORMS, positional="images", options=Embed)
+command = Command("embed", run, expansions=SHORT_FORMS, positional="images", options=Embed, aliases=ALIASES)

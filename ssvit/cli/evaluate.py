@@ -19,12 +19,14 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.options import Evaluate
+from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import aligned, folder_to_write, pair, print_lines, within
 from ssvit.progress import progress
 
 _OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint sets
+_FOREIGN = {f"encoder.{name}" for name in FOREIGN_OPTIONS}
 # Short forms of options.
 _ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}
 
@@ -111,15 +113,16 @@ def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, con
         config: Configuration of the command.
     """
     line, images = config.line, data_options(config)
-    encoder = [f"checkpoint={checkpoint.path}"]
+    foreign = [option for option in line.options if option.partition("=")[0] in _FOREIGN]
+    encoder = [f"checkpoint={checkpoint.path}", *foreign]
     norm = ["features.norm=before"] if reading.norm == "before" else []
-    features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *images]
+    size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
+    is_default = checkpoint.foreign is None and pair("image_size", size) == pair("image_size", trained)
+    resized = [] if is_default else [f"image_size={quoted(size)}"]
+    features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *resized]
+    features += [option for option in images if not option.startswith("data.image_size=")]
     commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
-    size = config.values["data"]["image_size"]
-    trained = checkpoint.encoder
-    has_size = checkpoint.foreign is None or pair("image_size", size) == pair("image_size", trained["image_size"])
-    # The other commands compute features with the checkpoint's channels, of foreign weights at their image size only.
-    if has_size and config.options.encoder.loaded().channels == trained["channels"]:
+    if config.options.encoder.loaded().channels == checkpoint.encoder["channels"]:  # the others do not convert them
         embed, retrieve = [*features, "output=features.npz"], ["action=index", "store=store", *features]
         commands = {"embed": embed, "retrieve": retrieve, **commands}
     return [" ".join([line.command(name), *map(shlex.quote, options)]) for name, options in commands.items()]

@@ -14,7 +14,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval.extraction import Extraction
-from ssvit.retrieval.options import FEWEST, INDEX, Retrieve
+from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, Retrieve
 from ssvit.retrieval.options import pictures as listed
 
 
@@ -52,4 +52,4 @@ def run(config: Config) -> None:
     print_lines(*lines)
 
 
-command = Command("retrieve", run, expansions=SHORT_FORMS, positional="images", options=Retrieve)
+command = Command("retrieve", run, expansions=SHORT_FORMS, positional="images", options=Retrieve, aliases=ALIASES)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.evaluation.alignment import SIDE, Aligned, align, details, partial_correlation
-from ssvit.evaluation.features import scaled
 from ssvit.evaluation.neighbours import search
+from ssvit.models.encoder import scaled
 
 _SIDE = 16  # pixels of a thumbnail
 # Candidates: the nearest training image is similar, or clearly nearer than the second (ratio of the distances).

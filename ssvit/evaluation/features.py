@@ -29,7 +29,7 @@ from ssvit.evaluation.features_options import BF16, Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.kernels import inference
 from ssvit.kernels.inference_options import Precision
-from ssvit.models.encoder import Encoder
+from ssvit.models.encoder import Encoder, scaled
 from ssvit.options import UserError
 
 _LARGEST = 32  # maximum side in pixels of an image that is used as features
@@ -161,11 +161,6 @@ class Frozen:
         encoder = self._prepared
         normed = encoder.norm(outputs) if reading.norm == "after" else outputs
         return encoder.pooled(normed, reading.pooling, images).to(self.dtype)
-
-
-def scaled(images: Tensor) -> Tensor:
-    """Return images, uint8 or in [0, 1], as float32 in [0, 1]."""
-    return images.float() / (255 if images.dtype == torch.uint8 else 1)
 
 
 class Pixels:

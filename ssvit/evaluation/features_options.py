@@ -60,6 +60,12 @@ def precision_of(identity: str) -> Precision:
     return BF16 if f" {BF16} " in identity else 32
 
 
+def size_of(identity: str) -> tuple[int, int] | None:
+    """Return the image size of features with this `Frozen.identity`; None for the size in the checkpoint."""
+    match = re.search(r" (\d+)x(\d+) ", identity)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 class Outputs(Options):
     """Select the outputs of a layer that are used as features."""
 

@@ -15,8 +15,9 @@ from ssvit.loading.finding import open_checkpoint
 from ssvit.models.encoder_options import ByChannel, Normalized
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit_options import CHANGEABLE, AdaptChannels, Resize, ViT
-from ssvit.options import OptionError, pair
+from ssvit.options import OptionError, pair, typed
 
+_PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the usual image size of foreign weights
 NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune trains one"
 
 
@@ -168,6 +169,32 @@ def eval_transform(checkpoint: Checkpoint) -> CenterCrop:
         return CenterCrop(**(checkpoint.manifest.get("view") or {"size": checkpoint.encoder["image_size"]}))
     except OptionError as error:
         raise CheckpointError(f"{checkpoint.path}: view.{error}") from None
+
+
+def checked_size(checkpoint: Checkpoint, size: object) -> tuple[int, int]:
+    """Return an image size as (height, width); raise OptionError unless the patch size of the encoder divides it."""
+    sides, patch_size = pair("image_size", size), checkpoint.encoder.get("patch_size", 1)
+    if any(side % patch for side, patch in zip(sides, pair("patch_size", patch_size), strict=True)):
+        raise OptionError("image_size", size, f"must be divisible by {typed(patch_size)}, the size of a patch")
+    return sides
+
+
+def usual_size(checkpoint: Checkpoint, side: int = _LARGEST) -> int | tuple[int, int] | None:
+    """Return the image size at which foreign weights are used; None for other checkpoints.
+
+    Args:
+        checkpoint: The checkpoint.
+        side: Median side of the images in pixels. The size is the largest multiple of the patch size up to it, but at
+            least 7 patches along a side, and at most 224 pixels and the size that the weights were trained at.
+    """
+    if checkpoint.foreign is None:
+        return None
+    patch_size, image_size = (pair(name, checkpoint.encoder[name]) for name in ("patch_size", "image_size"))
+    height, width = (
+        min(max(side, _PATCHES * patch), trained, _LARGEST) // patch * patch
+        for patch, trained in zip(patch_size, image_size, strict=True)
+    )
+    return height if height == width else (height, width)
 
 
 def pixel_format(checkpoint: Checkpoint) -> PixelFormat:

@@ -19,22 +19,23 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError, f
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.config.declaration import at
 from ssvit.config.declaration import find as find_options
-from ssvit.data.sources.base_options import DataSet
+from ssvit.data.sources import folder
+from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.data.sources.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
-from ssvit.loading.encoder_options import LoadEncoder, pixel_format
+from ssvit.loading.encoder_options import LoadEncoder, pixel_format, usual_size
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
-from ssvit.options import Failure, OptionError, UserError, pair
+from ssvit.options import Failure, OptionError, UserError, pair, typed
 
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 _OF_IMAGES = {"image_size": "${data.image_size}", "image_mean": "${data.mean}", "image_std": "${data.std}"}
 _SAMPLED = 64  # number of images whose size is read
-_PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the default image size of foreign weights
 
 
 def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
@@ -142,30 +143,35 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> 
     return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
 
 
-def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
-    """Set the image size to the median side of the images, within the limits of foreign weights, if no option sets it.
+def size_of_images(checkpoint: Checkpoint, config: Config, option: str, images: Sequence[str] = ()) -> object:
+    """Return the `usual_size` of foreign weights for the images of a command, and print it.
 
-    The limits are 7 patches along a side, and the smaller of 224 pixels and the size that the weights were trained at.
+    Args:
+        checkpoint: The foreign weights.
+        config: Configuration of the command, with the data set.
+        option: Name of the option that sets the size.
+        images: Files or folders of images that are used instead of the data set.
     """
-    typed = config.line.values
-    if checkpoint.foreign is None or "experiment" in typed or "data.image_size" in typed:
+    source = at(config.options, "data.source")
+    if images:
+        sample: Sample | None = Sample.of_paths(folder.paths(images), _SAMPLED)
+    else:
+        sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
+    median = sample.median_side() if sample else None
+    if median is None:  # the images are not files, or cannot be read
+        median = min(pair(option, config.value("data.image_size") or usual_size(checkpoint)))
+    size = usual_size(checkpoint, median)
+    config.line.say(f"{option}={typed(size)}: the images have a median side of {median} pixels")
+    return size
+
+
+def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
+    """Set the image size to that of the images, within the limits of foreign weights, if no option sets it."""
+    values = config.line.values
+    if checkpoint.foreign is None or "experiment" in values or "data.image_size" in values:
         return config
-    source = config.values["data"]["source"]
-    options = find_options(source["_target_"])
-    built = options(**{name: value for name, value in source.items() if name != "_target_"}) if options else None
-    sample = built.sample(_SAMPLED) if isinstance(built, DataSet) else None
-    sides = sample.sides() if sample else []
-    median = sides[len(sides) // 2] if sides else min(pair("data.image_size", config.values["data"]["image_size"]))
-    size = [
-        min(max(median, _PATCHES * patch), trained, _LARGEST) // patch * patch
-        for patch, trained in zip(
-            pair("patch_size", checkpoint.encoder["patch_size"]), pair("image_size", checkpoint.encoder["image_size"]),
-            strict=True,
-        )
-    ]  # fmt: skip
-    chosen = size[0] if size[0] == size[1] else size
-    config.line.say(f"data.image_size={chosen}: the images have a median side of {median} pixels")
-    return config.changed({"data.image_size": chosen})
+    with config.names_as_typed():
+        return config.changed({"data.image_size": size_of_images(checkpoint, config, "data.image_size")})
 
 
 def _without_fixed_options(config: Config) -> Config:

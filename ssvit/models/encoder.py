@@ -18,6 +18,11 @@ UNDECAYED = ("positions", "token", "relative")  # parts of parameter names that 
 _BEYOND = 0.25  # tolerance around [0, 1]: bicubic resizing overshoots the range
 
 
+def scaled(images: Tensor) -> Tensor:
+    """Return images, uint8 or in [0, 1], as float32 in [0, 1]."""
+    return images.float() / (255 if images.dtype == torch.uint8 else 1)
+
+
 class Encoder(nn.Module):
     """Define the base class of all encoders.
 

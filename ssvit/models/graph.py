@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssvit.models.encoder import Encoder
+from ssvit.models.encoder import Encoder, scaled
 from ssvit.models.vit_options import ViT
 from ssvit.options import pair
 
@@ -35,8 +35,7 @@ class Graph(Encoder):
 
     def represent(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Tensor:
         """Return the features (b, d) or logits (b, k) of images (b, c, h, w), uint8 or float in [0, 1]."""
-        scaled = images.float() / (255 if images.dtype == torch.uint8 else 1)
-        *_, outputs = self.session.run(None, {self.session.get_inputs()[0].name: scaled.numpy()})
+        *_, outputs = self.session.run(None, {self.session.get_inputs()[0].name: scaled(images).numpy()})
         return torch.from_numpy(outputs)
 
     def layers(self, images: Tensor) -> Iterator[Tensor]:

@@ -10,10 +10,11 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
-from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, precision_of, reading_of
-from ssvit.loading.encoder_options import check_reading, eval_transform, pixel_format
+from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, precision_of, reading_of, size_of
+from ssvit.loading.encoder_options import check_reading, checked_size, eval_transform, pixel_format
 from ssvit.loading.finding import find
-from ssvit.options import print_lines, within
+from ssvit.loading.pretrained import size_of_images
+from ssvit.options import OptionError, pair, print_lines, typed, within
 from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:
@@ -27,22 +28,25 @@ class Extraction:
 
     Args:
         config: Composed configuration whose options are a `Pictures`.
-        store: Folder of an existing store; its features determine layer, pooling and precision where the options leave
-            them open.
+        store: Folder of an existing store; its features determine layer, pooling, precision and image size where the
+            options leave them open.
 
     Attributes:
         checkpoint: The checkpoint.
+        stored: Identity of the features of the store if they are the checkpoint's, otherwise "".
         pixels: Pixel format of the encoder's input.
+        image_size: Height and width of the encoder's input.
     """
 
     def __init__(self, config: Config, *, store: str | None = None) -> None:
         self.options: Pictures = config.options
-        self.store = store
         say, encoder = config.line.say, self.options.encoder.values()
         self.checkpoint = find(
             self.options.checkpoint, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say,
             precision=self.options.precision,
         )  # fmt: skip
+        identity = "" if store is None else encoder_of(store)
+        self.stored = identity if identity.startswith(self.checkpoint.checksum[:16]) else ""
         layer, pooling, norm = (getattr(self.options.features, name) for name in ("layer", "pooling", "norm"))
         chosen, origin = self._chosen(store)
         if layer == AUTO:
@@ -53,7 +57,10 @@ class Extraction:
             check_reading(self.checkpoint, self.reading)
         depth = self.checkpoint.encoder.get("depth", 1)
         say(f"features: layer {self.reading.layer} of {depth}, {self.reading.pooling}{origin}")
-        self.transform, self.pixels = eval_transform(self.checkpoint), pixel_format(self.checkpoint)
+        self._trained_size = pair("image_size", self.checkpoint.encoder["image_size"])
+        self.image_size = checked_size(self.checkpoint, self._size(config, store))
+        self.transform = eval_transform(self.checkpoint).for_size(self.image_size)
+        self.pixels = pixel_format(self.checkpoint)
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)
 
@@ -64,8 +71,8 @@ class Extraction:
         pooling.
         """
         requested, checksum = self.options.features, self.checkpoint.checksum
-        if store is not None and (encoder := encoder_of(store)).startswith(checksum[:16]):
-            return reading_of(encoder), f"as in {store}"
+        if self.stored:
+            return reading_of(self.stored), f"as in {store}"
         if requested.layer != AUTO:
             return None, ""
         if self.checkpoint.graph is not None:
@@ -80,6 +87,19 @@ class Extraction:
                 return reading, f"chosen by {file}"
         return None, "the last: `ssvit evaluate` has not chosen a layer of this checkpoint"
 
+    def _size(self, config: Config, store: str | None) -> object:
+        """Return the typed image size, or else that of the store, the checkpoint or the images.
+
+        Raises:
+            OptionError: The store has another image size.
+        """
+        size, default = self.options.image_size, size_of(self.stored) or self._trained_size
+        if size is None and self.checkpoint.foreign and not self.stored:
+            return size_of_images(self.checkpoint, config, "image_size", self.options.images)
+        if self.stored and size is not None and pair("image_size", size) != default:
+            raise OptionError("image_size", size, f"must be {typed(default)}, the image size of store={store}")
+        return size or default
+
     def describer(self) -> "Describer":
         """Load the encoder."""
         import torch
@@ -90,12 +110,15 @@ class Extraction:
         from ssvit.retrieval.pictures import Describer
 
         options, checkpoint = self.options, self.checkpoint
-        encoder = load_model(checkpoint, load_encoder, **options.encoder.values())
+        size = None if self.image_size == self._trained_size else self.image_size
+        encoder = load_model(checkpoint, load_encoder, image_size=size, **options.encoder.values())
         identity, device, precision = checkpoint.checksum[:16], torch.device("cpu"), options.precision
+        if size is not None:
+            identity += " {}x{}".format(*size)
         if (of_graph := checkpoint.precision) is not None:
             identity, precision = f"{identity} {of_graph}", 32
-        elif precision == "auto" and self.store is not None and (stored := encoder_of(self.store)):
-            precision = precision_of(stored)
+        elif precision == "auto" and self.stored:
+            precision = precision_of(self.stored)
         frozen = Frozen(encoder, [self.reading], identity=identity)
         frozen.prepare(device, resolved(precision, device))
         print_lines(f"precision: {of_graph or frozen.precision}")

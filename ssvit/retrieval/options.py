@@ -9,7 +9,7 @@ from typing import Any, Literal
 import safetensors
 
 from ssvit.atomic_io import check_regular
-from ssvit.config.declaration import Count, Name, Part, Whole
+from ssvit.config.declaration import Count, Name, Part, Size, Whole
 from ssvit.data.sources import folder
 from ssvit.evaluation.features_options import OneLayer
 from ssvit.exchange.reading_options import ForeignEncoder
@@ -20,6 +20,7 @@ from ssvit.options import OptionError, file_to_write
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]
 INDEX, QUERY = "index", "query"
+ALIASES = {"data.image_size=": "image_size="}  # the name of the option in commands on data sets
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
 PART_FILES = "part_*_*.safetensors"  # files of a store
 
@@ -36,6 +37,9 @@ class Pictures(Pretrained, Inference):
     """Pictures, or folders of pictures."""
     encoder: ForeignEncoder = ForeignEncoder()
     """Settings that another project's checkpoint may lack; null: as in the files next to it, or the usual value."""
+    image_size: Size | None = None
+    """Pixels to which images are resized, or [height, width]; null: that of the store, else the checkpoint's, or for
+    weights of other projects that of the images, at most 224."""
     features: OneLayer = OneLayer()
     """The encoder outputs that serve as features."""
     batch_size: Count = 64

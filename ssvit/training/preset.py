@@ -137,18 +137,18 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
     if sample is None:
         raise OptionError("preset", AUTO, _NEEDED)
-    sides: list[int] = []
+    side = sample.median_side()
+    if side is None:
+        raise UserError(f"{sample.first}: cannot be read as an image, and neither can {len(sample.files) - 1} others")
     values: list[tuple[rasters.Moments, bool] | None] = []
     for opened in sample.files:
         with suppress(Exception), opened() as file:  # the loader replaces unreadable images
-            sides.append(min(rasters.image_size(file)))
-            file.seek(0)
-            values.append(None if None in values else rasters.grey(file))
-    if not sides:
-        raise UserError(f"{sample.first}: cannot be read as an image, and neither can {len(sample.files) - 1} others")
+            values.append(rasters.grey(file))
+        if None in values:
+            break
     grey = {}
     if values and None not in values:
         moments, is_bytes = zip(*filter(None, values), strict=True)
         grey = reduce(add, moments).options(is_bytes=all(is_bytes))
     pixels = {f"data.{name}": str(value).replace(" ", "") for name, value in grey.items()}
-    return sample.images, sorted(sides)[len(sides) // 2], pixels
+    return sample.images, side, pixels

@@ -13,9 +13,11 @@ import pytest
 import torch
 from command import TINY
 from composing import composed, untrained
-from images import put_grey
+from images import picture, put, put_grey
+from peers import HEADS, of_timm
 from PIL import Image
 from plots import Page
+from safetensors.torch import save_file
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
@@ -27,6 +29,7 @@ from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.report.figures import confusion, neighbours
 from ssvit.evaluation.report.scores import Split, score
 from ssvit.options import OptionError, UserError
+from ssvit.retrieval.options import encoder_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = (
@@ -217,6 +220,24 @@ def test_mistakes_name_the_option_of_the_probe(run):
     names = ("ridge", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
     with pytest.raises(UserError, match="name at least one"):
         measured(run, *(f"probes.{name}=null" for name in names))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(None, 56), (64, 64), (96, 96)])
+def test_the_commands_of_a_report_have_its_image_size(tmp_path, tool, size, expected):
+    (tmp_path / "weights").mkdir()
+    save_file(of_timm(img_size=96).state_dict(), tmp_path / "weights" / "model.safetensors")
+    for number in range(24):
+        put(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", picture(number, size=(20, 20)))
+    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false"]
+    sizes = [] if size is None else [f"data.image_size={size}"]
+    tool("evaluate", "checkpoint=weights", f"encoder.heads={HEADS}", "data=set", *probes, *sizes, "output=report")
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert written["metadata"]["image_size"] == [expected, expected]
+    embed, retrieve, _ = (shlex.split(command)[2:] for command in written["commands"])
+    tool("embed", *embed)
+    tool("retrieve", *retrieve)
+    for identity in (str(np.load(tmp_path / "features.npz")["encoder"]), encoder_of(tmp_path / "store")):
+        assert (f" {expected}x{expected} " in identity) == (expected != 96)
 
 
 def test_a_refused_evaluation_leaves_nothing_behind(run, tmp_path):

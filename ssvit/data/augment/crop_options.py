@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le
 
@@ -155,3 +155,10 @@ class CenterCrop(Crop):
         if self.fit == "squash" and self.resize is not None:
             expected = "must be null with fit=squash, which resizes the whole image to its size"
             raise OptionError("resize", self.resize, expected)
+
+    def for_size(self, size: tuple[int, int]) -> Self:
+        """Return the options of a transform that shows the same part of an image at another size (height, width)."""
+        if size == self.size:
+            return self
+        resize = None if self.resize is None else round(self.resize * min(size) / min(self.size))
+        return self.changed(size=size, resize=resize)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO, Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Gt, Le, Len
@@ -57,10 +58,10 @@ class FileImages(Images):
 
 
 class Sample(NamedTuple):
-    """Evenly spaced training images of a data set.
+    """Evenly spaced images, as of the training images of a data set.
 
     Attributes:
-        images: Number of all training images.
+        images: Number of all images.
         first: Name of the first file, for messages.
         files: Functions that open the file of an image.
     """
@@ -69,15 +70,21 @@ class Sample(NamedTuple):
     first: str
     files: Sequence[Callable[[], IO[Any]]]
 
-    def sides(self) -> list[int]:
-        """Return the shorter sides of the images that can be read, in pixels, in ascending order."""
+    @classmethod
+    def of_paths(cls, paths: Sequence[str], most: int) -> "Sample":
+        """Return up to about `most` of the files at some paths."""
+        chosen = paths[:: max(1, len(paths) // most)]
+        return cls(len(paths), paths[0], [partial(open, path, "rb") for path in chosen])
+
+    def median_side(self) -> int | None:
+        """Return the median of the shorter sides of the images in pixels; None if no image can be read."""
         from ssvit.data.sources import rasters
 
         sides = []
         for opened in self.files:
             with suppress(Exception), opened() as file:
                 sides.append(min(rasters.image_size(file)))
-        return sorted(sides)
+        return sorted(sides)[len(sides) // 2] if sides else None
 
 
 class DataSet(Options):

@@ -45,7 +45,7 @@ class Folder(ImageFiles):
 
     def sample(self, most: int) -> Sample:
         """Return up to about `most` training images, evenly spaced."""
-        return _sample(folder.paths(self.splits.train[:1]), most)
+        return Sample.of_paths(folder.paths(self.splits.train[:1]), most)
 
 
 class Csv(ImageFiles):
@@ -113,7 +113,8 @@ class Csv(ImageFiles):
 
     def sample(self, most: int) -> Sample:
         """Return up to about `most` training images, evenly spaced."""
-        return _sample([os.path.join(self.root_folder, row.path) for row in self.rows(self.splits.train)], most)
+        paths = [os.path.join(self.root_folder, row.path) for row in self.rows(self.splits.train)]
+        return Sample.of_paths(paths, most)
 
 
 class Shards(ImageFiles):
@@ -148,11 +149,6 @@ class Shards(ImageFiles):
                 break
         count = round(len(images) * sum(map(os.path.getsize, paths)) / os.path.getsize(first))
         return Sample(count, first, [partial(_member, first, member) for member in images[:most]])
-
-
-def _sample(files: Sequence[str], most: int) -> Sample:
-    chosen = files[:: max(1, len(files) // most)]
-    return Sample(len(files), files[0], [partial(open, path, "rb") for path in chosen])
 
 
 def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:

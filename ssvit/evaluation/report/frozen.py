@@ -165,7 +165,7 @@ def encoders_of(
         encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.checksum}, resized as {other.loading.resize}"
         function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().run_folder
-        encoders.append(Evaluated(other.name, f"{other.name} ", function, _resized(view, other.image_size), folder))
+        encoders.append(Evaluated(other.name, f"{other.name} ", function, view.for_size(other.image_size), folder))
     return encoders
 
 
@@ -182,14 +182,6 @@ def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -
         return Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights, dtype=dtype)
     assert isinstance(evaluated.function, Frozen)
     return PatchPixels(evaluated.function.encoder.patch_size, dtype)
-
-
-def _resized(view: CenterCrop, size: tuple[int, int]) -> CenterCrop:
-    """Return the options of a transform that shows the same part of an image at another size (height, width)."""
-    if size == view.size:
-        return view
-    resize = None if view.resize is None else round(view.resize * min(size) / min(view.size))
-    return view.changed(size=size, resize=resize)
 
 
 def _split(

@@ -18,7 +18,6 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.features import FeatureSets
-from ssvit.evaluation.report import frozen
 from ssvit.evaluation.report import page as report
 from ssvit.evaluation.report.figures import by_layer, components, figures
 from ssvit.evaluation.report.scores import Scores, Split
@@ -218,6 +217,6 @@ def test_a_report_shows_patches_with_masks_or_without(is_segmented):
 
 @pytest.mark.parametrize(("size", "expected"), [((16, 16), 18), ((32, 64), 36), ((8, 16), 9)])
 def test_encoders_of_other_image_sizes_see_the_same_part_of_an_image(size, expected):
-    view = frozen._resized(CenterCrop(size=16, resize=18), size)
+    view = CenterCrop(size=16, resize=18).for_size(size)
     assert (view.size, view.resize) == (size, expected)
-    assert frozen._resized(CenterCrop(size=16), size).resize is None
+    assert CenterCrop(size=16).for_size(size).resize is None
