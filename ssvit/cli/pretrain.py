@@ -17,7 +17,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import FOLDER
-from ssvit.options import print_lines
+from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
 
@@ -55,7 +55,7 @@ def run(config: Config) -> Path:
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
-        if hasattr(options.encoder, "path") and session.labelled:
+        if hasattr(options.encoder, "path") and session.labelled and options.probe:
             session.end()
             if is_main_process():
                 _compare_with_start(config, folder.path)
@@ -70,16 +70,13 @@ def _compare_with_start(config: Config, folder: Path) -> None:
     An evaluation whose report exists is not repeated.
     """
     from ssvit.cli import evaluate
-    from ssvit.exchange.reading_options import FOREIGN_OPTIONS
     from ssvit.training import best
 
     options: Pretrain = config.options
-    encoder, kept = options.encoder, folder / best.NAME
-    names = ("image_size", "pooling", "resize", *FOREIGN_OPTIONS)
-    given = {name: value for name in names if (value := getattr(encoder, name)) is not None}
+    kept = folder / best.NAME
+    start = {name: value for name, value in options.encoder.values().items() if value is not None}
     changes = {
-        "checkpoint": str(kept if kept.is_dir() else folder), "outputs": options.outputs,
-        "against": [{"path": str(encoder.path), **given}],
+        "checkpoint": str(kept if kept.is_dir() else folder), "against": [start], "outputs": options.outputs,
         "train_images": options.probing.train_images, "test_images": options.probing.test_images,
         "probes": list(options.probe), "baselines": False, "duplicates": False,
     }  # fmt: skip
@@ -87,10 +84,13 @@ def _compare_with_start(config: Config, folder: Path) -> None:
     for name, images in {FOLDER: {}, **others}.items():
         if (folder / name / "report.json").is_file():
             continue
-        print_lines(f"{name}: comparison with the features of {encoder.path}")
+        print_lines(f"{name}: comparison with the features of {start['path']}")
         values = {**changes, **images, "output": str(folder / name)}
         arguments = [*config.line.flags, *(f"{option}={quoted(value)}" for option, value in values.items())]
-        replace(evaluate.command, prefix=config.line.prefix).call(arguments)
+        try:
+            replace(evaluate.command, prefix=config.line.prefix).call(arguments)
+        except Failure as failure:  # the training has succeeded
+            print_lines(f"{name}: not compared: {failure}")
 
 
 def _next(config: Config, *, labelled: bool) -> str:

@@ -17,10 +17,13 @@ def pass_of(objective, given):
             return None if values is None else torch.empty(values.shape, dtype=values.dtype, device="cuda")
 
         mode.allow_non_fake_inputs = True
-        objective.to_empty(device="cuda")
+        anchor = getattr(objective, "anchor", None)  # its encoder is not a submodule
+        for module in (objective, *([anchor.initial] if anchor else [])):
+            module.to_empty(device="cuda")
         mode.allow_non_fake_inputs = False
         views = {name: moved(view) for name, view in given.views.items()}
-        given = given._replace(views=views, labels=moved(given.labels), slots=moved(given.slots))
+        others = {name: moved(getattr(given, name)) for name in ("labels", "slots", "indices")}
+        given = given._replace(views=views, **others)
         scheduled = {name: torch.empty((), dtype=torch.float64) for name in tiny.scheduled(objective, 6)}
         return objective(given, objective.sample(given.slots, seed=given.seed), scheduled)
 

@@ -1,5 +1,6 @@
 """Pre-training from existing weights: ssvit pretrain checkpoint=PATH, and its errors of one line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,48 @@ def test_a_folder_of_hugging_face_is_the_checkpoint_in_it(tmp_path):
     assert "other.safetensors" in str(error_of(open_checkpoint, tmp_path, options))
 
 
-def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path):
-    changes = ("objective=dino", "encoder.dropout=0.1", "recipe.accumulate=2", "probe=[]")
+def test_a_continuation_is_compared_with_its_start_and_merged(outputs, tool, tmp_path, capsys):
+    for number in range(60):
+        put(
+            tmp_path / "others" / ("train", "test")[number % 2] / "ab"[number % 3 == 0] / f"{number}.png",
+            picture(number),
+        )
+    images = ("probe=[knn]", "probing.train_images=32", "probing.test_images=16", f"forgetting={tmp_path / 'others'}")
+    run = tool("pretrain", *SHORT, f"checkpoint={outputs / RUN}", "objective=mae", "continuation=safe", *images)
+    name = f"mae_from_{RUN}"
+    assert "not compared" not in run.stdout
+    for folder in ("evaluation", "forgetting"):
+        report = json.loads((outputs / name / folder / "report.json").read_text())
+        assert {standing["encoder"] for standing in report["standings"]} == {name, RUN}
+        assert (report["metadata"]["train_images"], report["metadata"]["test_images"]) in ((32, 16), (30, 16))
+    weights = states(outputs / name)["model"]
+    packed = "objective.encoder.blocks.0.attention.qkv.parametrizations.weight"
+    assert weights[f"{packed}.0.a"].shape == (2, 64, 16)
+    loaded = tiny.loaded(outputs / name)
+    assert not any("parametrizations" in weight for weight in loaded.state_dict())
+    start = tiny.loaded(outputs / RUN)
+    assert loaded.blocks[0].expand.weight.equal(start.blocks[0].expand.weight)
+    query, key, value = (loaded.blocks[0].attention.qkv.weight - start.blocks[0].attention.qkv.weight).chunk(3)
+    assert query.any()
+    assert value.any()
+    assert not key.any()
+    assert not loaded.blocks[1].expand.weight.equal(start.blocks[1].expand.weight)
+    exported = find("export").call([f"checkpoint={outputs / name}", "format=safetensors", f"output={tmp_path / 'out'}"])
+    images = tiny.pictures(3)
+    with torch.no_grad():
+        assert tiny.loaded(exported)(images).equal(loaded(images))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("objective=dino", "encoder.dropout=0.1"),
+        ("objective=mae", "continuation=safe", "continuation.anchor={kind: gram}"),
+        ("objective=diet_cp", "continuation.heads_only=0.5"),
+    ],
+)
+def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path, changes):
+    changes = (*changes, "recipe.accumulate=2", "probe=[]")
     options = (*SHORT, f"checkpoint={outputs / RUN}", *changes)
     tool("pretrain", *options, "name=whole")
     kill_after(tmp_path, "step 3/6", *options, "name=killed")
@@ -127,6 +168,14 @@ def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, 
         (["checkpoint={run}", "encoder.heads=4"], "encoder.heads=4: "),
         (["checkpoint={run}", "data.image_size=18"], "encoder.patch_size=4: "),
         (["checkpoint={run}", "objective=mae", "data.image_size=4"], "objective.masked=0.75: "),
+        (["checkpoint={run}", "continuation=safe", "continuation.trained=3"], "continuation.trained=3: "),
+        (
+            ["checkpoint={run}", "continuation=full", "continuation.lora={{rank: 2, alpha: 2}}"],
+            "continuation.trained=all: ",
+        ),
+        (["checkpoint={run}", "continuation=safe", "objective=supervised"], "continuation=…: "),
+        (["checkpoint={run}", "continuation=safe", "objective=contrastive_tuning"], "continuation=…: "),
+        (["checkpoint={run}", "forgetting=nowhere"], "forgetting=nowhere: "),
         (["checkpoint={run}", "objective=supervised", "distillation=deit", "teacher={run}"], "checkpoint={run}: "),
         (["checkpoint={file}", f"encoder.heads={HEADS}", "encoder.trained_size=[32,56]"], "{file}: "),
     ],
