@@ -130,10 +130,10 @@ def test_a_continuation_is_compared_with_its_start_and_merged(outputs, tool, tmp
     assert value.any()
     assert not key.any()
     assert not loaded.blocks[1].expand.weight.equal(start.blocks[1].expand.weight)
-    exported = find("export").call([f"checkpoint={outputs / name}", "format=safetensors", f"output={tmp_path / 'out'}"])
+    find("export").call([f"checkpoint={outputs / name}", "format=safetensors", f"output={tmp_path / 'out'}"])
     images = tiny.pictures(3)
     with torch.no_grad():
-        assert tiny.loaded(exported)(images).equal(loaded(images))
+        assert tiny.loaded(tmp_path / "out")(images).equal(loaded(images))
 
 
 @pytest.mark.parametrize(
