@@ -1,4 +1,4 @@
-"""Read weights on the Hugging Face Hub at hf://OWNER/NAME[@REVISION][/FILE].
+"""Read weights on the Hugging Face Hub at hf://OWNER/NAME[@REVISION][/FILE], or timm:NAME for hf://timm/NAME.
 
 huggingface_hub caches downloaded files, which can then be read without a network (HF_HUB_OFFLINE=1).
 """
@@ -7,6 +7,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from ssvit.exchange.reading_options import TIMM
 from ssvit.options import OptionError, UserError
 
 _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>\S+))?", re.ASCII)
@@ -21,8 +22,10 @@ def fetch(address: str) -> Path:
         OptionError: There is no such file; the option is named checkpoint.
         UserError: huggingface_hub is not installed.
     """
-    if (parts := _ADDRESS.fullmatch(address)) is None:
-        raise OptionError("checkpoint", address, "must be hf://OWNER/NAME, hf://OWNER/NAME@REVISION or …/FILE")
+    full = f"hf://timm/{address.removeprefix(TIMM)}" if address.startswith(TIMM) else address
+    if (parts := _ADDRESS.fullmatch(full)) is None:
+        expected = "must be hf://OWNER/NAME, hf://OWNER/NAME@REVISION, …/FILE, or timm:NAME.TAG"
+        raise OptionError("checkpoint", address, expected)
     if find_spec("huggingface_hub") is None:
         raise UserError(f"checkpoint={address}: requires huggingface_hub (pip install ssvit[hub])")
     from huggingface_hub import snapshot_download

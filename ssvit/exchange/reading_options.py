@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from ssvit.config.declaration import Count, Options, Size
 
 FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # suffixes of weight files; the last three are torch's
-HUB = "hf://"  # prefix of addresses on the Hugging Face Hub
+TIMM = "timm:"  # prefix of the names of timm's models with their tags
+HUB = ("hf://", TIMM)  # prefixes of addresses on the Hugging Face Hub
 
 
 class ForeignEncoder(Options):

@@ -23,7 +23,7 @@ def open_checkpoint(
     """Open the checkpoint at a path: its folder, the folder of its run (for the newest), or a file.
 
     Args:
-        path: The path, or hf://OWNER/NAME for foreign weights on the Hugging Face Hub.
+        path: The path, or hf://OWNER/NAME or timm:NAME for foreign weights on the Hugging Face Hub.
         options: As for `ssvit.exchange.reading.read`.
         graphs: Whether the path may be an exported graph, or the folder of one.
 

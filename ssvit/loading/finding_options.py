@@ -7,8 +7,8 @@ class Pretrained(Options):
     """The checkpoint of a pre-training run, or foreign weights."""
 
     checkpoint: Name = "newest"
-    """The folder of a checkpoint or of its run, a file of foreign weights, or hf://OWNER/NAME; newest: the pre-training
-    run that finished last."""
+    """The folder of a checkpoint or of its run, a file of foreign weights, hf://OWNER/NAME, or timm:NAME; newest: the
+    pre-training run that finished last."""
     outputs: Runs = "outputs"
     """Folder of all runs."""
 

@@ -75,8 +75,8 @@ class Pretrain(Training):
     name: Name | None = None
     """Name of the run's folder in outputs."""
     checkpoint: Name | None = None
-    """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, or hf://OWNER/NAME; None: random
-    weights."""
+    """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, hf://OWNER/NAME, or timm:NAME; None:
+    random weights."""
     continuation: Part = None
     """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly. None: all weights
     are trained, as from random weights."""
@@ -112,8 +112,8 @@ class Finetune(Training):
     name: Name | None = None
     """Name of the run's folder in outputs; None: a name derived from the checkpoint."""
     checkpoint: Name = "newest"
-    """The folder of a checkpoint or of its run, a file of foreign weights, or hf://OWNER/NAME; newest: the pre-training
-    run that finished last; scratch: random weights."""
+    """The folder of a checkpoint or of its run, a file of foreign weights, hf://OWNER/NAME, or timm:NAME; newest: the
+    pre-training run that finished last; scratch: random weights."""
     compare: Literal["scratch"] | None = None
     """scratch: also train from random weights, and compare both."""
     seeds: Count = 3

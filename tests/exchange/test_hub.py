@@ -58,12 +58,27 @@ def test_an_address_names_a_revision_and_a_file(address, file, cache):
     expected = (cache / "models--me--tiny" / "snapshots" / COMMIT / file).parent.resolve() / Path(file).name
     assert hub.fetch(address) == expected
     assert hub.name(hub.fetch(address)) == "tiny"
+
+
+def test_a_name_of_timm_is_an_address(cache):
+    (cache / "models--timm--tiny.tag").symlink_to(cache / "models--me--tiny")
+    assert hub.fetch("timm:tiny.tag") == hub.fetch("hf://timm/tiny.tag")
+    assert open_checkpoint("timm:tiny.tag").encoder == open_checkpoint("hf://me/tiny").encoder
     assert hub.name(cache / "models" / "model.safetensors") == "model"
 
 
 @pytest.mark.parametrize(
     "address",
-    ["hf://tiny", "hf://me/tiny@", "hf://me/tiny/other.npz", "hf://me/tiny@old", "hf://me/none", "hf://me/tiny@none"],
+    [
+        "hf://tiny",
+        "timm:",
+        "timm:none",
+        "hf://me/tiny@",
+        "hf://me/tiny/other.npz",
+        "hf://me/tiny@old",
+        "hf://me/none",
+        "hf://me/tiny@none",
+    ],
 )
 def test_an_address_without_a_file_is_reported_in_one_line(address, cache):
     assert str(error_of(hub.fetch, address)).startswith(f"checkpoint={address}: ")
