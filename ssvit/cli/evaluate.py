@@ -20,6 +20,7 @@ from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
+from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import aligned, folder_to_write, pair, print_lines, within
@@ -41,6 +42,13 @@ def run(config: Config) -> Path | None:
     checkpoint = options.encoder.checkpoint()
     with within("features"):
         readings = options.features.readings(checkpoint.encoder)
+    if options.against is None and options.report and checkpoint.foreign:
+        root = getattr(options.data.source, "root", None)
+        found = runs_on(options.outputs, config.choices["data"], root, checkpoint.checksum)
+        if found:
+            line = f"against={quoted([*map(str, found)])}: the newest runs on these images; against=[] leaves them out"
+            config.line.say(line)
+        options = options.changed(against=[*map(str, found)])
     others = against.others(options, checkpoint)
     if options.report:
         folder = Path(options.output or checkpoint.home(options.outputs) / features_options.FOLDER)

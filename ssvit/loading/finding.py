@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
-from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint, checkpoint_folder
+from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.exchange.export_options import GRAPH, WEIGHTS
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
@@ -151,6 +151,27 @@ def _finished(outputs: Path, stage: str) -> Iterator[tuple[bool, float, Path]]:
         is_trial = config.get("sweep") and config.get("development") is not None
         if metadata.get("stage") == stage and is_finished and not is_control and not is_trial:
             yield not from_scratch, written, path
+
+
+def runs_on(outputs: str | Path, data: str, root: object, start: str) -> list[Path]:
+    """Return the newest finished pre-training from random weights on a data set, and the newest from some weights.
+
+    Args:
+        outputs: Folder of all runs.
+        data: Choice of the data set.
+        root: Its folder.
+        start: Checksum of the weights.
+
+    Returns:
+        The folders of at most two runs.
+    """
+    newest = {}
+    for _, _, path in sorted(_finished(Path(outputs), PRETRAIN), key=lambda run: run[1]):
+        config, origin = Configuration.read(path.parent / "config.yaml"), manifest.read(path).get("start")
+        images = config.choices.get("data"), config.values["data"].get("root")
+        if origin in (SCRATCH, start) and images == (data, root):
+            newest[origin] = path.parent
+    return [newest[origin] for origin in (SCRATCH, start) if origin in newest]
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:

@@ -75,8 +75,8 @@ class Pretrain(Training):
     name: Name | None = None
     """Name of the run's folder in outputs."""
     checkpoint: Name | None = None
-    """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, hf://OWNER/NAME, or timm:NAME; None:
-    random weights."""
+    """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, hf://OWNER/NAME, or timm:NAME;
+    None: random weights."""
     continuation: Part = None
     """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly. None: all weights
     are trained, as from random weights."""

@@ -136,6 +136,32 @@ def test_a_continuation_is_compared_with_its_start_and_merged(outputs, tool, tmp
         assert tiny.loaded(tmp_path / "out")(images).equal(loaded(images))
 
 
+def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(tmp_path):
+    for number in range(60):
+        part, name = ("train", "test")[number % 2], "ab"[number % 3 == 0]
+        put(tmp_path / "images" / part / name / f"{number}.png", picture(number))
+    peer = timm_plain(tmp_path)
+    images = ("data=folder", f"data.root={tmp_path / 'images'}", f"outputs={tmp_path}")
+    start = (f"checkpoint={peer.path}", f"encoder.heads={HEADS}", f"encoder.trained_size={list(peer.size)}")
+    size = [
+        4 * side
+        for side in open_checkpoint(peer.path, {"heads": HEADS, "trained_size": peer.size}).encoder["patch_size"]
+    ]
+    run = (*SHORT, *images, "objective=mae", "probe=[]", "logger=[]")
+    tiny_encoder = ("encoder.width=16", "encoder.depth=2", "encoder.heads=2", "data.image_size=16")
+    for name, options in (
+        ("old", tiny_encoder),
+        ("own", tiny_encoder),
+        ("continued", (*start, f"data.image_size={size}")),
+    ):
+        find("pretrain").call([*run, *options, f"name={name}"])
+    evaluated = [*images, *start, f"data.image_size={size}", "probes=[knn]", "baselines=false", "cache=null"]
+    for more, expected in (([], {"own", "continued"}), (["against=[]"], set())):
+        folder = find("evaluate").call([*evaluated, *more, f"output={tmp_path / 'report'}", "probes.knn.k=5"])
+        report = json.loads((folder / "report.json").read_text())
+        assert set(report["metadata"]["against"]) == expected
+
+
 @pytest.mark.parametrize(
     "changes",
     [

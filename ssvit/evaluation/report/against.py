@@ -51,7 +51,7 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
     """
     opened: list[tuple[LoadEncoder, Checkpoint]] = []
     images = {name: getattr(options.encoder, name, None) for name in ("channels", "image_mean", "image_std")}
-    for entry in options.against:
+    for entry in options.against or ():
         with within("against"):
             loading = LoadEncoder(**{**images, **({"path": entry} if isinstance(entry, str) else entry)})
             checkpoint = loading.checkpoint()

@@ -19,11 +19,12 @@ class Evaluate(Pretrained, Inference):
     """Evaluate frozen features of one or more encoders by probes."""
 
     against: Annotated[
-        Sequence[Name | Mapping[str, Any]],
+        Sequence[Name | Mapping[str, Any]] | None,
         Expect("a list of runs and files of weights, each a path or {path: PATH, image_size: 224}"),
-    ] = ()
+    ] = None
     """Encoders for comparison: runs, and weight files of other projects, as [A,B] or [{path: A, image_size: 224}]. Each
-    encoder receives images of its training size."""
+    encoder receives images of its training size. None: for weights of other projects, the newest run from random
+    weights and the newest run from these weights on the same images, if there are any."""
     encoder: Part = None
     """The model. None: the checkpoint's."""
     data: Part = None
