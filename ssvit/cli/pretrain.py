@@ -65,9 +65,9 @@ def run(config: Config) -> Path:
 
 
 def _compare_with_start(config: Config, folder: Path) -> None:
-    """Evaluate the run's best checkpoint next to its start, on its images and on those of `forgetting`.
+    """Evaluate the run's best checkpoint and its start, on the images of the run and of the option `forgetting`.
 
-    An evaluation whose report exists is not repeated.
+    If a report exists, its evaluation is not repeated.
     """
     from ssvit.cli import evaluate
     from ssvit.training import best

@@ -21,11 +21,11 @@ from ssvit.objectives import continuation_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
 from ssvit.schedule import starting_after
 
-_ENCODER = "encoder_trained"  # scheduled value, 0 while only the weights outside of the encoder are trained
+_ENCODER = "encoder_trained"  # scheduled value, 0 during `heads_only`
 
 
 class Anchor:
-    """Compare features of an encoder with those of its initial weights.
+    """Measure how the features of an encoder have changed since its initial weights.
 
     The initial encoder is not a submodule, so it is not trained, saved or sharded.
 
@@ -116,7 +116,7 @@ class Continuation(Objective):
         return {**outputs, "loss": loss, "objective": outputs["loss"].detach(), "anchor": penalty.detach()}
 
     def frozen(self, scheduled: Mapping[str, float]) -> Iterable[Tensor]:
-        """Return the objective's frozen weights, and those of the encoder while only other weights are trained."""
+        """Return the objective's frozen weights, and all weights of the encoder during `heads_only`."""
         yield from self.objective.frozen(scheduled)
         if not scheduled[_ENCODER]:
             yield from self.encoder.parameters()
@@ -126,7 +126,7 @@ class Continuation(Objective):
         self.objective.after_step(outputs, scheduled, applied)
 
     def parameter_groups(self, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Group the objective's weights; those of the encoder have a lower learning rate."""
+        """Group the weights of the objective, with a lower learning rate for the weights of the encoder."""
         groups = self.objective.parameter_groups(weight_decay=weight_decay, layer_decay=layer_decay)
         inner, factor = set(map(id, self.encoder.parameters())), self.options.encoder_lr
         split = []

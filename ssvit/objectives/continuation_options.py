@@ -12,7 +12,7 @@ from ssvit.options import OptionError, RootOptionError
 
 
 class Anchor(Options):
-    """Define a penalty for features that differ from those of the initial weights, on a view of each image."""
+    """Define a penalty on changes of the features relative to the initial weights, for one view of each image."""
 
     kind: Literal["cosine", "gram"] = "cosine"
     """cosine: 1 minus the cosine of the features, the mean of pooled features and of patches; keeps the features
@@ -27,18 +27,18 @@ class Continuation(Options):
     """Continue from existing weights. The defaults train all weights from the first step, without a penalty."""
 
     trained: Literal["all"] | Annotated[Whole, Expect("a number of last layers")] = "all"
-    """Weights of the encoder that are trained. all; or a number: the last norm and this number of last layers. Fewer
-    layers keep more of what the weights were trained for, and suit few images."""
+    """Trained weights of the encoder. all: all of them; a number: the last norm and this number of last layers. Fewer
+    trained layers change the features less, and suit few images."""
     lora: Lora | None = None
     """Low-rank updates of the attention matrices of layers that are not trained; None: these layers stay unchanged."""
     heads_only: Fraction = 0.0
-    """Fraction of the run in which only the weights outside of the encoder are trained, such as a decoder or the
-    prototypes. They are initialised randomly, and their first gradients would disturb the encoder."""
+    """Fraction of the run in which the encoder is frozen, and only a decoder, a head or prototypes are trained. Their
+    weights are random at first, and the first gradients would disturb the encoder."""
     encoder_lr: Share = 1.0
     """Factor of the learning rate of the encoder's weights, in addition to recipe.layer_decay."""
     anchor: Anchor | None = None
-    """Penalty for features that differ from those of the initial weights, such as {kind: gram}; it costs a forward pass
-    of the initial weights, and a forward and backward pass of the encoder. None: no penalty."""
+    """Penalty on changes of the features relative to the initial weights, such as {kind: gram}. Each step then has a
+    forward pass of the initial weights, and a further forward and backward pass of the encoder. None: no penalty."""
 
     def check_consistency(self) -> None:
         """Check that low-rank updates have layers to which they are added."""
@@ -48,7 +48,7 @@ class Continuation(Options):
     def check(self, run: Run) -> None:
         """Check that the run starts from the weights of a ViT, and that no labels or other rules determine training."""
         if run.encoder is not None and not run.from_checkpoint:
-            raise RootOptionError("checkpoint", None, "must be a run or weights, from which training continues")
+            raise RootOptionError("checkpoint", None, "must be a run or a file of weights to continue from")
         for rule, expected in (
             ("needs_labels", "must be null for this objective; ssvit finetune trains on labels"),
             ("heads_only", "must be null: this objective selects the trained weights itself"),
