@@ -265,7 +265,7 @@ def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outpu
 
     lora = {"rank": 8, "alpha": np.float64(16)}
     options = composed("finetune", checkpoint=run, objective={"trained": "head", "lora": lora})["objective"]
-    assert (options["trained"], options["lora"]) == ("head", lora)
+    assert (options["trained"], options["lora"]) == ("head", {**lora, "matrices": "attention"})
     usual, changed = (composed("pretrain", data={"augment": part}) for part in ({}, {"jitter": 0.8, "scale": [0.5, 1]}))
     expected = usual["data"]["augment"] | {"jitter": 0.8, "scale": [0.5, 1]}
     assert changed["data"]["augment"] == expected

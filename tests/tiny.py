@@ -248,7 +248,8 @@ def scheduled(objective: Objective, step: int = 6) -> dict[str, torch.Tensor]:
 
 def transform(objective: Objective) -> Augmentation:
     """Return one crop of an image, or crops of several sizes for an objective of several views."""
-    if isinstance(objective.measured(), Dino):
+    objective = objective.measured() if isinstance(objective, Continuation) else objective
+    if isinstance(objective, Dino):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
     if isinstance(objective, SimCLR | ContrastiveTuning):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))

@@ -272,7 +272,7 @@ class DeclaredChoices(ConfigSource):
 
     def _choice(self, config_path: str) -> Choice | None:
         group, _, name = config_path.rpartition("/")
-        return lookup(group, name)
+        return None if name == "None" else lookup(group, name)  # Hydra's text for a group without a choice
 
 
 Plugins.instance().register(DeclaredChoices)

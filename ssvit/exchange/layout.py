@@ -74,6 +74,9 @@ class TensorMapping:
         """Convert the peer's tensors to the tensor of ssvit."""
         first = tensors[self.theirs[0]]
         parts = [tensors[name] if name else first.new_zeros(first.shape) for name in self.theirs]
+        theirs, _, ours = self.pattern.partition(" -> ")
+        if theirs == ours:
+            return first
         return rearrange(parts if len(parts) > 1 else parts[0], self.pattern)
 
     def write(self, tensor: "Tensor", sizes: Mapping[str, int]) -> "tuple[str, Tensor]":

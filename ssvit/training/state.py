@@ -34,6 +34,7 @@ from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
 from ssvit.evaluation.processes import gather
 from ssvit.kernels.accelerate import accelerate
+from ssvit.models.timm_options import options_from, stored
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach
 from ssvit.options import UserError
@@ -361,7 +362,11 @@ class State:
         if manifest is None:
             return 0
         for name, value in run_identity.items():
-            if manifest.get(name) != json.loads(json.dumps(value)):
+            recorded = manifest.get(name)
+            if name == "encoder" and recorded:  # options that the run's version did not have are at their defaults
+                recorded = {**stored(options_from(recorded)), **recorded}
+                recorded = {option: recorded[option] for option in recorded if option in cast(Any, value)}
+            if json.loads(json.dumps(recorded)) != json.loads(json.dumps(value)):
                 raise UserError(
                     f"{name}: must be {manifest.get(name)}, with which the run in {folder} started; overwrite=true "
                     "starts a new run"

@@ -60,7 +60,7 @@ def test_every_choice_builds(group):
             continue  # goes with labels and with the name of a model: see tests/models/test_timm.py
         size = ["data.image_size=224"] if group == "encoder" and name != "small" else []
         config = composed(f"{group}={name}", *size)
-        if name == "contrastive_tuning":
+        if name in ("contrastive_tuning", "diet_cp"):
             with pytest.raises(OptionError, match=r"^checkpoint=null: "):
                 config.check()
         else:

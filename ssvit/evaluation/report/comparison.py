@@ -153,7 +153,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str
     if weak := [result.title for result in scores if not result.is_above_chance]:
         sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {' and '.join(weak)}.")
     if RANDOM not in others:
-        return sentences if others else ["No baseline was evaluated (baselines=false)."]
+        return [*sentences, *([] if others else ["No baseline was evaluated (baselines=false)."])]
     signs: dict[str, set[int]] = {result.title: set() for result in scores}
     for row in standings:
         if row.encoder in (RANDOM, PIXELS):
