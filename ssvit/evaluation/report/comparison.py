@@ -141,7 +141,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str
     _, *others = scores[0].chosen
     sentences = []
     if start and not any(row.encoder == start and row.difference.interval.sign > 0 for row in standings):
-        sentences.append(f"The training has not improved the features of its start, {start}, by any probe.")
+        sentences.append(f"No probe shows a significant improvement over the start of the training, {start}.")
     for name in others:
         verdicts = []
         for sign, words in _VERDICTS.items():
