@@ -1,18 +1,18 @@
-"""Measure the continuation of existing weights, and append one row for each result to rows.csv.
+"""Measure the continuation of existing weights, and write the results of all finished runs to rows.csv.
 
     python docs/starting/measure.py FOLDER signs 0                # hand signs, seed 0, all methods
     python docs/starting/measure.py FOLDER signs 0 safe_simclr    # one method
 
 FOLDER contains `vit-s14` (weights as transformers writes them), `sign-digits-100` (photographs in train/ and test/, a
-folder for each class) and `cifar-10-batches-py`. Rows that rows.csv has are skipped and interrupted runs are continued,
-so the same command finishes an interrupted one. `python docs/starting/plot.py` draws the rows; docs/starting.md
-describes the protocol.
+folder for each class) and `cifar-10-batches-py`. Finished runs are skipped and interrupted ones are continued, so the
+same command finishes an interrupted one. `python docs/starting/plot.py` draws the rows; docs/starting.md describes the
+protocol.
 """
 
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def main(folder: Path, images: str, seed: int, methods: list[str]) -> None:
     weights, others = folder / "vit-s14", cifar(folder)
     for method in methods or METHODS:
         name = f"{images}_{method}_{seed}"
-        if done(images, method, seed):
+        if (Path(OUTPUTS, name) / "evaluation" / "report.json").is_file():
             continue
         shared = {**MEASURED, **METHODS[method], "name": name, "recipe.seed": seed, "outputs": OUTPUTS}
         if method == "scratch":
@@ -90,7 +90,7 @@ def main(folder: Path, images: str, seed: int, methods: list[str]) -> None:
             }
             start = {"checkpoint": str(weights), "data": str(root), "preset": None, "forgetting": str(others)}
             run = ssvit.pretrain(**{**shared, **start, **schedule})
-        append({"images": images, "method": method, "seed": seed, **row} for row in rows(run.folder))
+    write()
 
 
 def rows(run: Path) -> Iterator[dict[str, object]]:
@@ -134,22 +134,16 @@ def cifar(folder: Path) -> Path:
     return out
 
 
-def done(*cells: object) -> bool:
-    """Return whether a row of rows.csv begins with these cells."""
-    if not ROWS.exists():
-        return False
-    with ROWS.open(newline="") as file:
-        return any(row[: len(cells)] == list(map(str, cells)) for row in csv.reader(file))
-
-
-def append(rows: Iterable[dict[str, object]]) -> None:
-    """Append rows to rows.csv, with a heading in a new file."""
-    is_new = not ROWS.exists()
-    with ROWS.open("a", newline="") as file:
+def write() -> None:
+    """Write the rows of all runs that have a report."""
+    with ROWS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
+        writer.writeheader()
+        for report in sorted(Path(OUTPUTS).glob("*_*_[0-9]/evaluation/report.json")):
+            run = report.parents[1]
+            images, _, rest = run.name.partition("_")
+            method, _, seed = rest.rpartition("_")
+            writer.writerows({"images": images, "method": method, "seed": seed, **row} for row in rows(run))
 
 
 if __name__ == "__main__":

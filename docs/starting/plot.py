@@ -34,14 +34,15 @@ def main() -> None:
             if row["images"] == "signs" and row["method"] in METHODS:
                 key = row["measured_on"], row["probe"]
                 found[key][row["method"]].append(100 * float(row["difference"]))
+    methods = {name: title for name, title in METHODS.items() if any(name in values for values in found.values())}
     figure, axes = panels(len(PROBES), 3.1 * len(PROBES) + 1.2, 2.6)
     for axis, (probe, title) in zip(axes, PROBES.items(), strict=True):
-        for place, method in enumerate(METHODS):
+        for place, method in enumerate(methods):
             values = found[probe][method]
             axis.barh(place, np.mean(values), color=COLORS["model" if "safe" in method else "replaced"], alpha=0.5)
             axis.plot(values, [place] * len(values), "o", color=INK, markersize=3)
         axis.axvline(0, color=INK, linewidth=1)
-        axis.set_yticks(range(len(METHODS)), list(METHODS.values()) if axis is axes[0] else [""] * len(METHODS))
+        axis.set_yticks(range(len(methods)), methods.values() if axis is axes[0] else [""] * len(methods))
         axis.invert_yaxis()
         axis.set_title(title, loc="left", fontsize=9)
         axis.set_xlabel("difference from the start (points)")
