@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
@@ -133,24 +134,44 @@ def _locate(checkpoint: str | Path, graphs: bool = False) -> Path:
         raise OptionError("checkpoint", checkpoint, f"cannot be read ({error.strerror})") from None
 
 
-def _finished(outputs: Path, stage: str) -> Iterator[tuple[bool, float, Path]]:
-    """Yield whether each finished run of a stage was pre-trained, the time of its last checkpoint, and that checkpoint.
+class _Finished(NamedTuple):
+    """Describe a finished run; runs are ordered by preference for checkpoint=newest.
+
+    Attributes:
+        pretrained: Whether the run is no fine-tuning of random weights.
+        written: Time of its last checkpoint.
+        path: Folder of that checkpoint.
+        start: Checksum of the initial weights, or scratch.
+        images: Choice of the data set, and its folder.
+    """
+
+    pretrained: bool
+    written: float
+    path: Path
+    start: object
+    images: tuple[object, object]
+
+
+def _finished(outputs: Path, stage: str) -> Iterator[_Finished]:
+    """Yield the finished runs of a stage.
 
     Damaged runs, control runs of a comparison and runs that select a learning rate are left out.
     """
     for file in outputs.rglob("config.yaml"):
         try:
             path = manifest.complete(file.parent)[-1]
-            metadata, config = manifest.read(path), Configuration.read(file).values
+            metadata, configuration = manifest.read(path), Configuration.read(file)
+            config, start = configuration.values, metadata.get("start")
+            images = configuration.choices.get("data"), (config.get("data") or {}).get("root")
             is_finished = metadata["step"] == config["recipe"]["steps"]
             written = (path / "manifest.json").stat().st_mtime
         except (UserError, OSError, LookupError, TypeError):
             continue
-        from_scratch = stage == FINETUNE and metadata.get("start") == SCRATCH
+        from_scratch = stage == FINETUNE and start == SCRATCH
         is_control = from_scratch and config.get("compare")
         is_trial = config.get("sweep") and config.get("development") is not None
         if metadata.get("stage") == stage and is_finished and not is_control and not is_trial:
-            yield not from_scratch, written, path
+            yield _Finished(not from_scratch, written, path, start, images)
 
 
 def runs_on(outputs: str | Path, data: str, root: object, start: str) -> list[Path]:
@@ -165,13 +186,9 @@ def runs_on(outputs: str | Path, data: str, root: object, start: str) -> list[Pa
     Returns:
         The folders of at most two runs.
     """
-    newest = {}
-    for _, _, path in sorted(_finished(Path(outputs), PRETRAIN), key=lambda run: run[1]):
-        config, origin = Configuration.read(path.parent / "config.yaml"), manifest.read(path).get("start")
-        images = config.choices.get("data"), config.values["data"].get("root")
-        if origin in (SCRATCH, start) and images == (data, root):
-            newest[origin] = path.parent
-    return [newest[origin] for origin in (SCRATCH, start) if origin in newest]
+    runs = [run for run in _finished(Path(outputs), PRETRAIN) if run.images == (data, root)]
+    of_starts = ([run for run in runs if run.start == origin] for origin in (SCRATCH, start))
+    return [max(found, key=lambda run: run.written).path.parent for found in of_starts if found]
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
@@ -180,6 +197,6 @@ def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:
     if not runs:
         hint = f"run the command {stage} first, or set checkpoint=PATH"
         raise UserError(f"checkpoint={NEWEST}: {outputs} contains no finished run of {stage}; {hint}")
-    *_, path = max(runs)
+    path = max(runs, key=lambda run: run[:3]).path
     say(f"checkpoint={NEWEST}: {path} (of {len(runs)} finished runs of {stage})")
     return path
