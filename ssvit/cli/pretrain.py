@@ -69,7 +69,7 @@ def _compare_with_start(config: Config, folder: Path) -> None:
 
     If a report exists, its evaluation is not repeated.
     """
-    from ssvit.cli import evaluate
+    from ssvit.cli import find
     from ssvit.training import best
 
     options: Pretrain = config.options
@@ -79,6 +79,7 @@ def _compare_with_start(config: Config, folder: Path) -> None:
         "checkpoint": str(kept if kept.is_dir() else folder), "against": [start], "outputs": options.outputs,
         "train_images": options.probing.train_images, "test_images": options.probing.test_images,
         "probes": list(options.probe), "baselines": False, "duplicates": False,
+        "fabric.accelerator": options.fabric.accelerator, "fabric.devices": 1,  # torchrun's other processes have ended
     }  # fmt: skip
     others = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
     for name, images in {FOLDER: {}, **others}.items():
@@ -88,7 +89,7 @@ def _compare_with_start(config: Config, folder: Path) -> None:
         values = {**changes, **images, "output": str(folder / name)}
         arguments = [*config.line.flags, *(f"{option}={quoted(value)}" for option, value in values.items())]
         try:
-            replace(evaluate.command, prefix=config.line.prefix).call(arguments)
+            replace(find("evaluate"), prefix=config.line.prefix).call(arguments)
         except Failure as failure:  # the training has succeeded
             print_lines(f"{name}: not compared: {failure}")
 

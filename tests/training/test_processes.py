@@ -212,6 +212,17 @@ def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
     assert final(tmp_path / "run") == final(uninterrupted(folder, **options))
 
 
+@pytest.mark.slow
+def test_a_run_from_existing_weights_is_compared_with_its_start_after_the_other_processes_have_ended(outputs):
+    start = f"checkpoint={outputs / 'masked_patch_synthetic'}"
+    options = (*TINY[TINY.index("recipe.batch_size=8") :], start, f"outputs={outputs}", "name=continued", "probe=[knn]",
+               "objective=mae", "probing.train_images=32", "probing.test_images=16")  # fmt: skip
+    run = [*TORCHRUN, "--nproc-per-node=2", "-m", "ssvit", "pretrain", *options]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert (outputs / "continued" / "evaluation" / "report.json").is_file(), done.stdout
+
+
 def test_a_command_that_reads_features_in_two_processes_reports_that_one_has_ended(outputs):
     codes, errors = forked(outputs, work=read_features)
     assert codes == [1, -signal.SIGKILL]
