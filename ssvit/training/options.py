@@ -93,7 +93,11 @@ class Pretrain(Training):
 
     def check_consistency(self) -> None:
         """Check that the images of `forgetting` exist."""
-        if self.forgetting is not None and not Path(self.forgetting).is_dir():
+        if self.forgetting is None:
+            return
+        if self.checkpoint is None:
+            raise OptionError("forgetting", self.forgetting, "must be null without checkpoint=…")
+        if not Path(self.forgetting).is_dir():
             raise OptionError("forgetting", self.forgetting, "must be a folder of images")
 
 

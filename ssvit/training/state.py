@@ -363,9 +363,10 @@ class State:
             return 0
         for name, value in run_identity.items():
             recorded = manifest.get(name)
-            if name == "encoder" and recorded:  # options that the run's version did not have are at their defaults
-                recorded = {**stored(options_from(recorded)), **recorded}
-                recorded = {option: recorded[option] for option in recorded if option in cast(Any, value)}
+            if name == "encoder" and recorded and isinstance(value, Mapping):
+                # Options that the run's version did not have are at their defaults.
+                defaults = stored(options_from(recorded))
+                recorded = {**{option: defaults[option] for option in value if option in defaults}, **recorded}
             if json.loads(json.dumps(recorded)) != json.loads(json.dumps(value)):
                 raise UserError(
                     f"{name}: must be {manifest.get(name)}, with which the run in {folder} started; overwrite=true "
