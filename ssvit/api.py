@@ -236,11 +236,15 @@ def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:
 
 def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
     """Run a command and return its output folder."""
-    if options.get("checkpoint") is not None:
+    # These two parameters of the functions have defaults, which are the defaults of the command.
+    options = {
+        name: value for name, value in options.items() if value is not None or name not in ("checkpoint", "data")
+    }
+    if "checkpoint" in options:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
-    arguments = [f"{name}={quoted(value)}" for name, value in _flat(options) if value is not None or "." in name]
+    arguments = [f"{name}={quoted(value)}" for name, value in _flat(options)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
         if not verbose:

@@ -269,6 +269,8 @@ def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outpu
     usual, changed = (composed("pretrain", data={"augment": part}) for part in ({}, {"jitter": 0.8, "scale": [0.5, 1]}))
     expected = usual["data"]["augment"] | {"jitter": 0.8, "scale": [0.5, 1]}
     assert changed["data"]["augment"] == expected
+    with pytest.raises(UserError, match=r"^workers=null: "):
+        composed("pretrain", data=None, workers=None)
     with pytest.raises(UserError, match=r"^data\.augment\.jiter: there is no such option; did you mean"):
         composed("pretrain", data={"augment": {"jiter": 0.8}})
 

@@ -1,12 +1,13 @@
 """Measure the continuation of existing weights, and write the results of all finished runs to rows.csv.
 
-    python docs/starting/measure.py FOLDER signs 0                # hand signs, seed 0, all methods
-    python docs/starting/measure.py FOLDER signs 0 safe_simclr    # one method
+    python docs/starting/measure.py FOLDER public signs 0                # hand signs, seed 0, all methods
+    python docs/starting/measure.py FOLDER public signs 0 safe_simclr    # one method
+    python docs/starting/measure.py                                      # only write rows.csv
 
-FOLDER contains `vit-s14` (weights as transformers writes them), `sign-digits-100` (photographs in train/ and test/, a
-folder for each class) and `cifar-10-batches-py`. Finished runs are skipped and interrupted ones are continued, so the
-same command finishes an interrupted one. `python docs/starting/plot.py` draws the rows; docs/starting.md describes the
-protocol.
+FOLDER contains `vit-s14` (weights as transformers writes them, the start `public`), `mae` (a run of ssvit, the start
+`small`), `sign-digits-100` (photographs in train/ and test/, a folder for each class) and `cifar-10-batches-py`.
+Finished runs are skipped and interrupted ones are continued, so the same command finishes an interrupted one.
+`python docs/starting/plot.py` draws the rows; docs/starting.md describes the protocol.
 """
 
 import csv
@@ -23,53 +24,69 @@ from torchvision.datasets import CIFAR10
 import ssvit
 
 ROWS = Path(__file__).parent / "rows.csv"
-COLUMNS = ("images", "method", "seed", "measured_on", "probe", "accuracy", "difference", "low", "high")
-STEPS, OUTPUTS = 200, "outputs"
+COLUMNS = ("start", "images", "method", "seed", "measured_on", "probe", "accuracy", "difference", "low", "high")
+OUTPUTS = Path("outputs")
+STARTS = {"public": "vit-s14", "small": "mae"}
 SAFE = {"objective": "simclr", "continuation": "safe", "recipe.lr": 3e-3}
+ALL = {"continuation.trained": "all", "continuation.lora": None}
 METHODS: dict[str, dict[str, Any]] = {
     "naive_mae": {"objective": "mae"},
     "naive_simclr": {"objective": "simclr"},
+    "low_mae": {"objective": "mae", "recipe.optimizer": "adamw", "recipe.lr": 1e-4},
+    "low_simclr": {"objective": "simclr", "recipe.optimizer": "adamw", "recipe.lr": 1e-4},
     "dietcp": {"objective": "diet_cp"},
-    "safe_simclr": SAFE,
     "safe_mae": SAFE | {"objective": "mae"},
     "safe_diet": SAFE | {"objective": "diet"},
+    "safe_simclr": SAFE,
+    "all_simclr": SAFE | ALL,
     "without_lora": SAFE | {"continuation.lora": None},
     "without_layer": SAFE | {"continuation.trained": 0},
     "without_heads_only": SAFE | {"continuation.heads_only": 0.0},
     "without_lower_rate": SAFE | {"continuation.encoder_lr": 1.0, "recipe.layer_decay": 1.0},
     "with_cosine": SAFE | {"continuation.anchor": {"kind": "cosine"}},
     "with_gram": SAFE | {"continuation.anchor": {"kind": "gram"}},
+    "long_simclr": SAFE | {"recipe.steps": 2400},
+    "long_diet": SAFE | {"objective": "diet", "recipe.steps": 2400},
+    "long_dietcp": {"objective": "diet_cp", "recipe.steps": 2400},
     "scratch": {"preset": "auto"},
 }
+FINETUNED = "finetuned_"  # followed by a method, or by start
+FINETUNE_LR = 2e-4  # chosen on a fifth of the training images
 MEASURED: dict[str, Any] = {
     "probe": ["ridge", "few_shot", "knn_standardized"],
     "evaluator": [],
     "probing.train_images": 5000,
     "probing.test_images": 2000,
     "recipe.best": None,
-    "logger": [],
-    "workers": 0,
 }
 
 
-def main(folder: Path, images: str, seed: int, methods: list[str]) -> None:
+def main(folder: Path, start: str, images: str, seed: int, methods: list[str]) -> None:
     """Measure methods on a data set with one seed.
 
     Args:
         folder: The folder of weights and images.
-        images: signs or digits.
+        start: public or small.
+        images: signs, digits or cifar10; forgetting is measured on CIFAR-10, and that of cifar10 on the hand signs.
         seed: Seed of the runs.
-        methods: Names of methods; all if empty.
+        methods: Names of methods, or finetuned_ and the name of a method whose run exists, or finetuned_start; all
+            methods if empty.
     """
-    root = {"signs": folder / "sign-digits-100", "digits": digits(folder)}[images]
-    weights, others = folder / "vit-s14", cifar(folder)
+    roots = {"signs": folder / "sign-digits-100", "digits": digits(folder), "cifar10": cifar(folder)}
+    root, others = roots[images], roots["signs" if images == "cifar10" else "cifar10"]
+    weights = folder / STARTS[start]
     for method in methods or METHODS:
-        name = f"{images}_{method}_{seed}"
-        if (Path(OUTPUTS, name) / "evaluation" / "report.json").is_file():
+        name = f"{start}_{images}_{method}_{seed}"
+        shared = {"name": name, "recipe.seed": seed, "outputs": OUTPUTS, "logger": [], "workers": 0}
+        if method.startswith(FINETUNED):
+            source = method.removeprefix(FINETUNED)
+            checkpoint = weights if source == "start" else OUTPUTS / f"{start}_{images}_{source}_{seed}"
+            schedule = {"recipe.steps": 300, "recipe.warmup": 30, "recipe.batch_size": 64, "recipe.lr": FINETUNE_LR}
+            ssvit.finetune(checkpoint, data=root, **shared, **schedule, **{"recipe.best": None})
+        elif (OUTPUTS / name / "evaluation" / "report.json").is_file():
             continue
-        shared = {**MEASURED, **METHODS[method], "name": name, "recipe.seed": seed, "outputs": OUTPUTS}
-        if method == "scratch":
-            run = ssvit.pretrain(data=str(root), **shared)
+        elif method == "scratch":
+            run = ssvit.pretrain(root, **MEASURED, **shared, preset="auto")
             ssvit.evaluate(
                 run,
                 against=[{"path": str(weights), "image_size": 98}],
@@ -80,31 +97,26 @@ def main(folder: Path, images: str, seed: int, methods: list[str]) -> None:
                 outputs=OUTPUTS,
             )
         else:
-            schedule = {
-                "recipe.steps": STEPS,
-                "recipe.warmup": STEPS // 20,
-                "recipe.batch_size": 64,
-                "recipe.evaluate_every": STEPS,
-                "recipe.save_every": STEPS // 2,
-                "recipe.log_every": 10,
-            }
-            start = {"checkpoint": str(weights), "data": str(root), "preset": None, "forgetting": str(others)}
-            run = ssvit.pretrain(**{**shared, **start, **schedule})
-    write()
+            options = {"recipe.steps": 200, "recipe.batch_size": 64, "recipe.log_every": 10} | METHODS[method]
+            steps = options["recipe.steps"]
+            options |= {"recipe.warmup": steps // 20, "recipe.evaluate_every": steps, "recipe.save_every": steps // 2}
+            ssvit.pretrain(root, checkpoint=weights, preset=None, forgetting=others, **MEASURED, **shared, **options)
 
 
 def rows(run: Path) -> Iterator[dict[str, object]]:
     """Yield the scores of a run and their differences from the start, from the reports in its folder."""
-    for folder, measured_on in (("evaluation", "target"), ("forgetting", "cifar10")):
+    for folder, measured_on in (("evaluation", "target"), ("forgetting", "other")):
         report = run / folder / "report.json"
         standings = json.loads(report.read_text())["standings"] if report.is_file() else []
-        starts = {one["probe"]: one for one in standings if one["encoder"] == "model"}  # named after its file
+        starts = {one["probe"]: one for one in standings if one["encoder"] in ("model", "mae")}  # named after its file
         for one in standings:
             if one["encoder"] == run.name:
                 difference = starts[one["probe"]]["difference"]
                 low, high = difference["interval"]
                 values = {"accuracy": one["value"], "difference": difference["mean"], "low": low, "high": high}
                 yield {"measured_on": measured_on, "probe": one["probe"], **values}
+    if (run / "confusion.png").is_file():
+        yield {"measured_on": "target", "probe": "fine-tuned", "accuracy": ssvit.api.Run(run).metrics["test/accuracy"]}
 
 
 def digits(folder: Path) -> Path:
@@ -135,16 +147,20 @@ def cifar(folder: Path) -> Path:
 
 
 def write() -> None:
-    """Write the rows of all runs that have a report."""
+    """Write the rows of all finished runs."""
     with ROWS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for report in sorted(Path(OUTPUTS).glob("*_*_[0-9]/evaluation/report.json")):
-            run = report.parents[1]
-            images, _, rest = run.name.partition("_")
+        for run in sorted(OUTPUTS.glob("*_*_*_[0-9]")):
+            start, images, rest = run.name.split("_", 2)
             method, _, seed = rest.rpartition("_")
-            writer.writerows({"images": images, "method": method, "seed": seed, **row} for row in rows(run))
+            writer.writerows(
+                {"start": start, "images": images, "method": method, "seed": seed, **row} for row in rows(run)
+            )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    if sys.argv[1:]:
+        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:])
+    else:
+        write()

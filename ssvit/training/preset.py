@@ -105,9 +105,10 @@ def expand(line: CommandLine) -> None:
     if "data.image_size" not in fixed and larger > size:
         resized = f" resized to {size} (data.image_size={larger} keeps more detail),"
     noun = "grey images" if grey else "images"
-    line.say(f"preset=auto: {images:,} {noun} with a median side of {side} pixels,{resized} {cores} CPU cores:")
     options = [f"{name}={value}" for name, value in chosen.items() if name not in fixed]
-    line.say(f"  {' '.join(options)}")
+    if options:
+        line.say(f"preset=auto: {images:,} {noun} with a median side of {side} pixels,{resized} {cores} CPU cores:")
+        line.say(f"  {' '.join(options)}")
     line.added += options
     if images < _FEW and typed.get("checkpoint", "null") == "null":
         path = shlex.quote(typed.get("data.root", "PATH"))
