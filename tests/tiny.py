@@ -30,6 +30,7 @@ from ssvit.objectives import (
     contrastive_options,
     diet_options,
     dino_options,
+    distill_options,
     latent_options,
     mae_options,
     masked_patch_options,
@@ -41,6 +42,7 @@ from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR
 from ssvit.objectives.diet import Diet
 from ssvit.objectives.dino import Dino, IBot
+from ssvit.objectives.distill import Distill
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch, Masking
@@ -52,6 +54,8 @@ from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
+
+TEACHER = Path(__file__).parent / "fixtures" / "outputs" / "masked_patch_synthetic"  # a checkpoint
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 CLASSES = ("ant", "bee", "cat")
@@ -206,6 +210,29 @@ def diet(dropout: float = 0.0, seed: int = 0, **options) -> Diet:
     """A class for each of the 24 pictures."""
     torch.manual_seed(seed)
     return Diet(diet_options.Diet(**options), encoder=encoder(dropout), images=24)
+
+
+def teacher(**options) -> ViT:
+    """A frozen encoder of another width, image size and patch size, whose grid is 3x3."""
+    torch.manual_seed(5)
+    chosen = {
+        "image_size": 24,
+        "patch_size": 8,
+        "width": 12,
+        "depth": 1,
+        "heads": 2,
+        "mean": 0.4,
+        "std": 0.3,
+        **options,
+    }
+    return shaken(ViT(vit_options.ViT(**chosen)))
+
+
+def distill(dropout: float = 0.0, seed: int = 0, *, of: ViT | None = None, **options) -> Distill:
+    """Distillation from `teacher`."""
+    torch.manual_seed(seed)
+    chosen = distill_options.Distill(teacher={"_target_": LoadEncoder.part_name(), "path": str(TEACHER)}, **options)
+    return Distill(chosen, encoder=encoder(dropout), images=24, teacher=of or teacher())
 
 
 def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:

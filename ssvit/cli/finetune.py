@@ -23,6 +23,14 @@ from ssvit.studies import comparison
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 
 FIRST = "finetune_shapes"  # default experiment after a pre-training on the embedded images
+_FOREIGN_LR = 2e-4  # for weights of other projects, see docs/starting.md
+_OF_RATE = {
+    "recipe",
+    "recipe.lr",
+    "recipe.optimizer",
+    "experiment",
+    "sweep",
+}  # options that determine the learning rate
 
 
 def complete(config: Config) -> Config:
@@ -94,9 +102,15 @@ def run(config: Config) -> Path:
 
 
 def before(line: CommandLine) -> None:
-    """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights."""
-    select_checkpoint_again(line)
+    """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights.
+
+    Weights of other projects are fine-tuned with a lower learning rate.
+    """
+    checkpoint = select_checkpoint_again(line)
     typed = line.typed
+    if checkpoint and checkpoint.foreign and not _OF_RATE & typed.keys():
+        line.say(f"recipe.lr={_FOREIGN_LR}: the weights are of another project")
+        line.added.append(f"recipe.lr={_FOREIGN_LR}")
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
     if not named and line.brought.get("data") == EMBEDDED:
         line.say(f"experiment={FIRST}: the embedded images, with few labels")

@@ -5,8 +5,10 @@ foreign file.
 """
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
@@ -55,37 +57,49 @@ def run(config: Config) -> Path:
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
-        if hasattr(options.encoder, "path") and session.labelled and options.probe:
+        others = [
+            part for part in (options.encoder, getattr(options.objective, "teacher", None)) if hasattr(part, "path")
+        ]
+        if others and session.labelled and options.probe:
             session.end()
             if is_main_process():
-                _compare_with_start(config, folder.path)
+                _compare(config, folder.path, [_written(part) for part in others])
         if is_main_process():
             print_lines(f"next: {_next(config, labelled=session.labelled)}")
     return folder.path
 
 
-def _compare_with_start(config: Config, folder: Path) -> None:
-    """Evaluate the run's best checkpoint and its start, on the images of the run and of the option `forgetting`.
+def _written(encoder: Any) -> dict[str, object]:
+    """Return the options of an encoder that is loaded, without those that have the checkpoint's value."""
+    return {name: value for name, value in encoder.values().items() if value is not None}
 
-    If a report exists, its evaluation is not repeated.
+
+def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]]) -> None:
+    """Evaluate the run's best checkpoint next to its start and its teacher.
+
+    The images are those of the run and of the option `forgetting`. If a report exists, its evaluation is not repeated.
+
+    Args:
+        config: Configuration of the run.
+        folder: The run folder.
+        others: Options of the other encoders.
     """
     from ssvit.cli import find
     from ssvit.training import best
 
     options: Pretrain = config.options
     kept = folder / best.NAME
-    start = {name: value for name, value in options.encoder.values().items() if value is not None}
     changes = {
-        "checkpoint": str(kept if kept.is_dir() else folder), "against": [start], "outputs": options.outputs,
+        "checkpoint": str(kept if kept.is_dir() else folder), "against": others, "outputs": options.outputs,
         "train_images": options.probing.train_images, "test_images": options.probing.test_images,
         "probes": list(options.probe), "baselines": False, "duplicates": False,
         "fabric.accelerator": options.fabric.accelerator, "fabric.devices": 1,  # torchrun's other processes have ended
     }  # fmt: skip
-    others = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
-    for name, images in {FOLDER: {}, **others}.items():
+    forgetting = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
+    for name, images in {FOLDER: {}, **forgetting}.items():
         if (folder / name / "report.json").is_file():
             continue
-        print_lines(f"{name}: comparison with the features of {start['path']}")
+        print_lines(f"{name}: comparison with the features of {' and '.join(str(other['path']) for other in others)}")
         values = {**changes, **images, "output": str(folder / name)}
         arguments = [*config.line.flags, *(f"{option}={quoted(value)}" for option, value in values.items())]
         try:

@@ -49,7 +49,7 @@ class Command:
     run: Callable[[Config], Any]
     options: type[Options]
     expansions: Mapping[str, str] = field(default_factory=dict)
-    before: Callable[[CommandLine], None] | None = None
+    before: Callable[[CommandLine], object] | None = None
     stand_in: Callable[[CommandLine], None] | None = None
     positional: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -115,7 +115,10 @@ class LoadLayers(Options):
         """Check that both encoders have the same patch size and number of channels."""
         if self.checkpoint is None or not isinstance(run.encoder, ViT):
             return
-        _check_sizes(self.path, "patches", "patch_size", run.encoder, vit(self.checkpoint.encoder))
+        encoders = run.encoder, vit(self.checkpoint.encoder)
+        expected, loaded = ("x".join(map(str, (e.channels, *pair("patch_size", e.patch_size)))) for e in encoders)
+        if expected != loaded:
+            raise OptionError("path", self.path, f"must have patches of {expected}, as the encoder; has {loaded}")
 
 
 class LoadClassifier(LoadEncoder):
@@ -133,16 +136,25 @@ class LoadClassifier(LoadEncoder):
         self.loaded()
 
     def check(self, run: Run) -> None:
-        """Check that the classifier accepts the images of the encoder, as a teacher must."""
+        """Check that the classifier accepts the channels of the encoder's images, as a teacher must."""
         if isinstance(run.encoder, Normalized):
-            _check_sizes(self.path, "images", "image_size", run.encoder, options_from(self.checkpoint().encoder))
+            check_channels("path", self, run.encoder)
 
 
-def _check_sizes(path: object, noun: str, name: str, *encoders: Normalized) -> None:
-    """Check that the option `name` and the channels of an encoder and of the one at a path are equal."""
-    expected, loaded = ("x".join(map(str, (vit.channels, *pair(name, getattr(vit, name))))) for vit in encoders)
-    if expected != loaded:
-        raise OptionError("path", path, f"must have {noun} of {expected}, as the encoder; has {loaded}")
+def check_channels(name: str, teacher: LoadEncoder, encoder: Normalized) -> None:
+    """Check that a teacher accepts the channels of an encoder's images.
+
+    Args:
+        name: Name of the option with the path of the teacher.
+        teacher: The teacher.
+        encoder: The encoder.
+
+    Raises:
+        OptionError: They have different numbers of channels.
+    """
+    if (channels := teacher.loaded().channels) != encoder.channels:
+        expected = f"must have images of {encoder.channels} channels, as the encoder; has {channels}"
+        raise OptionError(name, teacher.path, expected)
 
 
 def check_reading(checkpoint: Checkpoint, reading: object) -> None:

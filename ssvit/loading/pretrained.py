@@ -38,12 +38,15 @@ _OF_IMAGES = {"image_size": "${data.image_size}", "image_mean": "${data.mean}", 
 _SAMPLED = 64  # number of images whose size is read
 
 
-def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
+def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoint | None:
     """Find the checkpoint of the command line, and add its encoder and data set to the choices of the command.
 
     Args:
         line: The command line.
         newest: Checkpoint for checkpoint=newest; None: that of the newest run.
+
+    Returns:
+        The checkpoint; None for random weights.
 
     Raises:
         OptionError: There is no checkpoint, or an option contradicts it.
@@ -55,7 +58,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
     path = arguments.get("checkpoint", NEWEST)
     if path == SCRATCH:
         if "encoder" in arguments and _selects_data(arguments):
-            return
+            return None
         path = NEWEST
     elif "encoder" in arguments:
         expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
@@ -63,6 +66,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> None:
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
     line.finish = partial(_with_image_size, checkpoint)
+    return checkpoint
 
 
 def select_initial_weights(line: CommandLine) -> None:
@@ -93,7 +97,7 @@ def select_initial_weights(line: CommandLine) -> None:
     line.finish = lambda config: _with_image_size(checkpoint, _without_fixed_options(config))
 
 
-def select_checkpoint_again(line: CommandLine) -> None:
+def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
     """Apply `select_checkpoint` for fine-tuning; an existing run of this name or command keeps its checkpoint."""
     newest, arguments = None, line.typed
     if arguments.get("overwrite") != "true":
@@ -101,7 +105,7 @@ def select_checkpoint_again(line: CommandLine) -> None:
         files = sorted(outputs.rglob("config.yaml")) if name is None else [outputs / name / "config.yaml"]
         for file in files:
             newest = newest or _checkpoint_of_run(file, line.identity if name is None else None)
-    select_checkpoint(line, newest)
+    return select_checkpoint(line, newest)
 
 
 def add_placeholders(line: CommandLine) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssvit.models.lora_options import Lora
@@ -23,6 +24,20 @@ def scaled(images: Tensor) -> Tensor:
     return images.float() / (255 if images.dtype == torch.uint8 else 1)
 
 
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images (b, c, h, w), uint8 or in [0, 1], in another size; the same images if they have it."""
+    if tuple(images.shape[-2:]) == size:
+        return images
+    return F.interpolate(scaled(images), size, mode="bicubic", antialias=True).clamp(0, 1)
+
+
+def frozen(encoder: "Encoder") -> "Encoder":
+    """Return an encoder that is only applied to the images of training steps: in eval mode, without gradients."""
+    encoder.requires_grad_(False).eval()
+    encoder.checks_values = False
+    return encoder
+
+
 class Encoder(nn.Module):
     """Define the base class of all encoders.
 
@@ -34,6 +49,7 @@ class Encoder(nn.Module):
         width: Width of the feature vector.
         pooling: How the outputs become one vector per image, such as class_token or patch_mean.
         undecayed: Substrings of the names of parameters that get no weight decay.
+        checks_values: Whether the range of float images is checked, which synchronises an accelerator with the host.
         origin: Checksum of the checkpoint that initialised the weights, or "scratch" for a random initialisation.
         class_token: Learned class token, None without one.
         distillation_token: Learned distillation token, None without one.
@@ -50,6 +66,7 @@ class Encoder(nn.Module):
     width: int
     pooling: str
     undecayed: Sequence[str] = UNDECAYED
+    checks_values: bool = True
     origin: str = "scratch"
     class_token: nn.Parameter | None
     distillation_token: nn.Parameter | None
@@ -163,7 +180,8 @@ class Encoder(nn.Module):
             return
         if not images.is_floating_point():
             raise OptionError("images", images.dtype, expected)
-        if torch.compiler.is_compiling() or not images.numel() or (self.training and images.device.type != "cpu"):
+        checks = images.device.type == "cpu" or (self.checks_values and not self.training)
+        if torch.compiler.is_compiling() or not images.numel() or not checks:
             return
         low, high = (value.item() for value in images.detach().aminmax())
         if not (low >= -_BEYOND and high <= 1 + _BEYOND):

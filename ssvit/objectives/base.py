@@ -116,6 +116,13 @@ class Objective(nn.Module):
         """Return the objective that evaluators measure: this one, or the one inside of it."""
         return self
 
+    def references(self) -> Iterable[nn.Module]:
+        """Return frozen modules that `forward` calls without gradients and that are not submodules.
+
+        They are moved to the device and accelerated, but not trained, saved or sharded.
+        """
+        return ()
+
     @property
     def metadata(self) -> dict[str, object]:
         """Return the metadata of the model that a checkpoint stores to construct it again."""

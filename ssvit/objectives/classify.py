@@ -6,7 +6,7 @@ Letters: b images, c channels, d width, k classes.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ssvit.data.batch import Batch
 from ssvit.data.sources.base import is_multi_label
 from ssvit.models import lora
 from ssvit.models.block import lecun_normal_
-from ssvit.models.encoder import Encoder
+from ssvit.models.encoder import Encoder, frozen, resized
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
@@ -53,7 +53,8 @@ class Distillation:
 
     def __init__(self, options: classify_options.Distillation, teacher: "Classify") -> None:
         self.options = options
-        self.teacher = teacher.eval()
+        self.teacher = teacher.requires_grad_(False).eval()
+        frozen(teacher.encoder)
 
     def check(self, encoder: Encoder, classes: Sequence[str]) -> None:
         """Check that the teacher fits the encoder's images and the classes.
@@ -63,16 +64,15 @@ class Distillation:
             classes: Its classes, in order.
 
         Raises:
-            UserError: The teacher is a multi-label classifier, requires other images, or has other classes or another
-                order of them.
+            UserError: The teacher is a multi-label classifier, or has other channels, other classes or another order of
+                them.
         """
         if self.teacher.options.loss == classify_options.MULTI_LABEL:
             raise UserError("distillation.teacher: must have been trained with one class for each image")
-        expected, actual = (
-            "x".join(map(str, (vit.channels, *vit.image_size))) for vit in (encoder, self.teacher.encoder)
-        )
-        if actual != expected:
-            raise UserError(f"distillation.teacher: requires images of {actual}, and this encoder images of {expected}")
+        channels = self.teacher.encoder.channels
+        if channels != encoder.channels:
+            expected = f"must have images of {encoder.channels} channels, as this encoder, not of {channels}"
+            raise UserError(f"distillation.teacher: {expected}")
         if self.teacher.classes != tuple(classes):
             actual, expected = (", ".join(names[:10]) for names in (self.teacher.classes, classes))
             raise UserError(f"distillation.teacher: must have the classes {expected}, in this order, not {actual}")
@@ -86,24 +86,18 @@ class Distillation:
 
         Args:
             logits: Logits of the student, (b, k).
-            images: Images, (b, c, h, w).
+            images: Images, (b, c, h, w), which are resized to the teacher's image size.
 
         Returns:
             The loss, ().
         """
-        if self.teacher.encoder.mean.device != images.device:
-            self._move(images.device)
         with torch.no_grad():
-            teacher_logits = self.teacher.logits(images)
+            teacher_logits = self.teacher.logits(resized(images, self.teacher.encoder.image_size))
         if self.options.kind == "hard":
             return F.cross_entropy(logits, teacher_logits.argmax(1))
         temperature = self.options.temperature
         student, teacher = (F.log_softmax(x / temperature, 1, dtype=logits.dtype) for x in (logits, teacher_logits))
         return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True) / len(logits)
-
-    @torch.compiler.disable
-    def _move(self, device: torch.device) -> None:
-        self.teacher.to(device)
 
 
 class Classify(Objective):
@@ -159,6 +153,10 @@ class Classify(Objective):
         mixing = [transform(alpha=alpha, num_classes=len(self.classes)) for transform, alpha in transforms if alpha]
         self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0] if mixing else None
         lora.restrict(encoder, options.trained, options.lora)
+
+    def references(self) -> Iterable[nn.Module]:
+        """Return the teacher, if any."""
+        return [] if self.distillation is None else [self.distillation.teacher]
 
     @property
     def metadata(self) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
 from ssvit.models.encoder import Encoder
@@ -46,8 +46,6 @@ class Anchor:
             images: Images, (b, c, h, w), uint8 or float in [0, 1].
             depth_noise: Random numbers of stochastic depth, (b, 2 * depth), or None.
         """
-        if self.initial.mean.device != images.device:
-            self._move(images.device)
         with torch.no_grad():
             expected = at_least_float32(self.initial(images))
         outputs = at_least_float32(encoder(images, depth_noise=depth_noise))
@@ -58,10 +56,6 @@ class Anchor:
         pooled, initial_pooled = (encoder.pool(x) for x in both)
         cosine = F.cosine_similarity(pooled, initial_pooled).mean() + (patches * initial_patches).sum(-1).mean()
         return 1 - cosine / 2
-
-    @torch.compiler.disable
-    def _move(self, device: torch.device) -> None:
-        self.initial.to(device)
 
 
 class Continuation(Objective):
@@ -91,6 +85,10 @@ class Continuation(Objective):
     def backbone(self) -> Encoder:
         """Return the encoder that is probed and exported."""
         return self.objective.backbone()
+
+    def references(self) -> Iterable[nn.Module]:
+        """Return the encoder with its initial weights, if there is a penalty."""
+        return [*self.objective.references(), *([self.anchor.initial] if self.anchor else [])]
 
     def measured(self) -> Objective:
         """Return the objective without the penalty."""

@@ -33,7 +33,7 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
 from ssvit.evaluation.processes import gather
-from ssvit.kernels.accelerate import accelerate
+from ssvit.kernels.accelerate import accelerate, pack
 from ssvit.models.timm_options import options_from, stored
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach
@@ -146,6 +146,9 @@ class State:
         self.fabric, self.recipe = fabric, recipe
         self.objective = objective.train()  # an encoder loaded from a checkpoint is in eval mode
         accelerate(objective, recipe.backend == "kernels")
+        for module in objective.references():
+            accelerate(module.to(fabric.device), recipe.backend == "kernels")
+            pack(module)
         self._twin = sharding.Twin(objective, fabric.device) if sharding.is_sharded(fabric) else None
         compiled: nn.Module = objective
         self.sample = objective.sample

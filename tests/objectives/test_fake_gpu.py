@@ -17,8 +17,7 @@ def pass_of(objective, given):
             return None if values is None else torch.empty(values.shape, dtype=values.dtype, device="cuda")
 
         mode.allow_non_fake_inputs = True
-        anchor = getattr(objective, "anchor", None)  # its encoder is not a submodule
-        for module in (objective, *([anchor.initial] if anchor else [])):
+        for module in (objective, *objective.references()):
             module.to_empty(device="cuda")
         mode.allow_non_fake_inputs = False
         views = {name: moved(view) for name, view in given.views.items()}

@@ -28,6 +28,7 @@ from ssvit.objectives import (
     contrastive_options,
     diet_options,
     dino_options,
+    distill_options,
     latent_options,
     mae_options,
     masked_patch_options,
@@ -38,6 +39,7 @@ from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.dino import Dino
+from ssvit.objectives.distill import Distill
 from ssvit.options import UserError
 
 # By the name of a function of tiny.py, and its arguments.
@@ -67,6 +69,9 @@ CASES = {
     "continuation_of_dino": ("continuation", {"of": "dino"}),
     "diet": ("diet", {}),
     "diet_normalized": ("diet", {"normalize": True}),
+    "distill": ("distill", {}),
+    "distill_of_mixtures": ("distill", {"mixup": True, "hidden": 8, "loss": "smooth_l1"}),
+    "distill_cached": ("distill", {"features": "pooled", "cached": True}),
     "classify": ("classify", {}),
     "classify_head": ("classify", {"trained": "head"}),
     "classify_layer": ("classify", {"trained": 1}),
@@ -85,6 +90,9 @@ def build(case: str, dropout: float = 0.0, seed: int = 0, depth: float = 0.0) ->
             block.drop.rate = depth * number / (len(objective.encoder.blocks) - 1)
     if isinstance(getattr(objective, "target", None), Codebook):
         objective.prepare(Batch.of_view(tiny.pictures(20)) for _ in itertools.count())
+    if isinstance(objective, Distill):
+        given = Batch.of_view(tiny.pictures(24), slots=torch.arange(24))._replace(indices=torch.arange(24))
+        objective.prepare(itertools.repeat(given))
     return objective
 
 
@@ -173,7 +181,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits(case, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "case", ["mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot", "latent",
-             "simclr", "contrastive_tuning", "diet", "classify_layer", "classify_lora",
+             "simclr", "contrastive_tuning", "diet", "distill", "distill_cached", "classify_layer", "classify_lora",
              "continuation_with_lora", "continuation_of_dino_with_lora"],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
@@ -271,7 +279,14 @@ def test_forward_and_a_step_that_is_not_applied_change_nothing(case):
     assert all(value.equal(before[name]) for name, value in objective.state_dict().items() if name in weights)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.partition("_")[0] not in ("simclr", "contrastive")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in CASES
+        if case.partition("_")[0] not in ("simclr", "contrastive") and case != "distill_of_mixtures"
+    ],
+)
 def test_micro_batches_add_up_to_the_batch(case, tmp_path):
     """Gradients and buffers that change once per update, such as a centre or a teacher, agree with stochastic depth."""
     objective = shaken(build(case, depth=0.6)).double()
@@ -401,6 +416,7 @@ OUTSIDE = {
     latent_options.Latent: {"masked": 0, "masks": 0, "decoder": 3},
     contrastive_options.SimCLR: {"temperature": 0, "keep": 1.5, "layers": 1, "projection": 0},
     contrastive_options.ContrastiveTuning: {"trained": 0, "heads_only": 2, "queue": 0},
+    distill_options.Distill: {"features": "all", "loss": "l1", "hidden": 0, "mixup": 1, "cached": 2},
     diet_options.Diet: {"label_smoothing": 1.0, "normalize": 1},
     continuation_options.Continuation: {"trained": -1, "heads_only": 1.5, "encoder_lr": 0, "lora": 8, "anchor": 3},
     continuation_options.Anchor: {"kind": "l2", "weight": 0},
@@ -454,6 +470,8 @@ INVALID = [
 def test_an_invalid_option_is_named(options, name, values_):
     if issubclass(options, targets_options.Patches):
         values_ = {"patch_size": 8 if issubclass(options, targets_options.MeanColor) else 4} | values_
+    if options is distill_options.Distill:
+        values_ = {"teacher": {"_target_": "ssvit.loading.encoder.load_encoder", "path": str(tiny.TEACHER)}} | values_
     assert error_of(options, **values_).name == name
 
 
@@ -492,6 +510,7 @@ SMALL = {
     "simclr": ["objective.hidden=16", "objective.projection=8"],
     "diet": [],
     "diet_cp": [],
+    "distill": [f"teacher={tiny.TEACHER}"],
 }
 
 
@@ -513,6 +532,9 @@ def command(objective: str, *options: str) -> list[str]:
         ("simclr", "augment@data.augment=inception_crop", "data.augment"),
         ("diet", "augment@data.augment=two_crops", "data.augment"),
         ("diet_cp", "recipe.seed=1", "checkpoint"),
+        ("distill", "teacher=/no/where", "teacher"),
+        ("distill", "objective.cached=true", "objective.features"),
+        ("distill", "objective.cached=true objective.features=pooled objective.mixup=true", "objective.mixup"),
         ("mae", "continuation=safe", "checkpoint"),
         ("simclr", "evaluators.held_out.seed=-1", "evaluators.held_out.seed"),
     ],
@@ -531,12 +553,15 @@ FIGURES = {
     "latent": ("learning",),
     "simclr": ("learning",),
     "diet": ("label_free",),
+    "distill": ("label_free",),
 }
 
 
 @pytest.mark.parametrize("objective", FIGURES)
 def test_the_command_trains_evaluates_and_keeps_the_backbone(objective, tool, tmp_path, capsys):
-    evaluator, *every = ("label_free", "evaluators.label_free.every=3") if "diet" in objective else ("held_out",)
+    evaluator, *every = (
+        ("label_free", "evaluators.label_free.every=3") if objective in ("diet", "distill") else ("held_out",)
+    )
     options = command(objective, "probe=[knn]", f"evaluators.{evaluator}.images=16", *every)
     tool("pretrain", *options)
     folder = tmp_path / "outputs" / f"{objective}_synthetic"

@@ -1,0 +1,76 @@
+"""Define the options of distillation without labels."""
+
+from typing import ClassVar, Literal
+
+from ssvit.config.choices import choice
+from ssvit.config.declaration import Count, Part, Run
+from ssvit.loading.encoder_options import LoadEncoder, check_channels, usual_size
+from ssvit.models.encoder_options import Normalized
+from ssvit.objectives.base_options import Objective
+from ssvit.options import OptionError, pair
+
+_LOAD = {"_target_": LoadEncoder.part_name(), "path": "${teacher}"}
+
+
+@choice(
+    "objective",
+    "distill",
+    sets={
+        "teacher": "???",
+        "objective": {"teacher": _LOAD},
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},
+    },
+)
+class Distill(Objective):
+    """Predict the features of a frozen encoder, the teacher, of the same view of each image.
+
+    objective=distill teacher=PATH, where PATH is the folder of a run, a file of weights, hf://OWNER/NAME or timm:NAME.
+    The teacher may have another architecture, patch size, image size and normalisation than the encoder.
+    """
+
+    needs_patches: ClassVar[bool] = False
+    needs_image_count: ClassVar[bool] = True
+
+    teacher: Part
+    """The teacher. Its image_size is that of the encoder, within the limits of foreign weights, or that of the run that
+    trained it."""
+    features: Literal["both", "pooled", "patches"] = "both"
+    """Predicted features: the pooled feature of the image, those of the patches, or both with equal weights. The
+    teacher's patch grid is resampled to the encoder's."""
+    loss: Literal["cosine", "smooth_l1"] = "cosine"
+    """Difference of a prediction from its target: 1 minus their cosine, or the smooth L1 loss."""
+    hidden: Count | None = None
+    """Width of the hidden layer of the heads; None: linear heads."""
+    mixup: bool = False
+    """Whether each image is mixed with another one, in shares uniform in [0, 1], before teacher and encoder see it
+    (Beyer et al. 2022). For long training."""
+    cached: bool = False
+    """Whether the teacher's pooled features are computed once, of the first view of each image, and stored with the
+    run. Each step is then as fast as without a teacher, but the view of the encoder differs from the teacher's."""
+
+    def check_consistency(self) -> None:
+        """Check that the teacher exists, and that the options can be combined."""
+        if not isinstance(self.teacher, LoadEncoder):
+            raise OptionError("teacher", self.teacher, "must load the encoder of a checkpoint")
+        try:
+            self.teacher.loaded()
+        except OptionError as error:
+            name = error.name if error.name in LoadEncoder.model_fields else "path"
+            raise OptionError(f"teacher.{name}", getattr(self.teacher, name), error.expectation) from None
+        if self.cached and self.features != "pooled":
+            raise OptionError("features", self.features, "must be pooled with cached, since patches move between views")
+        if self.cached and self.mixup:
+            raise OptionError("mixup", True, "must be false with cached, as mixed images differ in each step")
+
+    def teacher_of(self, encoder: Normalized) -> LoadEncoder:
+        """Return the options of the teacher, with an image size that suits the images of an encoder."""
+        if self.teacher.image_size is not None:
+            return self.teacher
+        size = usual_size(self.teacher.checkpoint(), max(pair("image_size", encoder.image_size)))
+        return self.teacher.changed(image_size=size)
+
+    def check(self, run: Run) -> None:
+        """Check also that teacher and encoder have the same number of channels."""
+        super().check(run)
+        if isinstance(run.encoder, Normalized):
+            check_channels("teacher.path", self.teacher, run.encoder)
