@@ -7,7 +7,6 @@ names in the installation or in the user's --config-dir, never from the run fold
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         raise OptionError("encoder", arguments["encoder"], expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
-    line.finish = partial(_with_image_size, checkpoint)
+    line.finish = lambda config: _with_image_size(checkpoint, _without_token(config))
     return checkpoint
 
 
@@ -176,6 +175,12 @@ def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
         return config
     with config.names_as_typed():
         return config.changed({"data.image_size": size_of_images(checkpoint, config, "data.image_size")})
+
+
+def _without_token(config: Config) -> Config:
+    """Remove the distillation token that distillation=deit adds: the weights have one, or their heads are the same."""
+    kept = {name: value for name, value in config.written["encoder"].items() if name != "distillation_token"}
+    return config if kept == config.written["encoder"] else config.changed({"encoder": kept})
 
 
 def _without_fixed_options(config: Config) -> Config:
