@@ -19,7 +19,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.encoder_options import LoadEncoder, LoadTeacher
 from ssvit.models import vit_options
 from ssvit.models.lora import restrict
 from ssvit.models.vit import ViT
@@ -231,7 +231,7 @@ def teacher(**options) -> ViT:
 def distill(dropout: float = 0.0, seed: int = 0, *, of: ViT | None = None, **options) -> Distill:
     """Distillation from `teacher`."""
     torch.manual_seed(seed)
-    chosen = distill_options.Distill(teacher={"_target_": LoadEncoder.part_name(), "path": str(TEACHER)}, **options)
+    chosen = distill_options.Distill(teacher={"_target_": LoadTeacher.part_name(), "path": str(TEACHER)}, **options)
     return Distill(chosen, encoder=encoder(dropout), images=24, teacher=of or teacher())
 
 

@@ -27,7 +27,7 @@ ROWS = Path(__file__).parent / "rows.csv"
 COLUMNS = ("start", "images", "method", "seed", "measured_on", "probe", "accuracy", "difference", "low", "high")
 OUTPUTS = Path("outputs")
 STARTS = {"public": "vit-s14", "small": "mae"}
-SAFE = {"objective": "simclr", "continuation": "safe", "recipe.lr": 3e-3}
+SAFE = {"objective": "simclr", "continuation": "safe", "continuation.heads_only": 0.1, "recipe.lr": 3e-3}
 ALL = {"continuation.trained": "all", "continuation.lora": None}
 METHODS: dict[str, dict[str, Any]] = {
     "naive_mae": {"objective": "mae"},
@@ -116,7 +116,7 @@ def rows(run: Path) -> Iterator[dict[str, object]]:
                 values = {"accuracy": one["value"], "difference": difference["mean"], "low": low, "high": high}
                 yield {"measured_on": measured_on, "probe": one["probe"], **values}
     if (run / "confusion.png").is_file():
-        yield {"measured_on": "target", "probe": "fine-tuned", "accuracy": ssvit.api.Run(run).metrics["test/accuracy"]}
+        yield {"measured_on": "target", "probe": "fine-tuned", "accuracy": ssvit.Run(run).metrics["test/accuracy"]}
 
 
 def digits(folder: Path) -> Path:

@@ -13,16 +13,19 @@ FOLDER = Path(__file__).parent
 METHODS = {
     "naive_mae": "all weights, MAE",
     "naive_simclr": "all weights, SimCLR",
+    "low_simclr": "all weights, SimCLR, lr 1e-4",
     "dietcp": "DIET-CP",
-    "safe_mae": "safe, MAE",
-    "safe_diet": "safe, DIET",
-    "safe_simclr": "safe, SimCLR",
+    "safe_mae": "safe + heads first, MAE",
+    "safe_diet": "safe + heads first, DIET",
+    "safe_simclr": "safe + heads first, SimCLR",
+    "without_heads_only": "safe, SimCLR",
+    "long_dietcp": "DIET-CP, 2,400 steps",
 }
 PROBES = {
     ("target", "ridge regression, all labels"): "hand signs: ridge, all labels",
     ("target", "ridge regression, 5 labels per class"): "hand signs: ridge, 5 labels per class",
     ("target", "20-NN, standardised features"): "hand signs: 20-NN",
-    ("cifar10", "20-NN, standardised features"): "CIFAR-10 afterwards: 20-NN",
+    ("other", "20-NN, standardised features"): "CIFAR-10 afterwards: 20-NN",
 }
 
 
@@ -31,7 +34,8 @@ def main() -> None:
     found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with (FOLDER / "rows.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            if row["images"] == "signs" and row["method"] in METHODS:
+            chosen = row["start"] == "public" and row["images"] == "signs" and row["method"] in METHODS
+            if chosen and row["difference"]:
                 key = row["measured_on"], row["probe"]
                 found[key][row["method"]].append(100 * float(row["difference"]))
     methods = {name: title for name, title in METHODS.items() if any(name in values for values in found.values())}
@@ -39,7 +43,12 @@ def main() -> None:
     for axis, (probe, title) in zip(axes, PROBES.items(), strict=True):
         for place, method in enumerate(methods):
             values = found[probe][method]
-            axis.barh(place, np.mean(values), color=COLORS["model" if "safe" in method else "replaced"], alpha=0.5)
+            axis.barh(
+                place,
+                np.mean(values),
+                color=COLORS["model" if METHODS[method].startswith("safe") else "replaced"],
+                alpha=0.5,
+            )
             axis.plot(values, [place] * len(values), "o", color=INK, markersize=3)
         axis.axvline(0, color=INK, linewidth=1)
         axis.set_yticks(range(len(methods)), methods.values() if axis is axes[0] else [""] * len(methods))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers
+from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.graph import Graph
@@ -68,6 +68,11 @@ def load_layers(options: LoadLayers) -> ViT | None:
     assert isinstance(encoder, ViT)  # checked by `LoadLayers`
     encoder.blocks = encoder.blocks[: options.layer]
     return encoder
+
+
+def load_teacher(options: LoadTeacher) -> Encoder:
+    """Load the encoder of a checkpoint with an image size that suits the images to which it is applied."""
+    return load_encoder(options.sized)
 
 
 def load_classifier(options: LoadEncoder) -> Classify:

@@ -121,6 +121,35 @@ class LoadLayers(Options):
             raise OptionError("path", self.path, f"must have patches of {expected}, as the encoder; has {loaded}")
 
 
+class LoadTeacher(LoadEncoder):
+    """The frozen encoder of a checkpoint, whose features are predicted."""
+
+    side: int | Sequence[int] | None = None
+    """Side of the encoder's images in pixels, or [height, width], which determines the teacher's image_size for weights
+    of other projects."""
+
+    def check_consistency(self) -> None:
+        """Check that there is a checkpoint, and that the options match it."""
+        try:
+            self.loaded()
+        except OptionError as error:
+            name = error.name if error.name in type(self).model_fields else "path"
+            raise OptionError(name, getattr(self, name), error.expectation) from None
+
+    @property
+    def sized(self) -> LoadEncoder:
+        """Return the options of the encoder with an image size that suits the images."""
+        options = {name: getattr(self, name) for name in LoadEncoder.model_fields}
+        if self.image_size is None and self.side is not None:
+            options["image_size"] = usual_size(self.checkpoint(), max(pair("side", self.side)))
+        return LoadEncoder(**options)
+
+    def check(self, run: Run) -> None:
+        """Check that the teacher accepts the channels of the encoder's images."""
+        if isinstance(run.encoder, Normalized):
+            check_channels("path", self, run.encoder)
+
+
 class LoadClassifier(LoadEncoder):
     """The classifier of a checkpoint."""
 

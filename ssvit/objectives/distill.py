@@ -67,7 +67,7 @@ class Distill(Objective):
         self, options: distill_options.Distill, *, encoder: Encoder, images: int, teacher: Encoder | None = None
     ) -> None:
         super().__init__(options, encoder)
-        teacher = teacher or options.teacher_of(encoder.options).build()
+        teacher = teacher or options.teacher.build()
         self._teacher = [frozen(teacher)]  # a list, so that it is not a submodule
         self.names = (POOLED, PATCHES) if options.features == "both" else (options.features,)
         blank = torch.zeros(1, encoder.channels, *encoder.image_size)

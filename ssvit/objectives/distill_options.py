@@ -3,13 +3,11 @@
 from typing import ClassVar, Literal
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Part, Run
-from ssvit.loading.encoder_options import LoadEncoder, check_channels, usual_size
-from ssvit.models.encoder_options import Normalized
+from ssvit.config.declaration import Count, Part
 from ssvit.objectives.base_options import Objective
-from ssvit.options import OptionError, pair
+from ssvit.options import OptionError
 
-_LOAD = {"_target_": LoadEncoder.part_name(), "path": "${teacher}"}
+_LOAD = {"_target_": "ssvit.loading.encoder.load_teacher", "path": "${teacher}", "side": "${data.image_size}"}
 
 
 @choice(
@@ -49,28 +47,8 @@ class Distill(Objective):
     run. Each step is then as fast as without a teacher, but the view of the encoder differs from the teacher's."""
 
     def check_consistency(self) -> None:
-        """Check that the teacher exists, and that the options can be combined."""
-        if not isinstance(self.teacher, LoadEncoder):
-            raise OptionError("teacher", self.teacher, "must load the encoder of a checkpoint")
-        try:
-            self.teacher.loaded()
-        except OptionError as error:
-            name = error.name if error.name in LoadEncoder.model_fields else "path"
-            raise OptionError(f"teacher.{name}", getattr(self.teacher, name), error.expectation) from None
+        """Check that the options can be combined."""
         if self.cached and self.features != "pooled":
             raise OptionError("features", self.features, "must be pooled with cached, since patches move between views")
         if self.cached and self.mixup:
             raise OptionError("mixup", True, "must be false with cached, as mixed images differ in each step")
-
-    def teacher_of(self, encoder: Normalized) -> LoadEncoder:
-        """Return the options of the teacher, with an image size that suits the images of an encoder."""
-        if self.teacher.image_size is not None:
-            return self.teacher
-        size = usual_size(self.teacher.checkpoint(), max(pair("image_size", encoder.image_size)))
-        return self.teacher.changed(image_size=size)
-
-    def check(self, run: Run) -> None:
-        """Check also that teacher and encoder have the same number of channels."""
-        super().check(run)
-        if isinstance(run.encoder, Normalized):
-            check_channels("teacher.path", self.teacher, run.encoder)

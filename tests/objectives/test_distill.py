@@ -12,10 +12,10 @@ from command import TINY
 from runs import final, kill_after, rows
 
 from ssvit.data.batch import Batch
-from ssvit.models import timm_options, vit_options
+from ssvit.loading.encoder_options import LoadTeacher
+from ssvit.models import timm_options
 from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT
-from ssvit.objectives import distill_options
 from ssvit.objectives.distill import Distill
 
 COUNT = 24
@@ -139,10 +139,8 @@ def test_the_image_size_of_the_teacher_suits_the_images(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 126, "patch_size": 14}
     model = peers.Dinov2Model(peers.Dinov2Config(**sizes)).eval()
     model.save_pretrained(tmp_path)
-    teacher = {"_target_": "ssvit.loading.encoder.load_encoder", "path": str(tmp_path)}
     for size, expected in ((32, 98), (112, 112), (160, 126)):
-        encoder = vit_options.ViT(image_size=size, patch_size=16, width=16, depth=1, heads=2)
-        loaded = distill_options.Distill(teacher=teacher).teacher_of(encoder).build()
+        loaded = LoadTeacher(path=tmp_path, side=size).build()
         assert loaded.image_size == (expected, expected)
     images = torch.rand(2, 3, 126, 126)  # of the last size, at which positions are not resized
     with torch.no_grad():
