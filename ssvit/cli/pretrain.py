@@ -57,9 +57,8 @@ def run(config: Config) -> Path:
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
-        others = [
-            part for part in (options.encoder, getattr(options.objective, "teacher", None)) if hasattr(part, "path")
-        ]
+        parts = options.encoder, getattr(getattr(options.objective, "teacher", None), "sized", None)
+        others = [part for part in parts if hasattr(part, "path")]
         if others and session.labelled and options.probe:
             session.end()
             if is_main_process():

@@ -1,6 +1,7 @@
 """Distillation equals plain formulas in float64, and a student of another architecture learns a teacher's features."""
 
 import itertools
+import json
 import math
 import shutil
 
@@ -9,6 +10,7 @@ import tiny
 import torch
 import torch.nn.functional as F
 from command import TINY
+from images import picture, put
 from runs import final, kill_after, rows
 
 from ssvit.data.batch import Batch
@@ -169,3 +171,15 @@ def test_a_teacher_of_other_weights_ends_the_continuation_of_a_run(outputs, tool
     shutil.rmtree(outputs / tiny.TEACHER.name / "step_00000006")  # leaves an older checkpoint
     line = tool("pretrain", *command, status=1).stderr
     assert line.startswith("ssvit: teacher: ")
+
+
+def test_a_run_is_compared_with_its_teacher(outputs, tool, tmp_path):
+    for number in range(48):
+        part, name = ("train", "test")[number % 3 == 0], "ab"[number % 2]
+        put(tmp_path / "images" / part / name / f"{number}.png", picture(number, size=(16, 16)))
+    run = ["objective=distill", f"teacher={outputs / tiny.TEACHER.name}", f"data={tmp_path / 'images'}", "preset=null"]
+    size = [option for option in TINY if option.startswith(("encoder", "recipe", "fabric", "data.image_size"))]
+    shown = tool("pretrain", *run, *size, "probe=[knn]", "name=run").stdout
+    assert "not compared" not in shown
+    report = json.loads((outputs / "run" / "evaluation" / "report.json").read_text())
+    assert {one["encoder"] for one in report["standings"]} == {"run", tiny.TEACHER.name}

@@ -42,6 +42,9 @@ class Line(nn.Module):
     encoder = None
     schedules = MappingProxyType({})
 
+    def references(self):
+        return ()
+
     def __init__(self, numbers):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(numbers))
