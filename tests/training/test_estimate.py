@@ -42,9 +42,6 @@ class Line(nn.Module):
     encoder = None
     schedules = MappingProxyType({})
 
-    def references(self):
-        return ()
-
     def __init__(self, numbers):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(numbers))
@@ -56,6 +53,9 @@ class Line(nn.Module):
         return ()
 
     def frozen(self, scheduled):
+        return ()
+
+    def references(self):
         return ()
 
     def forward(self, batch, noise, scheduled=None):
