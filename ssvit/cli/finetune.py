@@ -24,13 +24,7 @@ from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 
 FIRST = "finetune_shapes"  # default experiment after a pre-training on the embedded images
 _FOREIGN_LR = 2e-4  # for weights of other projects, see docs/starting.md
-_OF_RATE = {
-    "recipe",
-    "recipe.lr",
-    "recipe.optimizer",
-    "experiment",
-    "sweep",
-}  # options that determine the learning rate
+_OF_RATE = {"recipe", "recipe.lr", "recipe.optimizer", "experiment", "sweep"}  # determine the learning rate
 
 
 def complete(config: Config) -> Config:

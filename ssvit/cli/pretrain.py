@@ -57,8 +57,7 @@ def run(config: Config) -> Path:
 
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
-        parts = options.encoder, getattr(getattr(options.objective, "teacher", None), "sized", None)
-        others = [part for part in parts if hasattr(part, "path")]
+        others = [part for part in (options.encoder, options.objective.reference) if hasattr(part, "path")]
         if others and session.labelled and options.probe:
             session.end()
             if is_main_process():

@@ -121,7 +121,26 @@ class LoadLayers(Options):
             raise OptionError("path", self.path, f"must have patches of {expected}, as the encoder; has {loaded}")
 
 
-class LoadTeacher(LoadEncoder):
+class Reference(LoadEncoder):
+    """A trained model whose outputs are learned."""
+
+    def opened(self) -> Checkpoint:
+        """Open the checkpoint; raise OptionError with an option of this class if there is none."""
+        try:
+            return self.checkpoint()
+        except OptionError as error:
+            name = error.name if error.name in type(self).model_fields else "path"
+            raise OptionError(name, getattr(self, name), error.expectation) from None
+
+    def check(self, run: Run) -> None:
+        """Check that the model accepts the channels of the encoder's images."""
+        channels = self.loaded().channels
+        if isinstance(run.encoder, Normalized) and channels != run.encoder.channels:
+            expected = f"must have images of {run.encoder.channels} channels, as the encoder; has {channels}"
+            raise OptionError("path", self.path, expected)
+
+
+class LoadTeacher(Reference):
     """The frozen encoder of a checkpoint, whose features are predicted."""
 
     side: int | Sequence[int] | None = None
@@ -130,11 +149,8 @@ class LoadTeacher(LoadEncoder):
 
     def check_consistency(self) -> None:
         """Check that there is a checkpoint, and that the options match it."""
-        try:
-            self.loaded()
-        except OptionError as error:
-            name = error.name if error.name in type(self).model_fields else "path"
-            raise OptionError(name, getattr(self, name), error.expectation) from None
+        self.opened()
+        self.loaded()
 
     @property
     def sized(self) -> LoadEncoder:
@@ -144,46 +160,15 @@ class LoadTeacher(LoadEncoder):
             options["image_size"] = usual_size(self.checkpoint(), max(pair("side", self.side)))
         return LoadEncoder(**options)
 
-    def check(self, run: Run) -> None:
-        """Check that the teacher accepts the channels of the encoder's images."""
-        if isinstance(run.encoder, Normalized):
-            check_channels("path", self, run.encoder)
 
-
-class LoadClassifier(LoadEncoder):
+class LoadClassifier(Reference):
     """The classifier of a checkpoint."""
 
     def check_consistency(self) -> None:
         """Check that the checkpoint has a classifier, and that the options match it."""
-        try:
-            checkpoint = self.checkpoint()
-        except OptionError as error:
-            name = error.name if error.name in type(self).model_fields else "path"
-            raise OptionError(name, getattr(self, name), error.expectation) from None
-        if not checkpoint.has_classifier:
+        if not self.opened().has_classifier:
             raise OptionError("path", self.path, NO_CLASSIFIER)
         self.loaded()
-
-    def check(self, run: Run) -> None:
-        """Check that the classifier accepts the channels of the encoder's images, as a teacher must."""
-        if isinstance(run.encoder, Normalized):
-            check_channels("path", self, run.encoder)
-
-
-def check_channels(name: str, teacher: LoadEncoder, encoder: Normalized) -> None:
-    """Check that a teacher accepts the channels of an encoder's images.
-
-    Args:
-        name: Name of the option with the path of the teacher.
-        teacher: The teacher.
-        encoder: The encoder.
-
-    Raises:
-        OptionError: They have different numbers of channels.
-    """
-    if (channels := teacher.loaded().channels) != encoder.channels:
-        expected = f"must have images of {encoder.channels} channels, as the encoder; has {channels}"
-        raise OptionError(name, teacher.path, expected)
 
 
 def check_reading(checkpoint: Checkpoint, reading: object) -> None:

@@ -62,6 +62,11 @@ class Objective(Options):
         fields = type(self).model_fields
         return {name: value for name, value in self if any(isinstance(m, Between) for m in fields[name].metadata)}
 
+    @property
+    def reference(self) -> Any:
+        """Return the options of an encoder with which the result is compared at the end, or None."""
+        return None
+
     def check_encoder(self, encoder: Any) -> None:
         """Check these options against the encoder's, for `check` and for the constructor of the objective.
 

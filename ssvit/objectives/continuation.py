@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.models.encoder import Encoder
+from ssvit.models.encoder import Encoder, frozen
 from ssvit.models.vit import ViT
 from ssvit.objectives import continuation_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
@@ -36,7 +36,7 @@ class Anchor:
 
     def __init__(self, options: continuation_options.Anchor, encoder: ViT) -> None:
         self.options = options
-        self.initial = copy.deepcopy(encoder).requires_grad_(False).eval()
+        self.initial = frozen(copy.deepcopy(encoder))
 
     def loss(self, encoder: ViT, images: Tensor, depth_noise: Tensor | None = None) -> Tensor:
         """Return the difference of the features, () in float32 or finer.

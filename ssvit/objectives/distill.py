@@ -27,7 +27,7 @@ _EPSILON = 1e-6  # of the standard deviation
 
 
 def features_of(
-    encoder: Encoder, images: Tensor, names: Iterable[str], noise: Tensor | None = None
+    encoder: Encoder, images: Tensor, names: tuple[str, ...], noise: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return features of the last layer.
 
@@ -40,6 +40,8 @@ def features_of(
     Returns:
         Features by name, (b, d) and (b, y, x, d).
     """
+    if names == (POOLED,):  # a ViT then computes its last layer only for the pooled tokens
+        return {POOLED: encoder.represent(images, depth_noise=noise)}
     outputs = encoder(images, depth_noise=noise) if isinstance(encoder, ViT) else encoder.last_layer(images)
     poolings = {POOLED: encoder.pooling, PATCHES: PATCHES}
     return {name: encoder.pooled(outputs, poolings[name], images) for name in names}
@@ -73,6 +75,7 @@ class Distill(Objective):
         blank = torch.zeros(1, encoder.channels, *encoder.image_size)
         with torch.no_grad():
             outputs = features_of(encoder.eval(), blank, self.names)
+            self.grid = tuple(outputs[PATCHES].shape[1:3]) if PATCHES in outputs else None
             targets = self._targets(blank)
         encoder.train()
         self.heads = nn.ModuleDict()
@@ -143,7 +146,7 @@ class Distill(Objective):
         if self.options.mixup:
             (share,) = noise
             images = scaled(images)
-            # The other image is the next one of the micro-batch.
+            # Each image is mixed with the image before it in the micro-batch.
             images = images.lerp(images.roll(1, 0), 1 - share.to(images.dtype)[..., None, None])
         if self.options.cached:
             assert batch.indices is not None
@@ -160,12 +163,9 @@ class Distill(Objective):
         """Return the teacher's features in float32 or finer: pooled (b, d), and patches on the encoder's grid."""
         features = features_of(self.teacher, resized(images, self.teacher.image_size), self.names)
         targets = {name: at_least_float32(feature) for name, feature in features.items()}
-        if PATCHES in targets:
-            (height, width), patch = self.encoder.image_size, self.encoder.patch_size
-            grid, patches = (height // patch[0], width // patch[1]), targets[PATCHES]
-            if tuple(patches.shape[1:3]) != grid:
-                resampled = F.interpolate(patches.movedim(-1, 1), grid, mode="bilinear", antialias=True)
-                targets[PATCHES] = resampled.movedim(1, -1)
+        if PATCHES in targets and tuple(targets[PATCHES].shape[1:3]) != self.grid:
+            patches = targets[PATCHES].movedim(-1, 1)
+            targets[PATCHES] = F.interpolate(patches, self.grid, mode="bilinear", antialias=True).movedim(1, -1)
         return targets
 
     def _loss(self, name: str, prediction: Tensor, target: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Define the options of distillation without labels."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Part
@@ -45,6 +45,11 @@ class Distill(Objective):
     cached: bool = False
     """Whether the teacher's pooled features are computed once, of the first view of each image, and stored with the
     run. Each step is then as fast as without a teacher, but the view of the encoder differs from the teacher's."""
+
+    @property
+    def reference(self) -> Any:
+        """Return the options of the teacher as an encoder."""
+        return self.teacher.sized
 
     def check_consistency(self) -> None:
         """Check that the options can be combined."""
