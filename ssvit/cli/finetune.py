@@ -95,6 +95,12 @@ def run(config: Config) -> Path:
     return folder.path
 
 
+def _with_foreign_rate(config: Config) -> Config:
+    """Return the configuration with the learning rate of foreign weights; random weights keep that of the recipe."""
+    scratch = {"lr": config.value("recipe.lr"), **config.value("scratch")}
+    return config.changed({"recipe.lr": _FOREIGN_LR, "scratch": scratch})
+
+
 def before(line: CommandLine) -> None:
     """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights.
 
@@ -104,7 +110,8 @@ def before(line: CommandLine) -> None:
     typed = line.typed
     if checkpoint and checkpoint.foreign and not _OF_RATE & typed.keys():
         line.say(f"recipe.lr={_FOREIGN_LR}: the weights are of another project")
-        line.added.append(f"recipe.lr={_FOREIGN_LR}")
+        finish = line.finish
+        line.finish = lambda config: _with_foreign_rate(finish(config) if finish else config)
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
     if not named and line.brought.get("data") == EMBEDDED:
         line.say(f"experiment={FIRST}: the embedded images, with few labels")

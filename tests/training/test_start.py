@@ -94,6 +94,17 @@ def test_the_image_size_of_foreign_weights_is_that_of_the_images_within_limits(t
         assert config.values["data"]["image_size"] == config.values["encoder"]["image_size"] == expected
 
 
+def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
+    save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
+    options = [f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", "data=synthetic"]
+    tool = find("finetune")
+    usual = tool.compose(tool.line([*options, "recipe=adamw"])).options.recipe.lr
+    chosen = tool.compose(tool.line([*options, "compare=scratch"])).options
+    assert chosen.recipe.lr < usual == chosen.scratch["lr"]
+    typed = tool.compose(tool.line([*options, "recipe.lr=0.01"])).options
+    assert (typed.recipe.lr, typed.scratch) == (0.01, {})
+
+
 def test_a_folder_of_hugging_face_is_the_checkpoint_in_it(tmp_path):
     weights = of_timm().state_dict()
     options = {"heads": HEADS, "trained_size": [32, 56]}
