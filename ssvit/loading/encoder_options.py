@@ -82,6 +82,10 @@ class LoadEncoder(ForeignEncoder):
         try:
             return options_from(trained | changes)
         except OptionError as error:
+            if error.name == "patch_size" and self.image_size is not None:
+                raise OptionError(
+                    "image_size", self.image_size, f"must be divisible by {error.value}, the size of a patch"
+                ) from None
             name = f"image_{error.name}" if is_converted and error.name in ("mean", "std") else error.name
             raise OptionError(name, error.value, error.expectation) from None
 

@@ -150,7 +150,9 @@ MISTAKES = (
     "pretrain objective=supervised objective.loss=multi_label objective.label_smoothing=0.1",
     "pretrain objective=supervised objective.trained=9",
     "pretrain objective=supervised 'objective.lora={rank: 4, alpha: 8}' -> objective.trained=all",
-    "pretrain objective=supervised distillation=deit teacher={classifier} -> teacher=",
+    "pretrain objective=supervised distillation=deit teacher={classifier} objective.distillation.teacher.image_size=17",
+    "pretrain objective=distill -> teacher",
+    "pretrain objective=distill teacher={classifier} objective.teacher.image_size=17",
     "finetune outputs=empty -> checkpoint=newest: empty contains no finished run of pretrain; run",
     "finetune checkpoint=/no/where",
     f"finetune checkpoint={LONG} -> checkpoint={LONG[:200]}…",
@@ -158,7 +160,7 @@ MISTAKES = (
     "finetune encoder.path=a",
     "finetune encoder.width=64",
     "finetune encoder.resize=zoom",
-    "finetune data.image_size=18 -> encoder.patch_size=4",
+    "finetune data.image_size=18",
     "finetune data.view.fit=squash data.view.resize=20",
     "finetune experiment=table4_vtab -> You must specify 'data'",
     "finetune compare=scratch sweep=table4",
@@ -193,7 +195,7 @@ MISTAKES = (
     "knn features.layer=3",
     "few-shot features.pooling=max",
     "few-shot output=/no/where/a.json",
-    "few-shot data.image_size=18 -> encoder.patch_size=4",
+    "few-shot data.image_size=18",
     "linear-probe sgd.epochs=0",
     "linear-probe method=svm",
     "evaluate probes=[[knn]]",
@@ -247,7 +249,7 @@ MISTAKES = (
     "visualize count=0",
     "visualize batch_size=0",
     "visualize pooling=max",
-    "visualize data.image_size=18 -> encoder.patch_size=4",
+    "visualize data.image_size=18",
 )
 # Run each command in one process, in which torch cannot be imported; print its exit status, stdout and stderr.
 RUN = """
