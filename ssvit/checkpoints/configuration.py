@@ -6,7 +6,7 @@ installed files of those names.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "data.root",
     "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
     "recipe.accumulate", "recipe.best", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
-    "probe", "probing", "command", "logger", "target.checkpoint", "preset",
+    "probe", "probing", "command", "logger", "target.checkpoint", "preset", "origins",
 )  # fmt: skip
 # Groups whose files contain only options in `FREE` and values, which are compared directly.
 FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
@@ -84,13 +84,19 @@ class Configuration:
     choices: dict[str, str | None]
 
     @classmethod
-    def of_run(cls, config: Config) -> "Configuration":
-        """Return the configuration to store for a run, in which data=pretrained is replaced by the original choices."""
+    def of_run(cls, config: Config, origins: Sequence[Mapping[str, str]] = ()) -> "Configuration":
+        """Return the configuration to store for a run, in which data=pretrained is replaced by the original choices.
+
+        Args:
+            config: The configuration of the run.
+            origins: Weights of which the run makes use (`ssvit.loading.origins`).
+        """
         choices = dict(config.choices)
         if choices.get("data") == "pretrained":
             pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
             choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
-        return cls.of_values(config.written | {"command": config.line.identity}, choices)
+        used = {"origins": list(origins)} if origins else {}
+        return cls.of_values(config.written | {"command": config.line.identity} | used, choices)
 
     @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":

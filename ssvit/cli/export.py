@@ -14,6 +14,7 @@ from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.origins import origin
 from ssvit.models import timm_options
 from ssvit.options import print_lines
 
@@ -40,6 +41,7 @@ def run(config: Config) -> None:
     options.check_folder(folder, checkpoint=checkpoint.path)
     config.line.announce()
 
+    origins = origin("weights", checkpoint, options.checkpoint)
     from ssvit.exchange.export import export
     from ssvit.loading.encoder import load_classifier, load_encoder
     from ssvit.models.encoder import Encoder
@@ -51,7 +53,7 @@ def run(config: Config) -> None:
     else:
         changes = {"image_size": size, "resize": options.resize, **encoder}
         model = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))
-    remarks = export(model, folder, options, manifest=checkpoint.manifest, run=run)
+    remarks = export(model, folder, options, manifest=checkpoint.manifest, run=run, origins=origins)
     print_lines(f"{folder}: {', '.join(file.name for file in sorted(folder.iterdir()))}", *remarks)
 
 

@@ -3,7 +3,7 @@
 It starts with the front matter that the Hugging Face Hub reads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
 
 def write(
     *, run: Path, step: int, encoder: Mapping[str, Any], options: Export, preprocessing: str, classes: Sequence[str],
-    remarks: Sequence[str],
+    remarks: Sequence[str], origins: Sequence[Mapping[str, str]],
 ) -> str:  # fmt: skip
     """Return the card in Markdown.
 
@@ -52,14 +52,15 @@ def write(
         preprocessing: Description of the evaluation transform.
         classes: Class names, empty without a head.
         remarks: Sentences about the export.
+        origins: Weights of which the training made use, with "use", "name" and possibly "license".
     """
     channels, (height, width) = encoder["channels"], pair("image_size", encoder["image_size"])
     mean, std = (per_channel(encoder[name], channels) for name in ("mean", "std"))
     is_vit = "positions" in encoder
     code = _OPEN[options.format].format(
         outputs="(logits,)" if classes else "tokens, features",
-        result="logits" if classes else "tokens",
-        method="" if classes else ".forward_features",
+        result="logits" if classes else "tokens" if is_vit else "features",
+        method=".forward_features" if is_vit and not classes else "",
         shape=f"{channels}, {height}, {width}",
     )
     where = ", which the graph does" if options.format in PROGRAMS else ""
@@ -70,16 +71,19 @@ def write(
     training = training_options(run)
     sections = {
         "Opening it": f"```python\n{code}\n```\n\n{images}\n\n{preprocessing}",
-        "Encoder": _table(encoder),
+        "Encoder": _table(encoder.items()),
         "Classes": markdown(", ".join(classes)),
-        "Training": _table(training),
-        "Metrics": _table(metrics(run, step)),
+        "Origin": _table([(row["use"], _licensed(row)) for row in origins]),
+        "Training": _table(training.items()),
+        "Metrics": _table(metrics(run, step).items()),
     }
-    front_matter = {
+    front_matter: dict[str, object] = {
         "library_name": "ssvit" if options.format == OURS else options.format,
         "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
         "tags": ["ssvit", "vision", "vision-transformer"],
     }
+    if repositories := sorted({row["name"] for row in origins if "/" in row["name"]}):
+        front_matter["base_model"] = repositories
     network = "A Vision Transformer" if is_vit else "An encoder"
     model = f"{network} {'with' if classes else 'without'} a head, exported by ssvit as {options.format}, step {step}."
     lines = ["---", yaml.safe_dump(front_matter, sort_keys=False) + "---", "", f"# {run.name}", "", model]
@@ -114,9 +118,14 @@ def training_options(run: Path) -> dict[str, Any]:
     return options
 
 
-def _table(values: Mapping[str, object]) -> str:
+def _licensed(row: Mapping[str, str]) -> str:
+    """Return the name of weights, with their licence if it is known."""
+    return row["name"] + (f" (licence: {row['license']})" if "license" in row else "")
+
+
+def _table(values: Iterable[tuple[str, object]]) -> str:
     """Return a table of names and values in Markdown."""
-    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values]
     return "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
 
 

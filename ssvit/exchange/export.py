@@ -1,13 +1,13 @@
 """Export a checkpoint as a folder for other libraries: weights, configuration and model card, written atomically."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssvit.atomic_io import replaced_folder, write
 from ssvit.data.augment.crop_options import CenterCrop
@@ -16,6 +16,7 @@ from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, OURS, PROGRAM, PR
 from ssvit.exchange.layout import OPTIONAL, per_channel
 from ssvit.exchange.layouts import TIMM, TIMM_HEAD
 from ssvit.models.encoder import Encoder
+from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
@@ -23,8 +24,9 @@ from ssvit.options import UserError, within
 
 
 def export(
-    model: Encoder | Classify, folder: Path, options: Export, *, manifest: Mapping[str, Any], run: Path
-) -> list[str]:
+    model: Encoder | Classify, folder: Path, options: Export, *, manifest: Mapping[str, Any], run: Path,
+    origins: Sequence[Mapping[str, str]] = (),
+) -> list[str]:  # fmt: skip
     """Write the folder of an export and return remarks about it.
 
     Args:
@@ -33,6 +35,7 @@ def export(
         options: Options of the export.
         manifest: Manifest of the checkpoint.
         run: Folder of its run, whose options and metrics the card lists.
+        origins: Rows of `ssvit.loading.origins.origin`.
 
     Raises:
         OptionError: See `Export.check_folder`.
@@ -41,14 +44,15 @@ def export(
     options.check_folder(folder)
     try:
         with replaced_folder(folder.resolve()) as part:  # resolves a link to its target
-            return _write(model, part, options, manifest, run)
+            return _write(model, part, options, manifest, run, origins)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
 def _write(
-    model: Encoder | Classify, folder: Path, options: Export, manifest: Mapping[str, Any], run: Path
-) -> list[str]:
+    model: Encoder | Classify, folder: Path, options: Export, manifest: Mapping[str, Any], run: Path,
+    origins: Sequence[Mapping[str, str]],
+) -> list[str]:  # fmt: skip
     encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
     classes = () if head is None else head.classes
     with within("view"):
@@ -58,15 +62,16 @@ def _write(
     if options.format == OURS:
         remarks = _ours(encoder, head, folder)
     else:
-        assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
         if options.format in PROGRAMS:
+            assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
             origin = {"range": manifest.get("range"), "step": manifest["step"], "checkpoint": manifest.get("seal")}
             stored = {**_metadata(encoder, head), "view": view.values(), **origin}
             remarks = _program(encoder, head, folder, " ".join([description, *scaling]), options, stored)
         else:
+            assert isinstance(encoder, ViT | Timm)
             transform, remarks = preprocessing.timm(view)
             _json(folder / CONFIG, timm.config(encoder, classes, transform))
-            remarks = _weights(folder, converted(encoder, head)) + remarks
+            remarks = _weights(folder, _of_timm(encoder, head)) + remarks
     remarks += scaling
     if head is not None and head.options.loss == MULTI_LABEL:
         remarks.append("multi-label classifier: its probabilities are the sigmoid of each logit, not a softmax")
@@ -78,6 +83,7 @@ def _write(
         preprocessing=description,
         classes=classes,
         remarks=remarks,
+        origins=origins,
     )
     write(folder / CARD, text.encode())
     return remarks
@@ -100,6 +106,16 @@ def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
     _json(folder / CONFIG, _metadata(encoder, head))
     return _weights(folder, {prefix + name: value.contiguous() for name, value in model.state_dict().items()})
+
+
+def _of_timm(encoder: ViT | Timm, head: Classify | None) -> Mapping[str, Tensor]:
+    """Return the tensors of an encoder and of a classifier's head as timm names them; None: no head."""
+    if isinstance(encoder, ViT):
+        return converted(encoder, head)
+    if head is None:
+        return encoder.model.state_dict()
+    assert isinstance(head.head, nn.Linear)  # `Export.check_model` has checked this
+    return encoder.with_head(head.head).state_dict()
 
 
 @torch.no_grad()

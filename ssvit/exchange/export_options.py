@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from ssvit.config.declaration import OneOf, Options, Size
 from ssvit.exchange import timm
 from ssvit.models.encoder_options import Normalized
+from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import Resize, ViT
 from ssvit.options import OptionError, UserError
 
@@ -77,11 +78,11 @@ class Export(Options):
         Raises:
             OptionError: The format does not support them.
         """
-        if not isinstance(encoder, ViT):
+        if not isinstance(encoder, ViT | Timm) or (isinstance(encoder, Timm) and self.format in PROGRAMS):
             if self.format != OURS:
-                raise OptionError("format", self.format, f"requires a ViT; only {OURS} supports {encoder.label}")
+                raise OptionError("format", self.format, f"requires a ViT, not {encoder.label}")
             return
-        if self.any_size and encoder.positions == "relative":
+        if isinstance(encoder, ViT) and self.any_size and encoder.positions == "relative":
             raise OptionError("any_size", True, "does not support relative positions; set image_size for each export")
         if self.format == TIMM and (reason := timm.unsupported(encoder, classifier)):
-            raise OptionError("format", self.format, f"has no model with {reason}; onnx supports any ViT")
+            raise OptionError("format", self.format, f"has no model with {reason}; {OURS} supports any encoder")

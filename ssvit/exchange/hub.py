@@ -16,14 +16,13 @@ _CACHED = re.compile(r"models--[\w.-]+?--([\w.-]+)", re.ASCII)  # cache folder o
 
 
 def fetch(address: str) -> Path:
-    """Download the file of weights at an address and the JSON files of its folder, and return its path in the cache.
+    """Download the file of weights at an address and the files that describe it, and return its path in the cache.
 
     Raises:
         OptionError: There is no such file; the option is named checkpoint.
         UserError: huggingface_hub is not installed.
     """
-    full = f"hf://timm/{address.removeprefix(TIMM)}" if address.startswith(TIMM) else address
-    if (parts := _ADDRESS.fullmatch(full)) is None:
+    if (parts := _parts(address)) is None:
         expected = "must be hf://OWNER/NAME, hf://OWNER/NAME@REVISION, …/FILE, or timm:NAME.TAG"
         raise OptionError("checkpoint", address, expected)
     if find_spec("huggingface_hub") is None:
@@ -32,7 +31,8 @@ def fetch(address: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     weights = parts["file"] or _WEIGHTS
-    descriptions = [str(PurePosixPath(weights).with_name(name)) for name in ("config.json", "preprocessor_config.json")]
+    names = ("config.json", "preprocessor_config.json", "README.md")
+    descriptions = [str(PurePosixPath(weights).with_name(name)) for name in names]
     try:
         files = [weights, *descriptions]
         snapshot = snapshot_download(parts["repository"], revision=parts["revision"], allow_patterns=files)
@@ -43,6 +43,17 @@ def fetch(address: str) -> Path:
         expected = f"the repository has no file {weights}; name one, as hf://OWNER/NAME/FILE"
         raise OptionError("checkpoint", address, expected)
     return path
+
+
+def repository(address: str) -> str | None:
+    """Return OWNER/NAME of an address on the Hub; None for a path."""
+    parts = _parts(address)
+    return parts and parts["repository"]
+
+
+def _parts(address: str) -> re.Match[str] | None:
+    """Return the parts of an address on the Hub; None for a path."""
+    return _ADDRESS.fullmatch(f"hf://timm/{address.removeprefix(TIMM)}" if address.startswith(TIMM) else address)
 
 
 def name(path: Path) -> str:

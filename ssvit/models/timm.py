@@ -25,9 +25,16 @@ _HEAD = "ssvit's classifier"  # a parameter name that does not occur in a timm m
 class Timm(Encoder):
     """Wrap a timm model as an encoder, with the options of `timm_options.Timm`.
 
+    Attributes:
+        model: The timm model.
+        model_arguments: Arguments of `timm.create_model` without those of the head.
+
     Raises:
         OptionError: timm cannot create the model with these options.
     """
+
+    model: Any
+    model_arguments: dict[str, Any]
 
     def __init__(self, options: timm_options.Timm) -> None:
         super().__init__()
@@ -49,17 +56,33 @@ class Timm(Encoder):
         self.undecayed = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
     def _created(self) -> Any:
-        """Create the timm model."""
+        """Create the timm model, and set its arguments."""
         from timm import create_model
 
-        arguments = {"num_classes": 0, "in_chans": self.channels, **self.options.arguments}
+        self.model_arguments = {"in_chans": self.channels, **self.options.arguments, "img_size": list(self.image_size)}
         try:
-            return create_model(self.options.model, pretrained=False, img_size=self.image_size, **arguments)
+            return create_model(self.options.model, num_classes=0, **self.model_arguments)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
-            # Such a model takes images of any size.
-            return create_model(self.options.model, pretrained=False, **arguments)
+            del self.model_arguments["img_size"]  # such a model takes images of any size
+            return create_model(self.options.model, num_classes=0, **self.model_arguments)
+
+    def with_head(self, head: nn.Linear) -> nn.Module:
+        """Return the timm model with a head for the classes of a linear layer, and the weights of both.
+
+        Raises:
+            UserError: The model has another kind of head.
+        """
+        from timm import create_model
+
+        model: Any = create_model(self.options.model, num_classes=head.out_features, **self.model_arguments)
+        absent = model.load_state_dict(self.model.state_dict(), strict=False).missing_keys
+        classifier = model.get_classifier()
+        if not isinstance(classifier, nn.Linear) or len(absent) != len(classifier.state_dict()):
+            raise UserError(f"timm's {self.options.model} has no linear head")
+        classifier.load_state_dict(head.state_dict())
+        return model
 
     @torch.no_grad()
     def _of_one_image(self, pooling: str) -> Tensor:

@@ -21,7 +21,9 @@ from ssvit.exchange.export_options import FORMATS, Export
 from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_classifier, load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.models import vit_options
+from ssvit.models import timm_options, vit_options
+from ssvit.objectives import classify_options
+from ssvit.objectives.classify import Classify
 from ssvit.options import OptionError, UserError
 
 STORED = Path(__file__).parents[1] / "fixtures" / "outputs"
@@ -272,3 +274,30 @@ def test_the_command_exports_a_run_with_another_image_size(tool, tmp_path, no_to
     with torch.no_grad():
         x = images((48, 48))
         assert (opened(loaded.encoder.normalise(x)) - loaded.logits(x)).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto"])
+@torch.no_grad()
+def test_timm_opens_its_own_models(name, tmp_path):
+    torch.manual_seed(0)
+    options = timm_options.Timm(model=name, image_size=64, mean=[0.4, 0.5, 0.6], std=0.25)
+    student = options.build().eval()
+    model = Classify(classify_options.Classify(classes=CLASSES), encoder=student).eval()
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    x = images((64, 64))
+    for exported, folder, result in (
+        (student, tmp_path / "encoder", student.represent(x)),
+        (model, tmp_path / "classifier", model.logits(x)),
+    ):
+        written(exported, folder, "timm")
+        opened = timm.create_model(f"local-dir:{folder / 'timm'}", pretrained=True).eval()
+        assert (opened(student.normalise(x)) - result).abs().max() < LIMIT
+        assert timm.data.resolve_model_data_config(opened)["input_size"] == (3, 64, 64)
+    assert opened.pretrained_cfg["label_names"] == list(CLASSES)
+
+
+def test_a_head_that_timm_does_not_support_is_named():
+    torch.manual_seed(0)
+    student = timm_options.Timm(model="efficientformer_l1", image_size=224).build()
+    with pytest.raises(UserError, match="no linear head"):
+        student.with_head(torch.nn.Linear(student.width, 3))

@@ -170,7 +170,7 @@ PROBES = {"knn": {"_target_": "ssvit.evaluation.probes.knn.Knn"}}
         (["OUT/other", "OUT/other"], "against=.*other: "),
         ([{"path": "OUT/other", "size": 3}], "against.size=3: "),
         ([{"image_size": 3}], "against.path"),
-        ([{"path": "OUT/other", "image_size": 7}], "against.patch_size=4: must divide the image's height of 7"),
+        ([{"path": "OUT/other", "image_size": 7}], "against.image_size=7: must be divisible by 4"),
     ],
 )
 def test_a_wrong_entry_is_refused(outputs, entries, message):

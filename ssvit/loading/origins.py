@@ -1,0 +1,66 @@
+"""List the weights that a run uses, with their licences, for its configuration and its model card. No torch."""
+
+from pathlib import Path
+
+import yaml
+
+from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.config.declaration import Options, parts
+from ssvit.exchange import hub
+from ssvit.loading.encoder_options import LoadEncoder, LoadLayers
+
+_MAX_BYTES = 1 << 20  # of a README.md
+
+
+def origins(options: Options) -> list[dict[str, str]]:
+    """Return the weights from which a run starts, and those of its teacher, with the origins of both.
+
+    Args:
+        options: The options of the run.
+
+    Returns:
+        The rows of `origin` for each of them. Their use is start, teacher or target.
+    """
+    found: list[dict[str, str]] = []
+    for option, part in parts(options):
+        if not isinstance(part, LoadEncoder | LoadLayers) or part.path is None:
+            continue
+        checkpoint = part.checkpoint() if isinstance(part, LoadEncoder) else part.checkpoint
+        if checkpoint is not None:
+            use = "start" if option == "encoder" else option.rpartition(".")[2]
+            found += origin(use, checkpoint, str(part.path))
+    return found
+
+
+def origin(use: str, checkpoint: Checkpoint, path: str) -> list[dict[str, str]]:
+    """Return a row about a checkpoint, and the rows in the configuration of its run.
+
+    Args:
+        use: What the checkpoint is used for.
+        checkpoint: The checkpoint.
+        path: The path as a user typed it, which may be an address on the Hugging Face Hub.
+
+    Returns:
+        Rows of "use", "name", and "license" if foreign weights have a README.md that contains it in the Hub's format.
+    """
+    row = {"use": use, "name": hub.repository(path) or checkpoint.name}
+    if checkpoint.run_folder is None:
+        licence = _license(checkpoint.path.parent / "README.md")
+        return [row | ({"license": licence} if licence else {})]
+    try:
+        values = Configuration.read(checkpoint.run_folder / "config.yaml").values
+    except (FileNotFoundError, ConfigurationError):
+        values = {}
+    return [row, *values.get("origins", [])]
+
+
+def _license(file: Path) -> str | None:
+    """Return the licence in the front matter of a README.md; None if there is none."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            _, front_matter, _ = opened.read(_MAX_BYTES).split("---\n", 2)
+        entries = yaml.safe_load(front_matter)
+        return str(entries.get("license_name") or entries["license"])
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError):
+        return None
