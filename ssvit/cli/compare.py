@@ -16,13 +16,15 @@ from pydantic import BeforeValidator, Field
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Expect, Positive, Run
+from ssvit.config.declaration import Expect, Name, Positive, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.options import OptionError
 from ssvit.studies import methods
 from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
-_BEFORE = "{before}"  # placeholder in a stage's options for the run of the previous stage
+# Placeholders in a stage's options: the run of the previous stage, and the option teacher.
+_BEFORE, _TEACHER = "{before}", "{teacher}"
 
 
 def _seconds(value: object) -> object:
@@ -39,6 +41,8 @@ class Compare(Study):
         Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")
     ] = Field("6min", validate_default=True)
     """CPU time of the pre-training of each objective: seconds, or 90s, 6min, 1h."""
+    teacher: Name | None = None
+    """Teacher of objectives that have one: a run, a file or folder of weights, hf://OWNER/NAME or timm:NAME."""
     pretrain: Typed = ("probing.train_images=2000", "probing.test_images=2000")
     evaluate: Typed = (
         "probes=[ridge,few_shot,few_shot_big_vision,logistic,knn,knn_standardized]",
@@ -56,6 +60,9 @@ def run(config: Config) -> Path:
     Run(options).check()
     check_images(config)
     chosen = {name: stages(name, config.line) for name in options.objectives}
+    for name, parts in chosen.items():
+        if options.teacher is None and any(_TEACHER in option for stage in parts for option in stage.options):
+            raise OptionError("teacher", None, f"must be set for {name}")
     comparison = Comparison(config, {"budget": options.budget})
     for name, parts in chosen.items():
         for index, stage in enumerate(parts):
@@ -73,6 +80,8 @@ def run(config: Config) -> Path:
 class Comparison(Trials):
     """Run the commands of a comparison."""
 
+    options: Compare
+
     def stage_cost(self, name: str, index: int, stage: Stage, before: str = "") -> dict[str, Any]:
         """Return the cost of a step of a stage.
 
@@ -82,7 +91,7 @@ class Comparison(Trials):
             stage: The stage.
             before: Folder of the run of the previous stage.
         """
-        return self.cost(f"{name}_{index + 1}", self._options(stage, before), self._options(stage, _BEFORE))
+        return self.cost(f"{name}_{index + 1}", self._options(stage, before), self._written(stage))
 
     def row(self, name: str, seed: int, parts: Sequence[Stage]) -> None:
         """Pre-train, evaluate and fine-tune unless the row exists.
@@ -119,10 +128,14 @@ class Comparison(Trials):
         self.write(run_name, {"objective": name, "seed": seed, "stages": trained, "curve": curve, **results})
 
     def _options(self, stage: Stage, before: str) -> list[str]:
-        options = [option.replace(_BEFORE, before) for option in stage.options]
-        if any(option.startswith("checkpoint=") for option in options):  # the checkpoint determines the encoder
-            return [*(option for option in self.pretraining if not option.startswith("encoder")), *options]
-        return [*self.pretraining, *options]
+        teacher = self.options.teacher or ""
+        return [option.replace(_BEFORE, before).replace(_TEACHER, teacher) for option in self._written(stage)]
+
+    def _written(self, stage: Stage) -> list[str]:
+        """Return the options of a stage with their placeholders."""
+        if any(option.startswith("checkpoint=") for option in stage.options):  # the checkpoint determines the encoder
+            return [*(option for option in self.pretraining if not option.startswith("encoder")), *stage.options]
+        return [*self.pretraining, *stage.options]
 
 
 command = Command(
@@ -131,7 +144,7 @@ command = Command(
     expansions=SHORT_FORMS,
     options=Compare,
     common=(
-        "objectives", "budget", "seeds", "seed", "threads", "name", "table", "data.root", "data.image_size",
+        "objectives", "teacher", "budget", "seeds", "seed", "threads", "name", "table", "data.root", "data.image_size",
         "encoder.patch_size", "pretrain", "evaluate", "finetune",
     ),
 )  # fmt: skip

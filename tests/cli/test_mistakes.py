@@ -222,6 +222,7 @@ MISTAKES = (
     "compare budget=0min",
     "compare objectives=[]",
     "compare objectives=[mae,mae]",
+    "compare objectives=[mae,distill] -> teacher=null",
     "compare objectives=[nothing] -> objectives=nothing",
     "compare seeds=0",
     "compare evaluate=knn",

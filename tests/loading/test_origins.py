@@ -42,7 +42,10 @@ def test_the_card_names_start_and_teacher_with_their_licences(tool, tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("hf://me/tiny", "me/tiny"), ("hf://me/tiny@main/a/b.npz", "me/tiny"), ("timm:vit_x.y", "timm/vit_x.y"), ("a/b", None)],
+    [
+        ("hf://me/tiny", "me/tiny"), ("hf://me/tiny@main/a/b.npz", "me/tiny"), ("timm:vit_x.y", "timm/vit_x.y"),
+        ("a/b", None),
+    ],
 )  # fmt: skip
 def test_the_name_of_a_repository_on_the_hub(address, expected):
     assert repository(address) == expected

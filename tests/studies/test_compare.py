@@ -52,6 +52,19 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | eager |" in table
 
 
+def test_a_teacher_is_passed_to_the_objectives_that_have_one(commands, monkeypatch, tmp_path):
+    monkeypatch.setitem(COST, "distill", 0.5)
+    options = ["objectives=[mae,distill]", "budget=60", "name=c", "finetune=[]"]
+    compare.command.call([*options, "teacher=here"])
+    trained = [given for command, given in commands.asked if command == "pretrain"]
+    assert [given.get("teacher") for given in trained] == [None, "here"]
+    (row,) = [row for row in methods.read(tmp_path / "outputs/c/table").values() if row.get("objective") == "distill"]
+    assert row["stages"][0]["options"] == ["objective=distill", "teacher={teacher}"]
+    before = len(commands.asked)
+    compare.command.call([*options, "teacher=there", "seeds=2"])  # a step is not measured again
+    assert [command for command, _ in commands.asked[before:]].count("cost") == 0
+
+
 def test_what_is_there_is_not_made_again(commands, tmp_path):
     options = ["objectives=[mae]", "budget=60", "name=c"]
     compare.command.call(options)
