@@ -165,7 +165,8 @@ class Distill(Objective):
         targets = {name: at_least_float32(feature) for name, feature in features.items()}
         if PATCHES in targets and tuple(targets[PATCHES].shape[1:3]) != self.grid:
             patches = targets[PATCHES].movedim(-1, 1)
-            targets[PATCHES] = F.interpolate(patches, self.grid, mode="bilinear", antialias=True).movedim(1, -1)
+            shrinks = patches.shape[-2] > self.grid[0] or patches.shape[-1] > self.grid[1]  # else, no effect and slow
+            targets[PATCHES] = F.interpolate(patches, self.grid, mode="bilinear", antialias=shrinks).movedim(1, -1)
         return targets
 
     def _loss(self, name: str, prediction: Tensor, target: Tensor) -> Tensor:
