@@ -82,7 +82,11 @@ class Export(Options):
             if self.format != OURS:
                 raise OptionError("format", self.format, f"requires a ViT, not {encoder.label}")
             return
-        if isinstance(encoder, ViT) and self.any_size and encoder.positions == "relative":
-            raise OptionError("any_size", True, "does not support relative positions; set image_size for each export")
+        if isinstance(encoder, ViT) and self.any_size:
+            if encoder.positions == "relative":
+                expected = "does not support relative positions; set image_size for each export"
+                raise OptionError("any_size", True, expected)
+            if encoder.attention != "full":
+                raise OptionError("any_size", True, f"does not support attention={encoder.attention}")
         if self.format == TIMM and (reason := timm.unsupported(encoder, classifier)):
             raise OptionError("format", self.format, f"has no model with {reason}; {OURS} supports any encoder")

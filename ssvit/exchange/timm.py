@@ -22,6 +22,8 @@ def unsupported(encoder: ViT | TimmOptions, classifier: Mapping[str, object] | N
         return "a head with a hidden layer"
     if isinstance(encoder, TimmOptions):
         return None
+    if encoder.attention != "full":
+        return f"attention={encoder.attention}"
     if encoder.positions in ("relative", "rotary"):
         return f"positions={encoder.positions}"
     if encoder.positions_at != "stem":

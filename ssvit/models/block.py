@@ -28,17 +28,19 @@ class TokenInfo(NamedTuple):
         between: Values added to the input of each layer after the first, (t, d) or (b, t, d); empty for none.
         depth_noise: Uniform random numbers of stochastic depth for the two branches of each layer, (b, 2 * depth), see
             `Encoder.depth_noise`; None: torch's generator samples them.
+        grid: Rows and columns of patches; None: those of the encoder's image size.
     """
 
     position_ids: Ids = None
     rotation: Tensor | None = None
     between: Sequence[Tensor] = ()
     depth_noise: Tensor | None = None
+    grid: Grid | None = None
 
     def of_layer(self, layer: int) -> "TokenInfo":
         """Return the inputs of one layer (from 0), with its depth_noise (b, 2) and without `between`."""
         noise = None if self.depth_noise is None else self.depth_noise[:, 2 * layer : 2 * layer + 2]
-        return TokenInfo(self.position_ids, self.rotation, depth_noise=noise)
+        return TokenInfo(self.position_ids, self.rotation, depth_noise=noise, grid=self.grid)
 
 
 ALL = TokenInfo()  # all tokens in order, without further inputs
@@ -65,16 +67,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     computes in float32. They store the attention weights, so the fused kernel is used for long sequences.
 
     Args:
-        query: Queries, (b, h, q, k).
-        key: Keys, (b, h, t, k).
-        value: Values, (b, h, t, k).
-        bias: Values added to the logits, (b, h, q, t), or None.
+        query: Queries, (..., q, k).
+        key: Keys, (..., t, k).
+        value: Values, (..., t, k).
+        bias: Values added to the logits, (..., q, t), or None.
         dropout: Dropout rate of the attention weights.
 
     Returns:
-        Outputs, (b, h, q, k).
+        Outputs, (..., q, k).
     """
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[2] > _MOST_TOKENS:
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[-2] > _MOST_TOKENS:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     logits = (query * query.shape[-1] ** -0.5) @ key.mT
     weights = (logits if bias is None else logits + bias).softmax(-1)
@@ -206,37 +208,33 @@ class Block(nn.Module):
     """Implement a pre-norm layer: x = x + attention(norm(x)), then x = x + mlp(norm(x)) (equations 2 and 3).
 
     Args:
+        attention: The self-attention.
         width: Width of the tokens.
-        heads: Number of attention heads.
         mlp_width: Width of the MLP's hidden layer.
         dropout: Dropout rate of both branches and of the MLP's hidden layer.
         drop: Rate of stochastic depth.
-        relative: Patch grid and number of prefix tokens for `positions.Relative`; None: no relative positions.
         mlp: gelu or swiglu.
         gelu: exact or tanh.
-        attention_dropout: Dropout rate of the attention weights.
         layer_scale: Initial value of LayerScale; None: no LayerScale.
         norm_epsilon: Epsilon of the layer norms.
     """
 
     def __init__(
         self,
+        attention: Attention,
         *,
         width: int,
-        heads: int,
         mlp_width: int,
         dropout: float,
         drop: float,
-        relative: tuple[Grid, int] | None,
         mlp: str = "gelu",
         gelu: str = "exact",
-        attention_dropout: float = 0.0,
         layer_scale: float | None = None,
         norm_epsilon: float = 1e-6,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=norm_epsilon)
-        self.attention = Attention(width=width, heads=heads, dropout=attention_dropout, relative=relative)
+        self.attention = attention
         self.norm2 = nn.LayerNorm(width, eps=norm_epsilon)
         self.gated = mlp == "swiglu"
         self.expand = nn.Linear(width, mlp_width * (1 + self.gated))

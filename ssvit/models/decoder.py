@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.models import decoder_options
-from ssvit.models.block import Block, Layers
+from ssvit.models.block import Attention, Block, Layers
 from ssvit.models.positions import SineCosine2D
 from ssvit.models.vit import ViT
 
@@ -31,7 +31,13 @@ class Decoder(nn.Module):
         self.mask_token = nn.Parameter(torch.randn(width) * 0.02)
         self.positions = SineCosine2D(encoder.grid, encoder.num_prefix_tokens, width)
         self.blocks = Layers(
-            Block(width=width, heads=options.heads, mlp_width=4 * width, dropout=0.0, drop=0.0, relative=None)
+            Block(
+                Attention(width=width, heads=options.heads, dropout=0.0, relative=None),
+                width=width,
+                mlp_width=4 * width,
+                dropout=0.0,
+                drop=0.0,
+            )
             for _ in range(options.depth)
         )
         self.norm = nn.LayerNorm(width, eps=1e-6)

@@ -90,6 +90,38 @@ class Learned1D(Positions):
         return {"embedding": torch.cat([prefix, table.flatten(0, 1)])}
 
 
+def waves(coordinates: Tensor, width: int) -> Tensor:
+    """Return sines and cosines of coordinates (n,), whose wavelengths form a geometric sequence: (n, width)."""
+    count = width // 2
+    frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=coordinates.device) / count)
+    angle = coordinates.double()[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class SineCosine1D(Learned1D):
+    """Compute fixed sines and cosines of the index of each patch in raster order; the prefix tokens get zeros.
+
+    The indices are a buffer: they are resampled for another grid as learned vectors are.
+
+    Args:
+        grid: Rows and columns of patches.
+        num_prefix_tokens: Number of prefix tokens.
+        width: Width of the tokens, a multiple of 2.
+    """
+
+    def __init__(self, grid: Grid, num_prefix_tokens: int, width: int) -> None:
+        super().__init__(grid, num_prefix_tokens, 1)
+        self.width = width
+        del self.embedding
+        indices = torch.arange(grid[0] * grid[1], dtype=torch.float32)
+        self.register_buffer("embedding", F.pad(indices, (num_prefix_tokens, 0))[:, None])
+
+    def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
+        """Return the embeddings of a grid, (t, d); None: the module's grid."""
+        indices = super().forward(grid, how)[self.num_prefix_tokens :, 0]
+        return F.pad(waves(indices, self.width).to(indices.dtype), (0, 0, self.num_prefix_tokens, 0))
+
+
 class RowsAndColumns(Positions):
     """Define the base class of embeddings of the `rows` (y, ...) and the `columns` (x, ...) of a grid."""
 
@@ -138,7 +170,7 @@ class Learned2D(RowsAndColumns):
 class SineCosine2D(RowsAndColumns):
     """Compute fixed sines and cosines of columns and rows (MoCo v3); the prefix tokens get zeros.
 
-    The wavelengths form a geometric sequence. The coordinates of rows and columns are buffers: they are resampled for
+    The coordinates of rows and columns are buffers: they are resampled for
     another grid, so the sines and cosines stay exact.
 
     Args:
@@ -155,11 +187,8 @@ class SineCosine2D(RowsAndColumns):
 
     def forward(self, grid: Grid | None = None, how: str = "paper") -> Tensor:
         """Return the embeddings of a grid, (t, d); None: the module's grid."""
-        count = self.width // 4
-        frequency = 10_000.0 ** -(torch.arange(count, dtype=torch.float64, device=self.rows.device) / count)
-        angles = (coordinates.double()[:, None] * frequency for coordinates in self.on(grid, how))
-        waves = over_grid(*(torch.cat([angle.sin(), angle.cos()], dim=1) for angle in angles))
-        return F.pad(waves.to(self.rows.dtype), (0, 0, self.num_prefix_tokens, 0))
+        table = over_grid(*(waves(coordinates, self.width // 2) for coordinates in self.on(grid, how)))
+        return F.pad(table.to(self.rows.dtype), (0, 0, self.num_prefix_tokens, 0))
 
 
 class Relative(Positions):
@@ -267,4 +296,6 @@ def rotate(x: Tensor, rotation: Tensor, ids: Tensor | None = None) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
-ADDITIVE = {"learned_1d": Learned1D, "learned_2d": Learned2D, "sine_cosine_2d": SineCosine2D}
+ADDITIVE = {
+    "learned_1d": Learned1D, "learned_2d": Learned2D, "sine_cosine_1d": SineCosine1D, "sine_cosine_2d": SineCosine2D,
+}  # fmt: skip

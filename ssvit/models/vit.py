@@ -17,9 +17,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.models import encoder_options, positions, vit_options
-from ssvit.models.block import Block, Ids, Layers, TokenInfo, gather, lecun_normal_
+from ssvit.models.block import Attention, Block, Ids, Layers, TokenInfo, gather, lecun_normal_
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
+from ssvit.models.local_attention import LocalAttention
 from ssvit.models.positions import Grid
 from ssvit.options import OptionError, one_of, pair, typed
 from ssvit.randomness import uniform
@@ -92,13 +93,11 @@ class ViT(Encoder):
         self.dropout = nn.Dropout(options.dropout)
         blocks = (
             Block(
+                self._attention(layer),
                 width=options.width,
-                heads=options.heads,
                 mlp_width=options.mlp_width or mlp_width,
                 dropout=options.dropout,
-                attention_dropout=options.attention_dropout,
                 drop=options.stochastic_depth * layer / max(options.depth - 1, 1),
-                relative=(options.grid, self.num_prefix_tokens) if options.positions == "relative" else None,
                 mlp=options.mlp,
                 gelu=options.gelu,
                 layer_scale=options.layer_scale,
@@ -110,6 +109,15 @@ class ViT(Encoder):
         self.norm = nn.LayerNorm(options.width, eps=options.norm_epsilon)
         self.register_normalisation(options.mean, options.std)
         self._initialise()
+
+    def _attention(self, layer: int) -> Attention:
+        """Return the self-attention of a layer, counted from 0."""
+        options = self.options
+        shared = {"width": options.width, "heads": options.heads, "dropout": options.attention_dropout}
+        if options.attention == "full":
+            relative = (options.grid, self.num_prefix_tokens) if options.positions == "relative" else None
+            return Attention(**shared, relative=relative)
+        return LocalAttention(**shared, kind=options.attention, layer=layer, grid=options.grid, window=options.window)
 
     def _initialise(self) -> None:
         """Initialise the weights as the authors' JAX code does.
@@ -258,7 +266,7 @@ class ViT(Encoder):
         rotation = None
         if self.rotary is not None:
             rotation = self.rotary(grid or self.grid, self.num_prefix_tokens, position_ids)
-        return self.dropout(tokens), TokenInfo(position_ids, rotation, added[1:])
+        return self.dropout(tokens), TokenInfo(position_ids, rotation, added[1:], grid=grid)
 
     def around_registers(self, table: Tensor) -> Tensor:
         """Insert zeros for the registers, which have no positions, into position embeddings: -> (t, d)."""

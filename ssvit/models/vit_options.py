@@ -14,7 +14,7 @@ Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size
 AdaptChannels = Literal["mean", "repeat"]
 ADAPT_CHANNELS = get_args(AdaptChannels)  # ways to convert a patch projection to another number of channels
-Positions = Literal["learned_1d", "learned_2d", "sine_cosine_2d", "relative", "rotary", "none"]
+Positions = Literal["learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d", "relative", "rotary", "none"]
 Rate = Annotated[float, Ge(0), Le(0.99)]  # a dropout rate
 # Options that may differ between two encoders when weights are transferred between them.
 CHANGEABLE = (
@@ -66,8 +66,14 @@ class ViT(Normalized):
     """Feature vector of an image: class_token, the output of the class token (the paper), or patch_mean, the mean of
     the patch outputs."""
     positions: Positions = "learned_1d"
-    """Position embeddings: learned_1d (the paper), learned_2d, sine_cosine_2d, relative, none (Table 8), or rotary
-    (DINOv3)."""
+    """Position embeddings: learned_1d (the paper), learned_2d, relative, none (Table 8), sine_cosine_1d (Vaswani et al.
+    2017), sine_cosine_2d (MoCo v3), or rotary (DINOv3)."""
+    attention: Literal["full", "axial", "window"] = "full"
+    """Tokens to which a patch attends: full, all; axial, its row in odd layers and its column in even layers
+    (Appendix D.6); window, a square of patches, shifted by half of its side in even layers. Prefix tokens attend to all
+    tokens and all patches attend to them. The paper's axial models have two layers for each layer of the ViT."""
+    window: Count = 4
+    """Side of a square in patches with attention=window."""
     positions_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
     """Where positions are added: stem (the paper), every_layer, every_layer_shared (Table 8)."""
     dropout: Rate = 0.0
@@ -117,8 +123,11 @@ class ViT(Normalized):
             raise OptionError("class_tokens", self.class_tokens, expected)
         if self.pooling == "class_token" and not self.class_token:
             raise OptionError("pooling", self.pooling, "requires class_token=true; pooling=patch_mean does not")
-        if self.positions in ("learned_2d", "sine_cosine_2d") and self.width % 4:
-            raise OptionError("width", self.width, f"must be a multiple of 4 for positions={self.positions}")
+        multiple = {"learned_2d": 4, "sine_cosine_1d": 2, "sine_cosine_2d": 4}.get(self.positions, 1)
+        if self.width % multiple:
+            raise OptionError("width", self.width, f"must be a multiple of {multiple} for positions={self.positions}")
+        if self.attention != "full" and self.positions == "relative":
+            raise OptionError("attention", self.attention, "must be full for positions=relative")
         if self.positions == "rotary" and self.width // self.heads % 4:
             raise OptionError(
                 "heads", self.heads, f"must make {self.width} // heads a multiple of 4 for rotary positions"
@@ -131,6 +140,11 @@ class ViT(Normalized):
     def grid(self) -> tuple[int, int]:
         """Return the rows and columns of the patch grid of an image."""
         return grid(self.image_size, self.patch_size)
+
+    @property
+    def omits_patches(self) -> bool:
+        """Return whether some patches of an image can be encoded without the others."""
+        return self.stem is None and self.attention == "full"
 
     @property
     def poolings(self) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ def check_omits(name: str, value: object, encoder: ViT) -> None:
     """Check that an encoder can omit the patches that an option hides.
 
     Raises:
-        OptionError: The encoder has a stem.
+        OptionError: The encoder has a stem or local attention.
     """
-    if encoder.stem is not None:
-        raise OptionError(name, value, "requires an encoder without a stem, which mixes hidden and visible patches")
+    if not encoder.omits_patches:
+        raise OptionError(name, value, "requires encoder.attention=full and no stem, as hidden patches are not encoded")
 
 
 def check_trained(trained: object, encoder: Normalized) -> None:

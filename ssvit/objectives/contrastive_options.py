@@ -53,9 +53,9 @@ class SimCLR(Objective):
         """Check that the encoder can omit patches if `keep` requires it.
 
         Raises:
-            OptionError: The encoder has a stem or no patches.
+            OptionError: The encoder has a stem, local attention or no patches.
         """
-        if self.keep < 1 and not (isinstance(encoder, ViT) and encoder.stem is None):
+        if self.keep < 1 and not (isinstance(encoder, ViT) and encoder.omits_patches):
             raise OptionError("keep", self.keep, "must be 1 for an encoder that cannot omit patches")
 
     def check(self, run: Run) -> None:

@@ -163,9 +163,10 @@ class Distill(Objective):
         """Return the teacher's features in float32 or finer: pooled (b, d), and patches on the encoder's grid."""
         features = features_of(self.teacher, resized(images, self.teacher.image_size), self.names)
         targets = {name: at_least_float32(feature) for name, feature in features.items()}
-        if PATCHES in targets and tuple(targets[PATCHES].shape[1:3]) != self.grid:
+        if self.grid is not None and targets[PATCHES].shape[1:3] != self.grid:
             patches = targets[PATCHES].movedim(-1, 1)
-            shrinks = patches.shape[-2] > self.grid[0] or patches.shape[-1] > self.grid[1]  # else, no effect and slow
+            # The filter has no effect on an enlarged grid and takes most of the time.
+            shrinks = any(old > new for old, new in zip(patches.shape[2:], self.grid, strict=True))
             targets[PATCHES] = F.interpolate(patches, self.grid, mode="bilinear", antialias=shrinks).movedim(1, -1)
         return targets
 

@@ -23,7 +23,7 @@ class Masked(Objective):
         """Check that an image has patches to mask and visible patches.
 
         Raises:
-            OptionError: An image has one patch, or the encoder has a stem.
+            OptionError: An image has one patch, or the encoder has a stem or local attention.
         """
         if encoder.grid == (1, 1):
             raise OptionError("masked", self.masked, "requires images of at least two patches")

@@ -93,7 +93,7 @@ class MaskedPatch(Objective):
         """Check that with a decoder the encoder can omit corrupted patches and has uncorrupted patches.
 
         Raises:
-            OptionError: The encoder has a stem, or all patches are corrupted.
+            OptionError: The encoder has a stem or local attention, or all patches are corrupted.
         """
         if self.decoder is None:
             return

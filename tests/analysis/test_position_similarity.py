@@ -18,7 +18,7 @@ def encoder(kind: str, **options) -> ViT:
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"positions_at": "every_layer"}], ids=str)
-@pytest.mark.parametrize("kind", ["learned_1d", "learned_2d", "sine_cosine_2d"])
+@pytest.mark.parametrize("kind", ["learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d"])
 def test_similarity_is_the_cosine_of_each_pair_of_patches(kind, options):
     vit = encoder(kind, **options)
     found = positions.similarity(vit)

@@ -13,7 +13,7 @@ from ssvit.cli import build_kernels
 from ssvit.kernels import accelerate, fused, operators
 from ssvit.kernels.accelerate import LayerNorm, Linear
 from ssvit.models import vit_options
-from ssvit.models.block import Block, Layers
+from ssvit.models.block import Attention, Block, Layers
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
@@ -402,7 +402,8 @@ def calls(kernels):
 
 
 def block(**sizes) -> Block:
-    built = Block(**sizes, dropout=0.0, drop=0.0, relative=None)
+    attention = Attention(width=sizes["width"], heads=sizes.pop("heads"), dropout=0.0, relative=None)
+    built = Block(attention, **sizes, dropout=0.0, drop=0.0)
     accelerate.accelerate(built)
     return built
 

@@ -17,7 +17,7 @@ from ssvit.models.vit import ViT
 from ssvit.objectives.base import parameter_groups
 from ssvit.randomness import uniform
 
-POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_2d", "relative", "none", "rotary")
+POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d", "relative", "none", "rotary")
 REGISTERS = {"layer_scale": 0.3, "registers": 3}
 ROTARY = {"positions": "rotary", "norm_epsilon": 1e-5, **REGISTERS}
 NO_TOKENS = {"class_token": False, "pooling": "patch_mean"}

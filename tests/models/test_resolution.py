@@ -16,7 +16,7 @@ from ssvit.models.vit import ViT
 from ssvit.options import OptionError
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3, "mean": 0.4, "std": 0.2}
-ADDITIVE = ("learned_1d", "learned_2d", "sine_cosine_2d")
+ADDITIVE = ("learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d")
 PLACES = [("relative", "stem"), ("none", "stem")]
 PLACES += [(kind, at) for kind in ADDITIVE for at in ("stem", "every_layer", "every_layer_shared")]
 GRIDS = [((4, 4), (7, 7)), ((7, 7), (4, 4)), ((3, 5), (8, 6)), ((6, 2), (3, 5)), ((4, 6), (4, 9)), ((1, 4), (3, 1))]
