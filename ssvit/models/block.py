@@ -67,16 +67,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     computes in float32. They store the attention weights, so the fused kernel is used for long sequences.
 
     Args:
-        query: Queries, (..., q, k).
-        key: Keys, (..., t, k).
-        value: Values, (..., t, k).
-        bias: Values added to the logits, (..., q, t), or None.
+        query: Queries, (b, h, q, k).
+        key: Keys, (b, h, t, k).
+        value: Values, (b, h, t, k).
+        bias: Values added to the logits, (b, h, q, t), or None.
         dropout: Dropout rate of the attention weights.
 
     Returns:
-        Outputs, (..., q, k).
+        Outputs, (b, h, q, k).
     """
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[-2] > _MOST_TOKENS:
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[2] > _MOST_TOKENS:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     logits = (query * query.shape[-1] ** -0.5) @ key.mT
     weights = (logits if bias is None else logits + bias).softmax(-1)

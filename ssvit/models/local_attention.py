@@ -110,10 +110,12 @@ class LocalAttention(Attention):
         prefix, patches = zip(*(part.tensor_split([count], dim=2) for part in inputs), strict=True)
         within = [part[:, :, groups.members] for part in patches]  # (b, h, g, l, k)
         shared = (part[:, :, None].expand(-1, -1, len(groups.members), -1, -1) for part in prefix[1:])
-        key, value = (torch.cat(parts, dim=3) for parts in zip(shared, within[1:], strict=True))
-        dropout = self.dropout if self.training else 0.0
-        bias = None if groups.present.all() else _bias(F.pad(groups.present, (count, 0), value=True), key)[:, None]
-        mixed = attend(within[0], key, value, bias, dropout).flatten(2, 3)[:, :, groups.places]
+        key, value = (torch.cat(parts, dim=3).flatten(1, 2) for parts in zip(shared, within[1:], strict=True))
+        dropout, bias = self.dropout if self.training else 0.0, None
+        if groups.members.numel() > len(groups.places):  # there is padding
+            bias = _bias(F.pad(groups.present, (count, 0), value=True), key)[:, None].repeat(self.heads, 1, 1)
+        mixed = attend(within[0].flatten(1, 2), key, value, bias, dropout)  # (b, h * g, l, k)
+        mixed = mixed.unflatten(1, (self.heads, -1)).flatten(2, 3)[:, :, groups.places]
         if count:
             mixed = torch.cat([attend(prefix[0], *inputs[1:], dropout=dropout), mixed], dim=2)
         return mixed.transpose(1, 2).flatten(2)

@@ -152,6 +152,7 @@ MISTAKES = (
     "pretrain objective=supervised 'objective.lora={rank: 4, alpha: 8}' -> objective.trained=all",
     "pretrain objective=supervised distillation=deit teacher={classifier} objective.distillation.teacher.image_size=17",
     "pretrain objective=distill -> teacher",
+    "pretrain objective=mae encoder.attention=axial -> objective.masked=0.75",
     "pretrain objective=distill teacher={classifier} objective.teacher.image_size=17",
     "finetune outputs=empty -> checkpoint=newest: empty contains no finished run of pretrain; run",
     "finetune checkpoint=/no/where",

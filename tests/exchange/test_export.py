@@ -160,6 +160,7 @@ def test_an_invalid_evaluation_transform_is_named(tmp_path):
         ({"stem": {"layers": [1, 1], "width": 64}, "patch_size": 8}, None, "stem"),
         ({"distillation_token": True, "pooling": "patch_mean"}, None, "distillation token without"),
         ({"distillation_token": True, "mlp": "swiglu"}, None, "distillation token and"),
+        ({"attention": "axial"}, None, "attention=axial"),
         ({"norm_epsilon": 1e-5}, None, "norm_epsilon=1e-05"), ({"class_tokens": 2}, None, "2 class tokens"),
     ],
 )  # fmt: skip

@@ -36,6 +36,7 @@ def opened(folder):
     ("resize", "changes"),
     [
         (None, {"positions": "relative", "depth": 1}),
+        pytest.param(None, {"attention": "window", "window": 3}, marks=pytest.mark.slow),
         pytest.param("paper", {}, marks=pytest.mark.slow),
         pytest.param("timm", {"positions": "learned_2d"}, marks=pytest.mark.slow),
         pytest.param("paper", {"positions": "sine_cosine_2d", "positions_at": "every_layer"}, marks=pytest.mark.slow),
