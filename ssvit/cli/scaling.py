@@ -8,7 +8,7 @@ fine-tune each run of a grid. A run is one row, in a file. The table and the fig
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
@@ -18,16 +18,17 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.models.timm_options import Timm
-from ssvit.options import OptionError, within
+from ssvit.options import OptionError, typed, within
 from ssvit.studies import methods, scaling
 from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, recipe_options, stages
 
 _HEAD = 64  # width of an attention head, as in the paper's models
-_GRID = ("images", "depth", "width", "patch", "steps")
+_MODEL = ("depth", "width", "mlp", "patch")
+_GRID = ("images", *_MODEL, "steps")
 _SUPERVISED = "supervised"
 # Options of a run that are set by an axis of the grid.
 _SET_BY = {
-    "encoder.depth": "depth", "encoder.width": "width", "encoder.heads": "width", "encoder.mlp_width": "width",
+    "encoder.depth": "depth", "encoder.width": "width", "encoder.heads": "width", "encoder.mlp_width": "mlp",
     "encoder.patch_size": "patch", "recipe.steps": "steps", "subset.images": "images", "recipe.seed": "seed",
 }  # fmt: skip
 _VALUES = "a list of one or more different whole numbers, 1 or more"
@@ -45,10 +46,15 @@ class Scaling(Study):
     """Number of layers."""
     width: Axis = (192,)
     """Width of a token; there is one attention head for each 64 channels."""
+    mlp: Annotated[Sequence[Count | None], Distinct, MinLen(1), Expect(f"{_VALUES}, or null")] = (None,)
+    """Width of the MLP's hidden layer; None: 4 * width."""
     patch: Axis = (4,)
     """Side of a patch in pixels."""
     steps: Axis = (500,)
     """Optimiser updates."""
+    vary: Literal["product", "one"] = "product"
+    """product: all combinations of values. one: all axes have their first value, except for one of them, or for depth,
+    width, mlp and patch together, whose lists are then read in parallel (Figure 8)."""
     encoders: Annotated[Sequence[Name], Expect("a list of names")] = ()
     """Encoders for comparison, trained by objective=supervised on the same number of images: files in configs/encoder/
     (small_hybrid) and models of timm (resnetv2_50x1_bit)."""
@@ -87,14 +93,38 @@ def check(config: Config) -> list[dict[str, Any]]:
                 raise OptionError(
                     "encoders", name, f"must be a file in configs/encoder/ or a model of timm: {error.expectation}"
                 ) from None
-    points = [
-        dict(zip(_GRID, values, strict=True))
-        for values in itertools.product(*(getattr(options, name) for name in _GRID))
-    ]
+    points = grid_points({name: getattr(options, name) for name in _GRID}, options.vary)
     for point in points:
         with within("encoder"):
             encoder = options.encoder.changed(**shape(point))
         Run(options.changed(encoder=encoder)).check()
+    return points
+
+
+def grid_points(axes: Mapping[str, Sequence[Any]], vary: str) -> list[dict[str, Any]]:
+    """Return the points of a grid: the value of each axis, and "varied", the name of the axes that vary, or None.
+
+    Args:
+        axes: Values of each axis.
+        vary: product or one, see `Scaling`.
+
+    Raises:
+        OptionError: Axes that vary together have different numbers of values.
+    """
+    if vary == "product":
+        return [dict(zip(axes, values, strict=True)) | {"varied": None} for values in itertools.product(*axes.values())]
+    base = {name: values[0] for name, values in axes.items()}
+    points = [base | {"varied": scaling.BASE}]
+    points += [base | {name: value, "varied": name} for name, values in axes.items() for value in values[1:]]
+    together = {name: axes[name] for name in _MODEL if len(axes[name]) > 1}
+    if len(together) > 1:
+        first, *others = together
+        for name in others:
+            if len(axes[name]) != len(axes[first]):
+                expected = f"must have as many values as {first}={typed(axes[first])} with vary=one"
+                raise OptionError(name, axes[name], expected)
+        steps = list(zip(*together.values(), strict=True))[1:]
+        points += [base | dict(zip(together, step, strict=True)) | {"varied": "all"} for step in steps]
     return points
 
 
@@ -110,7 +140,7 @@ def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the options of the ViT of a point."""
     depth, width = point["depth"], point["width"]
     heads = max(1, width // _HEAD)
-    return {"depth": depth, "width": width, "mlp_width": None, "heads": heads, "patch_size": point["patch"]}
+    return {"depth": depth, "width": width, "mlp_width": point["mlp"], "heads": heads, "patch_size": point["patch"]}
 
 
 class Grid(Trials):
@@ -125,7 +155,8 @@ class Grid(Trials):
             seed: Seed of the runs.
         """
         model = [f"encoder.{name}={quoted(value)}" for name, value in shape(point).items()]
-        self._row(objective, "d{depth}_w{width}_p{patch}".format(**point), [*self.pretraining, *model], point, seed)
+        size = "d{depth}_w{width}_p{patch}".format(**point) + (f"_m{point['mlp']}" if point["mlp"] else "")
+        self._row(objective, size, [*self.pretraining, *model], point, seed)
 
     def compared(self, encoder: str, point: dict[str, Any], seed: int) -> None:
         """Compute the row of a supervised encoder for comparison, without the study's options of the encoder.
@@ -167,6 +198,7 @@ command = Command(
     before=lambda line: check_grid(line.options),
     options=Scaling,
     common=(
-        "objectives", *_GRID, "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate", "finetune",
+        "objectives", *_GRID, "vary", "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate",
+        "finetune",
     ),
 )  # fmt: skip

@@ -18,7 +18,8 @@ from ssvit.studies.methods import Row, markdown, spread
 
 FINETUNED, SUPERVISED = "fine-tuned", "trained with labels"
 _MARKERS = "osD^vP*X"
-_POINT = ("objective", "encoder", "images", "depth", "width", "patch", "steps")
+BASE = "base"  # name of the point of which each axis is varied
+_POINT = ("objective", "encoder", "images", "depth", "width", "mlp", "patch", "steps", "varied")
 
 
 class PowerLaw(NamedTuple):
@@ -87,10 +88,14 @@ def points(rows: Mapping[str, Row]) -> list[dict[str, Any]]:
 
 
 def model_of(point: Mapping[str, Any]) -> str:
-    """Return a model's name: depth x width / patch size, as 6 x 192 / 4, or the name of an encoder for comparison."""
+    """Return a model's name: depth x width / patch size, as 6 x 192 / 4, or the name of an encoder for comparison.
+
+    A width of the MLP other than 4 * width is added.
+    """
     if point["encoder"] is not None:
         return point["encoder"]
-    return "{depth} x {width} / {patch}".format(**point)
+    mlp = f", MLP {point['mlp']}" if point["mlp"] else ""
+    return "{depth} x {width} / {patch}".format(**point) + mlp
 
 
 def series(grid: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
@@ -99,14 +104,20 @@ def series(grid: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...]
     Args:
         grid: Points.
         axis: "images", for which objective, model and steps are constant along a line, or "flops", for which the
-            objective is, and for encoders for comparison the encoder too.
+            objective is, and for encoders for comparison the encoder too. If one axis of the grid was varied at a time,
+            there is a line for each, from the base.
     """
+    bases = [point for point in grid if point["varied"] == BASE]
     lines: defaultdict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for point in grid:
         compared = () if point["encoder"] is None else (point["encoder"],)
-        if axis == "flops":
+        if axis == "flops" and point["varied"] not in (None, BASE):
+            line = lines[point["objective"], point["varied"]]
+            line.extend([] if line else (base for base in bases if base["objective"] == point["objective"]))
+            line.append(point)
+        elif axis == "flops" and point["varied"] is None:
             lines[point["objective"], *compared].append(point)
-        elif point["images"] is not None:
+        elif axis == "images" and point["images"] is not None:
             lines[point["objective"], model_of(point), str(point["steps"])].append(point)
     return dict(lines)
 

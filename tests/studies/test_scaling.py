@@ -149,3 +149,21 @@ def test_the_figure_has_a_panel_for_each_score_and_axis():
 def test_the_page_has_the_table_of_its_rows(study):
     docs = Path(__file__).resolve().parents[2] / "docs"
     assert table(methods.read(docs / "scaling" / study)) in (docs / "scaling.md").read_text()
+
+
+def test_one_axis_is_varied_at_a_time_and_then_the_model_as_a_whole(commands, tmp_path):
+    axes = ["depth=[6,12]", "width=[64,128]", "mlp=[128,256]", "patch=[4,2]", "steps=[20]", "images=[500]"]
+    scaling.command.call([*axes, "objectives=[mae]", "vary=one", "name=s", "finetune=[]"])
+    rows = list(methods.read(tmp_path / "outputs" / "s" / "table").values())
+    sizes = {row["varied"]: (row["depth"], row["width"], row["mlp"], row["patch"]) for row in rows}
+    assert sizes == {
+        "base": (6, 64, 128, 4), "depth": (12, 64, 128, 4), "width": (6, 128, 128, 4), "mlp": (6, 64, 256, 4),
+        "patch": (6, 64, 128, 2), "all": (12, 128, 256, 2),
+    }  # fmt: skip
+    grid = points({row["varied"]: row for row in rows})
+    lines = series(grid, "flops")
+    assert {key[1] for key in lines} == {"depth", "width", "mlp", "patch", "all"}
+    for (_, varied), line in lines.items():
+        assert sorted(point["varied"] for point in line) == sorted(["base", varied])
+    with pytest.raises(UserError, match="^width="):
+        scaling.command.call(["depth=[6,12]", "width=[64,128,192]", "objectives=[mae]", "vary=one", "name=t"])
