@@ -141,11 +141,16 @@ class Configuration:
         parts = {group: file for group, file in self.choices.items() if group.partition("@")[2].startswith("data.")}
         return {"data": self.choices["data"], **parts}, self.values["data"]
 
-    def difference(self, old: "Configuration") -> tuple[str, Any, Any] | None:
-        """Return the first relevant option that differs from an old run's, with its new and old value, or None."""
+    def difference(self, old: "Configuration", ignored: Sequence[str] = ()) -> tuple[str, Any, Any] | None:
+        """Return the first relevant option that differs from an old run's, with its new and old value, or None.
+
+        Args:
+            old: Configuration of the old run.
+            ignored: Options and groups that may differ, in addition to those in `FREE`.
+        """
         sides = (
             (self.choices, old.choices, FREE_CHOICES),
-            (dict(flatten(self.values)), dict(flatten(old.values)), FREE),
+            (dict(flatten(self.values)), dict(flatten(old.values)), (*FREE, *ignored)),
         )
         for now, then, free in sides:
             for name in [*now, *then]:

@@ -20,7 +20,7 @@ COMMANDS = {
     "export": "write weights in the formats of other libraries",
     "merge": "merge the checkpoint of a sharded run into unsharded files",
     "predict": "classify pictures with a fine-tuned model",
-    "vtab": "tabulate the 19 tasks of VTAB-1k from finished runs",
+    "table": "tabulate accuracies of finished runs by data set and model, over seeds",
     "compare": "train objectives for equal CPU time and evaluate them by one protocol",
     "scaling": "train a grid of runs and draw accuracy against images, model size and compute",
     "cost": "measure the cost of a pre-training step: CPU time, operations",

@@ -1,1 +1,1 @@
-"""Run studies of several runs: comparisons, scaling, sweeps and VTAB."""
+"""Run studies of several runs: comparisons, scaling, sweeps and tables."""

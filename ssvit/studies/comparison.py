@@ -53,11 +53,11 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
             runs[side].append(run(f"{side}_seed{run_seed}", {**changes, "recipe.seed": run_seed}))
     if not is_main_process():
         return
-    curves = {side: _curve([_scored(rows, WATCHED) for rows in of_side]) for side, of_side in runs.items()}
-    finals = {side: [_scored(rows, REPORTED)[-1].accuracy for rows in of_side] for side, of_side in runs.items()}
+    curves = {side: _curve([scored(rows, WATCHED) for rows in of_side]) for side, of_side in runs.items()}
+    finals = {side: [scored(rows, REPORTED)[-1].accuracy for rows in of_side] for side, of_side in runs.items()}
     summary = {side: _spread(values) for side, values in finals.items()}
     gain = summary[PRETRAINED]["mean"] - summary[SCRATCH]["mean"]
-    last, watched = (_scored(runs[PRETRAINED][-1], parts)[-1] for parts in (REPORTED, WATCHED))
+    last, watched = (scored(runs[PRETRAINED][-1], parts)[-1] for parts in (REPORTED, WATCHED))
     error, noise = _error(summary, last)
     verdict = _verdict(summary, last, error, noise)
     steps = {side: max(row["step"] for row in of_side[-1]) for side, of_side in runs.items()}
@@ -160,7 +160,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
     scores = {}
     for rate in sorted(learning_rates):
         rows = run(f"lr_{rate:g}", {"recipe.lr": rate, "development": development})
-        scores[rate] = _scored(rows, WATCHED)[-1]
+        scores[rate] = scored(rows, WATCHED)[-1]
     best = max(scores, key=lambda rate: scores[rate].accuracy)
     if is_main_process():
         print(f"\n{scores[best].measure} on the validation images")
@@ -172,7 +172,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         print(f"training on all training images with recipe.lr={best:g}", flush=True)
     rows = run("chosen", {"recipe.lr": best})
     if is_main_process():
-        test = _scored(rows, REPORTED)[-1]
+        test = scored(rows, REPORTED)[-1]
         tried = {str(rate): score.accuracy for rate, score in scores.items()}
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
         atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -206,7 +206,7 @@ class FinalScore(NamedTuple):
         return above_chance(self.accuracy, self.chance, self.images)
 
 
-def _scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
+def scored(rows: Rows, parts: Sequence[str]) -> list[FinalScore]:
     """Return the scores of a run by step, each on the first of the parts that it has."""
     steps: dict[int, dict[str, Any]] = {}
     for row in rows:  # metrics that are measured only at the end may be in a separate row

@@ -248,12 +248,12 @@ def _cell(scores: Sequence[Mapping[str, Any]]) -> str:
     return f"{spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {spread(last)})")
 
 
-def spread(values: Sequence[float]) -> str:
-    """Format mean and sample standard deviation in per cent; a dash if there are no values."""
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Format mean and sample standard deviation in per cent with some decimals; a dash if there are no values."""
     if not values:
         return _NONE
-    mean = f"{100 * statistics.fmean(values):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+    mean = f"{100 * statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

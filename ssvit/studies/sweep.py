@@ -1,10 +1,14 @@
 """Summarise the jobs of a sweep (-m): a table of the swept options and a metric, and the best job.
 
-The best job is never chosen by test images; their metrics are shown next to the metric of the choice.
+Jobs that differ in recipe.seed alone are also summarised by mean and standard deviation, and combinations of the other
+options are compared by their means. The best job is never chosen by test images; their metrics are shown next to the
+metric of the choice.
 """
 
 import re
-from collections.abc import Mapping
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +20,7 @@ _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) fo
 _TRAIN = "train/loss"
 _LOSSES = ("held_out/loss", _TRAIN)
 _CHOICE = "_choice"  # suffix of a probe's score on training images
+_SEED = "recipe.seed"
 _NO_METRIC = "development=0.1 holds out validation images"
 
 
@@ -61,7 +66,10 @@ class Sweep:
         return None if name is None else metrics[name]
 
     def table(self) -> str:
-        """Return a table with one line for each job, and the best job with its folder; "" if there are none."""
+        """Return a table with a line for each job and, for several seeds, for each combination of the other options.
+
+        The last line is the best job or combination with its folders; "" if there are no jobs.
+        """
         if not self.jobs:
             return ""
         first, *others = (job.metrics for job in self.jobs)
@@ -70,15 +78,35 @@ class Sweep:
         swept = list(dict.fromkeys(option for job in self.jobs for option in job.options))
         measured = [column for column in (*_TEST, (name or "").removesuffix(_CHOICE)) if column in shared]
         columns = list(dict.fromkeys([name, *measured] if name else measured))
+        jobs = [[job] for job in self.jobs]
+        groups = self._groups([option for option in swept if option != _SEED]) if _SEED in swept else jobs
         lines = [[*swept, *(columns or ["no metric in common"])]]
-        for job in self.jobs:
-            cells = [f"{job.metrics[column]:.4g}" for column in columns] or [""]
-            lines.append([*(job.options.get(option, "") for option in swept), *cells])
+        for group in [*jobs, *(group for group in groups if len(group) > 1)]:
+            values = {**group[0].options, **({_SEED: f"{len(group)} seeds"} if len(group) > 1 else {})}
+            cells = [_spread(group, column) for column in columns] or [""]
+            lines.append([*(values.get(option, "") for option in swept), *cells])
         text = aligned(lines)
+        if len(groups) == 1 < len(jobs):
+            return "\n".join(text)  # there is nothing to choose
         if name is None:
             return "\n".join([*text, f"best: not chosen by test images: {_NO_METRIC}"] if columns else text)
         lower = name in _LOSSES
-        best = (min if lower else max)(self.jobs, key=lambda job: job.metrics[name])
-        options = " ".join(f"{option}={value}" for option, value in best.options.items())
-        word = "lowest" if lower else "highest"
-        return "\n".join([*text, f"best: {options}, {word} {name} {best.metrics[name]:.4g}: {best.folder}"])
+        best = (min if lower else max)(groups, key=lambda group: statistics.fmean(job.metrics[name] for job in group))
+        chosen = best[0].options.items()
+        options = " ".join(f"{option}={value}" for option, value in chosen if len(best) == 1 or option != _SEED)
+        word = f"{'lowest' if lower else 'highest'}{' mean' * (len(best) > 1)}"
+        folders = ", ".join(str(job.folder) for job in best)
+        return "\n".join([*text, f"best: {options}, {word} {name} {_spread(best, name)}: {folders}"])
+
+    def _groups(self, options: Sequence[str]) -> list[list[Job]]:
+        """Return the jobs with equal values of some options."""
+        groups = defaultdict(list)
+        for job in self.jobs:
+            groups[tuple(job.options.get(option) for option in options)].append(job)
+        return list(groups.values())
+
+
+def _spread(jobs: Sequence[Job], name: str) -> str:
+    """Format the mean of a metric over jobs and, for several jobs, its sample standard deviation."""
+    values = [job.metrics[name] for job in jobs]
+    return f"{statistics.fmean(values):.4g}" + (f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else "")

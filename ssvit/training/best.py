@@ -19,7 +19,7 @@ History = Sequence[Mapping[str, float | None]]
 # labels.
 _USUAL = (r"validation/(accuracy|map)", r"probe/\w+_choice", r"held_out/loss")
 # Parts of the names of metrics for which lower is better. The features of different images should differ.
-_LESS = re.compile(r"(?:^|_)(?:loss|error|alignment|uniformity|feature_cosine|unreadable)")
+_LESS = re.compile(r"(?:^|_)(?:loss|error|alignment|uniformity|feature_cosine|unreadable|ece|brier)")
 
 
 @dataclass(frozen=True)

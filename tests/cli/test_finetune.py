@@ -46,7 +46,7 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool)
     assert f"loaded {len(names)} of {len(names)} tensors of the encoder; not loaded: head, mask_token" in loaded
     assert sum(line.startswith("step ") for line in lines) == 6
     assert any("top-1" in line for line in lines)
-    for picture in ("confusion.png", "mistakes.png", "learning.png"):
+    for picture in ("confusion.png", "mistakes.png", "learning.png", "reliability.png"):
         with Image.open(run / picture) as image:
             assert min(image.size) > 300
     with open(run / "classes.csv", newline="") as file:

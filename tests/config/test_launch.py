@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import TINY, error_of, one_line
 from images import put
@@ -157,6 +158,46 @@ def test_jobs_are_compared_by_what_is_no_figure_of_test_images(tmp_path, metrics
         [f"{metrics[column][place]:.4g}" for column in head.split()] for place in range(3)
     ]
     assert objectives[best] == value
+
+
+def of_seeds(folder, options, **columns):
+    """A sweep of jobs with some options, each with a value of each metric."""
+    results = sweep.Sweep()
+    for place, values in enumerate(zip(*columns.values(), strict=True)):
+        row = {"step": 1, **dict(zip(columns, values, strict=True))}
+        own = put(folder / str(place) / "metrics.jsonl", json.dumps(row).encode() + b"\n")
+        results.add(Config({}, {}, [], CommandLine([]), swept=options[place]), own.parent)
+    return results
+
+
+def spread(values) -> str:
+    return f"{np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}"
+
+
+def test_seeds_are_summarised_and_are_nothing_to_choose(tmp_path):
+    values = (0.5, 0.7, 0.64)
+    results = of_seeds(tmp_path, [[f"recipe.seed={seed}"] for seed in range(3)], **{"test/accuracy": values})
+    head, *rows, last = results.table().splitlines()
+    assert head.split() == ["recipe.seed", "test/accuracy"]
+    assert [row.split() for row in rows] == [[str(seed), f"{value:.4g}"] for seed, value in enumerate(values)]
+    assert last.split() == ["3", "seeds", *spread(values).split()]
+
+
+@pytest.mark.parametrize("losses", [False, True])
+def test_combinations_of_other_options_are_compared_by_their_means_over_seeds(tmp_path, losses):
+    name = "held_out/loss" if losses else "validation/accuracy"
+    values = [0.9, 0.1, 0.2, 0.5, 0.6, 0.7]  # the best job is of the combination with the lower mean
+    options = [["recipe.lr=1", f"recipe.seed={seed}"] for seed in range(3)]
+    options += [[f"recipe.seed={seed}", "+recipe.lr=2"] for seed in range(3)]
+    order = [0, 3, 1, 4, 2, 5]
+    results = of_seeds(tmp_path, [options[place] for place in order], **{name: [values[place] for place in order]})
+    *_, first, second, last = results.table().splitlines()
+    assert first.split() == ["1", "3", "seeds", *spread(values[:3]).split()]
+    assert second.split() == ["2", "3", "seeds", *spread(values[3:]).split()]
+    best = slice(3) if losses else slice(3, 6)
+    folders = ", ".join(str(tmp_path / str(order.index(place))) for place in range(6)[best])
+    chosen = f"recipe.lr={1 if losses else 2}, {'lowest' if losses else 'highest'} mean {name} {spread(values[best])}"
+    assert last == f"best: {chosen}: {folders}"
 
 
 def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path):

@@ -26,7 +26,7 @@ WITHOUT_TORCH = (
     "loading.pretrained", "config.command", "config.help", "studies.comparison",
     "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
-    "data.sources.shard_folder", "data.sources.vtab", "studies.vtab", "exchange.reading", "analysis.options",
+    "data.sources.shard_folder", "data.sources.vtab", "studies.table", "exchange.reading", "analysis.options",
     "checkpoints.checkpoint", "loading.finding", "exchange.graph", "kernels.inference_options",
 )  # fmt: skip
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))

@@ -43,7 +43,7 @@ def history(*values, name="score"):
 
 LESS = (
     "loss", "loss_masked", "squared_error", "squared_error_masked", "absolute_error", "alignment", "uniformity",
-    "feature_cosine", "patch_feature_cosine", "feature_cosine_layer3", "unreadable",
+    "feature_cosine", "patch_feature_cosine", "feature_cosine_layer3", "unreadable", "ece", "brier",
 )  # fmt: skip
 GREATER = (
     "score", "accuracy", "accuracy_masked", "map", "macro_f1", "rankme", "rankme_layer3", "information", "agreement",

@@ -26,6 +26,7 @@ from ssvit.figures.base import Figure
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import RED, Gallery, Picture
 from ssvit.figures.plot import History, Level, Panel, Plot, curve
+from ssvit.figures.reliability import Reliability
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
 from ssvit.options import UserError
@@ -63,7 +64,8 @@ class Classification(Evaluator):
 
         Metrics are those of `Predictions` or, for multi-label images, of `MultiLabelPredictions`; accuracy_real, the
         share of images whose prediction is among their ReaL labels; and unreadable, the number of excluded images.
-        Figures: `confusion` (not of multi-label images), `mistakes` (those of highest confidence) and `learning`.
+        Figures: `confusion` (not of multi-label images), `mistakes` (those of highest confidence), `reliability` and
+        `learning`.
         Table: `classes.csv`, one line for each class.
 
         Raises:
@@ -93,8 +95,10 @@ class Classification(Evaluator):
         if unreadable:
             lines.append(f"unreadable and excluded: {unreadable:,} images")
         history = with_metrics(history, metrics)
+        labels = "predicted probability of a class", "share of images that have the class", "predictions"
         figures: dict[str, Figure] = {"mistakes": self._mistakes(predictions)}
         if isinstance(predictions, Predictions):
+            labels = "confidence (probability of the predicted class)", "accuracy", "images"
             confusion = predictions.confusion(len(classes), min(len(classes), _BLOCKS))
             title = f"accuracy {percent(metrics['accuracy'])} on the {self.part} images"
             figures["confusion"] = Confusion(confusion, classes, title)
@@ -108,6 +112,9 @@ class Classification(Evaluator):
         else:
             levels, entropy = [plot.level(history, "map_constant", "mAP of a random order", "-.", 100, "{:.1f} %")], []
             measures = {"map": "mAP", "micro_f1": "micro-F1 at 0.5"}
+        title = f"{self.part} images: ECE {percent(metrics['ece'])}, Brier score {metrics['brier']:.3f}"
+        sizes, probabilities, frequencies = (column.tolist() for column in predictions.calibration)
+        figures["reliability"] = Reliability(sizes, probabilities, frequencies, labels, title)
         figures["learning"] = self._learning(history, measures, levels, entropy)
         return Evaluation(
             metrics=metrics, lines=lines, figures=figures, tables={"classes.csv": predictions.table(counts)}

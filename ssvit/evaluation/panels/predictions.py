@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import class_text
+from ssvit.evaluation.calibration import Calibration
 from ssvit.evaluation.precision import average_precisions, share_of_class
 from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, chance
 from ssvit.options import one_line
@@ -68,6 +69,7 @@ class Predictions(NamedTuple):
     among_five: Tensor  # whether the true class is among the five most probable, bool
     loss: Tensor  # cross-entropy, float64
     confidence: Tensor  # probability of the predicted class, float64
+    brier: Tensor  # sum over the classes of (probability - one-hot label)², float64
 
     @classmethod
     def of_logits(cls, logits: Tensor, batch: Batch) -> "Predictions":
@@ -83,13 +85,19 @@ class Predictions(NamedTuple):
         truth = batch.labels[:, None]
         losses = -logs.gather(1, truth)[:, 0]
         confidence = logs.gather(1, best[:, :1])[:, 0].exp()
-        columns = (batch.slots, batch.labels, best[:, 0], (best == truth).any(1), losses, confidence)
+        brier = (logs.exp() - F.one_hot(batch.labels, logits.shape[1])).square().sum(1)
+        columns = (batch.slots, batch.labels, best[:, 0], (best == truth).any(1), losses, confidence, brier)
         return cls(*(column.cpu() for column in columns))
 
     @property
     def correct(self) -> Tensor:
         """Return whether each prediction is correct, (n,) bool."""
         return self.guess == self.truth
+
+    @property
+    def calibration(self) -> Calibration:
+        """Return the accuracy by the probability of the predicted class."""
+        return Calibration.of(self.confidence, self.correct)
 
     def confusion(self, classes: int, blocks: int | None = None) -> Tensor:
         """Return the confusion matrix, (k, k): rows are true classes, columns predicted classes.
@@ -120,15 +128,18 @@ class Predictions(NamedTuple):
     def metrics(self, counts: Sequence[ClassCounts]) -> dict[str, float]:
         """Return the metrics of the classifier, from the counts of each class.
 
-        accuracy; accuracy_top5 (for more than five classes); loss (cross-entropy); accuracy_per_class (mean recall of
-        classes that have images); macro_f1 (mean F1 of classes that have images or are predicted); accuracy_constant
-        (chance); images (their number).
+        accuracy; accuracy_top5 (for more than five classes); loss (cross-entropy); ece (expected calibration error);
+        brier (Brier score, summed over the classes); accuracy_per_class (mean recall of classes that have images);
+        macro_f1 (mean F1 of classes that have images or are predicted); accuracy_constant (chance); images (their
+        number).
         """
         metrics = {"accuracy": self.correct.double().mean().item()}
         if len(counts) > 5:
             metrics["accuracy_top5"] = self.among_five.double().mean().item()
         return metrics | {
             "loss": self.loss.mean().item(),
+            "ece": self.calibration.error,
+            "brier": self.brier.mean().item(),
             "accuracy_per_class": mean(counted.recall for counted in counts),
             "macro_f1": mean(counted.f1 for counted in counts),
             "accuracy_constant": chance(self.truth.tolist()),
@@ -155,7 +166,7 @@ class Predictions(NamedTuple):
         if not above_chance(metrics["accuracy"], constant, images):
             lines.append(NOT_ABOVE_CHANCE)
         means = f"mean recall {percent(metrics['accuracy_per_class'])}, macro-F1 {percent(metrics['macro_f1'])}"
-        lines.append(f"{means}; loss {metrics['loss']:.3f}")
+        lines.append(f"{means}; {probabilities(metrics)}")
         named = []
         incomplete = [number for number, counted in enumerate(counts) if counted.correct < counted.images]
         for number in sorted(incomplete, key=lambda number: counts[number].recall)[:_NAMED]:
@@ -194,6 +205,11 @@ class MultiLabelPredictions(NamedTuple):
         """Return whether all classes of each image are correct, (n,) bool."""
         return (self.guess == self.truth).all(1)
 
+    @property
+    def calibration(self) -> Calibration:
+        """Return the share of images that have a class by its probability, over all classes of all images."""
+        return Calibration.of(self.logits.sigmoid().flatten(), self.truth.flatten())
+
     def mistakes(self, count: int, classes: Sequence[str]) -> list[Mistake]:
         """Return each image's most confident wrong prediction, highest first; "no A" is the prediction of absence."""
         wrong = (self.guess != self.truth) * self.logits.abs().sigmoid()
@@ -220,7 +236,9 @@ class MultiLabelPredictions(NamedTuple):
         """Return metrics of the classifier from the counts of each class, and the mAP of a random order as baseline.
 
         map (mean average precision of classes that have images), micro_f1, macro_f1 (of classes that have images or are
-        predicted), loss (binary cross-entropy summed over the classes), map_constant, and images (their number).
+        predicted), loss (binary cross-entropy summed over the classes), ece (expected calibration error of the
+        probabilities of all classes), brier (Brier score, summed over the classes), map_constant, and images (their
+        number).
         """
         n = len(self.truth)
         total = sum(counted.images + counted.predicted for counted in counts)
@@ -230,6 +248,8 @@ class MultiLabelPredictions(NamedTuple):
             "micro_f1": 2 * sum(counted.correct for counted in counts) / max(1, total),
             "macro_f1": mean(counted.f1 for counted in counts),
             "loss": loss.item(),
+            "ece": self.calibration.error,
+            "brier": (self.logits.sigmoid() - self.truth.double()).square().sum(1).mean().item(),
             "map_constant": share_of_class(self.truth),
             "images": n,
         }
@@ -251,7 +271,7 @@ class MultiLabelPredictions(NamedTuple):
             f"(a random order: {percent(metrics['map_constant'])})",
             *([] if metrics["map"] > metrics["map_constant"] else ["not above a random order"]),
             f"micro-F1 {percent(metrics['micro_f1'])}, macro-F1 {percent(metrics['macro_f1'])}; "
-            f"loss {metrics['loss']:.3f}",
+            f"{probabilities(metrics)}",
         ]
         measured = [(row.average_precision, row.name) for row in counts if not math.isnan(row.average_precision)]
         if absent := len(counts) - len(measured):
@@ -264,6 +284,11 @@ def mean(values: Iterable[float]) -> float:
     """Return the mean of the values, ignoring NaNs; NaN if there is no value."""
     defined = [value for value in values if not math.isnan(value)]
     return sum(defined) / len(defined) if defined else math.nan
+
+
+def probabilities(metrics: Mapping[str, float]) -> str:
+    """Format the metrics of predicted probabilities: loss, Brier score and calibration error."""
+    return f"loss {metrics['loss']:.3f}, Brier score {metrics['brier']:.3f}, ECE {percent(metrics['ece'])}"
 
 
 def percent(share: float) -> str:

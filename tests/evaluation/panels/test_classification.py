@@ -15,6 +15,7 @@ from ranks import own_rank, results
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
+    brier_score_loss,
     confusion_matrix,
     f1_score,
     log_loss,
@@ -28,6 +29,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.base import class_text
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.calibration import Calibration
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.classification import Classification
 from ssvit.options import UserError
@@ -64,6 +66,16 @@ def evaluation(source, side: int = 4, part: str = "test", **options) -> Classifi
     return Classification(chosen, source=source, transform=CenterCrop(size=side), part=part)
 
 
+def calibration_error(probabilities, correct) -> tuple[float, list[list[float]]]:
+    """Return the calibration error and, for each of 15 bins, its size, mean probability and mean of correct."""
+    bins: list[list[tuple[float, int]]] = [[] for _ in range(15)]
+    for probability, is_correct in zip(probabilities.tolist(), correct.tolist(), strict=True):
+        number = next(number for number in range(15) if probability <= (number + 1) / 15 or number == 14)
+        bins[number].append((probability, is_correct))
+    rows = [[len(pairs), *(sum(column) / len(pairs) for column in zip(*pairs, strict=True))] for pairs in bins]
+    return sum(row[0] * abs(row[2] - row[1]) for row in rows if row[0]) / len(correct), rows
+
+
 def by_scikit_learn(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float], list[list[int]]]:
     """The numbers and the confusion matrix."""
     k, guess = logits.shape[1], logits.argmax(1)
@@ -71,6 +83,8 @@ def by_scikit_learn(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[st
     metrics = {
         "accuracy": accuracy_score(labels, guess),
         "loss": log_loss(labels, logits.double().softmax(1), labels=range(k)),
+        "ece": calibration_error(logits.double().softmax(1).max(1).values, guess == labels)[0],
+        "brier": sum(brier_score_loss(labels == number, logits.double().softmax(1)[:, number]) for number in range(k)),
         "accuracy_per_class": recall_score(labels, guess, labels=there, average="macro"),
         "macro_f1": f1_score(labels, guess, average="macro"),
         "accuracy_constant": labels.bincount().max().item() / len(labels),
@@ -241,16 +255,21 @@ def test_figures_of_a_multi_label_classifier_are_those_of_scikit_learn():
     truth[:, 3] = False
     metrics = evaluation(source)(model).metrics
     guess = (logits >= 0).numpy()
+    probabilities = logits.double().sigmoid()
+    error, rows = calibration_error(probabilities.flatten(), truth.flatten())
     assert metrics == pytest.approx({
         "map": average_precision_score(truth[:, :3], logits[:, :3], average="macro"),
         "micro_f1": f1_score(truth, guess, average="micro"),
         "macro_f1": f1_score(truth, guess, average="macro"),
         "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, truth.float()).item() * 4,
+        "ece": error,
+        "brier": sum(brier_score_loss(truth[:, number], probabilities[:, number]) for number in range(4)),
         "map_constant": truth[:, :3].double().mean().item(),
         "images": 80,
     })  # fmt: skip
     evaluated = evaluation(source)(model, [{"step": 0}])
-    assert set(evaluated.figures) == {"mistakes", "learning"}
+    assert set(evaluated.figures) == {"mistakes", "learning", "reliability"}
+    assert_shows(evaluated.figures["reliability"], rows)
     rows = list(csv.DictReader(io.StringIO(evaluated.tables["classes.csv"])))
     assert [row["class"] for row in rows] == names(4)
     assert [int(row["images"]) for row in rows] == truth.sum(0).tolist()
@@ -292,6 +311,48 @@ def test_lines_have_the_classes_of_the_lowest_recall():
     ]  # fmt: skip
     assert len(lines(labels * 0)) == len(lines(guesses)) + 1  # not above chance
     assert "(" not in lines(labels)[-1]
+
+
+def assert_shows(figure, rows):
+    """Check that a reliability diagram shows the expected bins, and that it can be drawn."""
+    assert figure.counts == [row[0] for row in rows]
+    shown = zip(figure.counts, figure.probabilities, figure.frequencies, strict=True)
+    filled = [row for row in rows if row[0]]
+    assert [list(values) for values in shown if values[0]] == [pytest.approx(row, rel=1e-12) for row in filled]
+    assert figure.png()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("count", "sharpness"), [(1, 1), (400, 0.3), (400, 3)])
+def test_the_reliability_diagram_shows_accuracy_by_confidence(count, sharpness):
+    model, source = case(count, 4)
+    model.table *= sharpness
+    confidence, guess = model.table.double().softmax(1).max(1)
+    error, rows = calibration_error(confidence, guess == source.labels)
+    evaluated = evaluation(source)(model, [{"step": 0}])
+    assert evaluated.metrics["ece"] == pytest.approx(error, rel=1e-12)
+    assert_shows(evaluated.figures["reliability"], rows)
+
+
+@torch.no_grad()
+def test_sampled_labels_are_calibrated_and_certain_ones_are_as_wrong_as_they_can_be():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 3, generator=generator)
+    labels = logits.softmax(1).multinomial(1, generator=generator)[:, 0]
+    metrics = evaluation(Memory(tagged(4000), labels, names(3)), batch_size=1000)(Table(logits, names(3))).metrics
+    assert metrics["ece"] < 0.03
+    wrong = Table(torch.eye(3)[(labels + 1) % 3] * 1e3, names(3))
+    metrics = evaluation(Memory(tagged(4000), labels, names(3)), batch_size=1000)(wrong).metrics
+    assert (metrics["ece"], metrics["brier"]) == (1, 2)
+
+
+def test_probabilities_at_the_edges_of_bins_and_outside_of_numbers():
+    probabilities = torch.tensor([0, 1 / 15, 2 / 15, 1, 0.5], dtype=torch.float64)
+    bins = Calibration.of(probabilities, torch.tensor([False, True, True, True, False]))
+    assert bins.counts.tolist() == [2, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
+    assert bins.error == pytest.approx((abs(1 - 1 / 15) + 13 / 15 + 0.5) / 5)
+    probabilities[0] = math.nan
+    assert math.isnan(Calibration.of(probabilities, torch.ones(5, dtype=torch.bool)).error)
 
 
 HISTORY = [

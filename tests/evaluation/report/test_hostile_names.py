@@ -26,7 +26,8 @@ from ssvit.figures.style import fitted
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError, markdown, one_line
-from ssvit.studies import vtab
+from ssvit.studies import table
+from ssvit.studies.comparison import FinalScore
 
 NAMES = (
     "<img src=x onerror=alert(1)>", r"$\frac{$", "$x^2$", "red\x1b[31m\x1b]0;title\x07", "right\u202egpj.exe",
@@ -80,7 +81,14 @@ def test_pages_show_names_as_text(name, tmp_path):
     encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments
     own = Export(format="safetensors")
     of_model = card.write(
-        run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], remarks=[]
+        run=tmp_path,
+        step=1,
+        encoder=encoder,
+        options=own,
+        preprocessing="",
+        classes=[name],
+        remarks=[],
+        origins=[],
     )
     listed = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
     assert listed == markdown(name)
@@ -90,9 +98,10 @@ def test_pages_show_names_as_text(name, tmp_path):
 
 @named
 def test_markdown_tables_show_names_as_text(name):
-    table = vtab.table({name: {vtab.NAMES[0]: [vtab.TaskRun(0.5, 8, 0.5)]}}).split("\n")
-    assert sum(markdown(name) in line for line in table) == 2
-    assert all(line.isprintable() for line in table)
+    scores = {row: {0: FinalScore(1, 0.5, "test", 0.5, 8)} for row in ("vtab/cifar", name)}
+    lines = table.table({name: scores}).split("\n")
+    assert sum(markdown(name) in line for line in lines) == 3
+    assert all(line.isprintable() for line in lines)
 
 
 @named

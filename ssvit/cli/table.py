@@ -1,0 +1,57 @@
+"""Print a table of the accuracies of finished runs: data sets by models, with mean and deviation over seeds.
+
+Usage: ssvit table [RUNS…].
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ssvit import atomic_io
+from ssvit.config.command import Command
+from ssvit.config.composed import Config
+from ssvit.config.declaration import Name, Options, Runs
+from ssvit.options import OptionError, UserError, file_to_write, print_lines
+from ssvit.studies import table
+
+
+class Table(Options):
+    """The runs in the table, classifiers that were trained by ssvit finetune or by objective=supervised."""
+
+    runs: Sequence[Name] = ()
+    """Folders of runs; []: all in outputs."""
+    outputs: Runs = "outputs"
+    """Folder of all runs."""
+    output: Name | None = None
+    """File for the table: JSON if its name ends in .json, otherwise Markdown; None: no file."""
+
+    def check_consistency(self) -> None:
+        """Check the folders of runs and the file to write."""
+        for folder in self.runs:
+            if not Path(folder, "config.yaml").is_file():
+                raise OptionError("runs", folder, "must be the folder of a run")
+        if self.output is not None:
+            file_to_write("output", self.output)
+
+
+def run(config: Config) -> str:
+    """Print the table and write it if `output` is set, as JSON or Markdown; return the table."""
+    options: Table = config.options
+    runs, unfinished = table.read(map(Path, options.runs or [options.outputs]))
+    excluded = f"not finished, so excluded: {', '.join(unfinished)}" if unfinished else ""
+    if not runs:
+        where = ", ".join(options.runs) or options.outputs
+        message = f"{where}: no finished run has the accuracy of a classifier; train one by ssvit finetune"
+        raise UserError(f"{message}; {excluded}" if excluded else message)
+    models = table.columns(runs)
+    text = table.table(models) + (f"\n{excluded}\n" if excluded else "")
+    print_lines(*text.split("\n"))
+    if options.output is not None:
+        output = Path(options.output)
+        numbers = {model: table.accuracies(scores) for model, scores in models.items()}
+        as_json = output.suffix == ".json"
+        atomic_io.replace(output, (json.dumps(numbers, indent=1) + "\n" if as_json else text).encode())
+    return text
+
+
+command = Command("table", run, positional="runs", options=Table)

@@ -1,0 +1,158 @@
+"""The table of finished runs: each cell against plain means and deviations of the runs that it is made of."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ssvit.cli.table import command
+from ssvit.options import UserError
+from ssvit.studies import methods
+
+ABSENT = methods.spread([])
+
+
+def finished(folder, accuracy, *, data="cifar10", seed=0, path="outputs/run/step_9", steps=2, metrics=None, **options):
+    """A run's folder with its last test after step 2, and a line that a killed process left."""
+    folder.mkdir(parents=True)
+    groups: dict[str, dict] = {"encoder": {"path": path}, "recipe": {"steps": steps, "seed": seed}, "data": {}}
+    values = {"name": folder.name, "development": options.pop("development", None), **groups}
+    for option, value in options.items():
+        group, _, key = option.partition("__")
+        values.setdefault(group, {})[key] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump({"schema": 1, "choices": {"data": data}, **values}))
+    before = {"step": 1, "test/accuracy": 0.0, "test/accuracy_constant": 0.1}
+    last = metrics or {"test/accuracy": accuracy, "test/accuracy_constant": 0.1}
+    lines = map(json.dumps, [before, {"step": 2, **last}])
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "te')
+
+
+def tabulated(outputs, tmp_path, *options) -> tuple[dict[str, dict[str, str]], str, dict]:
+    """The cells of the table by row and column, the text below it, and the accuracies as JSON."""
+    text = command.call([f"outputs={outputs}", f"output={tmp_path}/table.json", *options])
+    lines = text.split("\n")
+    head, *rows = ([cell.strip() for cell in line.strip().split("|")[1:-1]] for line in lines if line.startswith("| "))
+    below = "\n".join(line for line in lines if not line.startswith("|"))
+    accuracies = json.loads(Path(tmp_path, "table.json").read_text())
+    return {name: dict(zip(head[1:], row, strict=True)) for name, *row in rows}, below, accuracies
+
+
+def spread(values) -> str:
+    return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}"
+
+
+def test_seeds_of_each_model_on_each_data_set_are_a_cell(tmp_path):
+    outputs = tmp_path / "outputs"
+    generator = np.random.default_rng(0)
+    expected = {}
+    for model, data in product(("a", "b"), ("cifar10", "flowers102")):
+        expected[model, data] = values = generator.random(3).tolist()
+        for seed, value in enumerate(values):
+            finished(outputs / f"{model}_{data}_{seed}", value, data=data, seed=seed, path=model)
+    finished(outputs / "again", expected["a", "cifar10"][0], path="a")  # of a seed that exists counts once
+    finished(outputs / "single", 0.25, data="flowers102", path=None)
+    finished(outputs / "nested" / "chosen", 0.5, data="stl10", path="b")
+    finished(outputs / "nested" / "lr_1", 0.9, data="stl10", path="b", development=0.1)
+    (outputs / "foreign").mkdir()
+    (outputs / "foreign" / "config.yaml").write_text("a: 1\n")
+    cells, below, accuracies = tabulated(outputs, tmp_path)
+    assert [*cells] == ["cifar10", "flowers102", "stl10"]
+    assert all({*columns} == {"chance", "a", "b", "random weights"} for columns in cells.values())
+    for (model, data), values in expected.items():
+        assert cells[data][model] == spread(values)
+        assert accuracies[model][data] == values
+    assert {columns["chance"] for columns in cells.values()} == {"10.0"}
+    assert (cells["flowers102"]["random weights"], cells["stl10"]["b"]) == ("25.00", "50.00")
+    assert cells["stl10"]["a"] == cells["cifar10"]["random weights"] == ABSENT
+    assert " 3 seeds" in below
+
+
+def test_runs_that_differ_in_other_options_than_the_seed_have_columns(tmp_path):
+    outputs = tmp_path / "outputs"
+    rates = {0.1: (0.2, 0.3), 0.2: (0.4, 0.6)}
+    for (rate, values), mixup in product(rates.items(), (0.0, 0.5)):
+        for seed, value in enumerate(values):
+            options = {"recipe__lr": rate, "recipe__warmup": int(10 * rate), "objective__mixup": mixup}
+            finished(outputs / f"{rate}_{mixup}_{seed}", value + mixup / 5, seed=seed, path="a", **options)
+    finished(outputs / "other", 0.7, data="stl10", path="a", recipe__lr=0.1, recipe__warmup=1, objective__mixup=0.0)
+    finished(outputs / "model", 0.1, path="b", recipe__lr=0.3)
+    cells, *_ = tabulated(outputs, tmp_path)
+    means = {columns: cell for columns, cell in cells["cifar10"].items() if columns.startswith("a")}
+    assert sorted(means.values()) == sorted(
+        spread(np.add(values, mixup / 5)) for values, mixup in product(rates.values(), (0.0, 0.5))
+    )
+    for column, cell in means.items():
+        rate, mixup = (float(column.partition(f"{option}=")[2].partition(",")[0]) for option in ("lr", "mixup"))
+        assert cell == spread(np.add(rates[rate], mixup / 5))
+        assert "warmup" not in column
+        assert cells["stl10"][column] == ("70.00" if (rate, mixup) == (0.1, 0.0) else ABSENT)
+    assert cells["cifar10"]["b"] == "10.00"
+
+
+def test_what_is_no_accuracy_on_test_images_after_all_training_images_has_a_row(tmp_path):
+    outputs = tmp_path / "outputs"
+    finished(outputs / "subset", 0.1, subset__images=1000)
+    finished(outputs / "all", 0.2)
+    real = {"validation/accuracy": 0.3, "validation/accuracy_real": 0.4, "validation/accuracy_constant": 0.1}
+    finished(outputs / "imagenet", 0, data="imagenet", metrics=real)
+    finished(outputs / "several", 0, data="csv", data__table="x/y.csv", metrics={"test/map": 0.5})
+    finished(outputs / "folder", 0.6, data="folder", data__root="x/y")
+    cells, *_ = tabulated(outputs, tmp_path)
+    assert {row: (columns["chance"], columns["outputs/run/step_9"]) for row, columns in cells.items()} == {
+        "cifar10, 1,000 training images": ("10.0", "10.00"), "cifar10": ("10.0", "20.00"),
+        "imagenet, validation": ("10.0", "30.00"), "imagenet, validation, ReaL": ("", "40.00"),
+        "x/y.csv, mAP": ("", "50.00"), "x/y": ("10.0", "60.00"),
+    }  # fmt: skip
+
+
+def test_tasks_of_vtab_have_means_over_tasks_of_each_seed(tmp_path):
+    outputs = tmp_path / "outputs"
+    tasks = {"cifar": [0.5, 0.6], "svhn": [0.7, 0.1], "eurosat": [0.9, 0.8], "clevr_count": [0.35, 0.45]}
+
+    def run(name, task, value, **options):
+        finished(outputs / name, value, data="vtab", data__task=task, **{"data__all_images": True, **options})
+
+    for task, values in tasks.items():
+        for seed, value in enumerate(values):
+            run(f"{task}_{seed}", task, value, seed=seed, path="a")
+    run("scratch", "svhn", 0.2, path=None, data__all_images=False)
+    run("uneven_0", "svhn", 0.2, path="b")
+    run("uneven_1", "dtd", 0.3, path="b")
+    run("uneven_2", "dtd", 0.5, path="b", seed=1)
+    finished(outputs / "full", 0.8, path="a")
+    cells, below, accuracies = tabulated(outputs, tmp_path)
+    assert len(cells) == 1 + 19 + 3 + 1
+    assert cells["cifar10"]["a"] == "80.00"
+    for task, values in tasks.items():
+        assert cells[task]["a"] == spread(values)
+    natural = [(0.5 + 0.7) / 2, (0.6 + 0.1) / 2]
+    assert cells["**natural**, mean"]["a"] == spread(natural)
+    assert accuracies["a"]["vtab/natural"] == pytest.approx(natural)
+    assert cells["**all 19**, mean"]["a"] == spread([np.mean(of_seed) for of_seed in zip(*tasks.values(), strict=True)])
+    assert cells["**all 19**, mean"]["b"] == f"{100 * (0.2 + 0.4) / 2:.2f}"
+    assert cells["svhn"]["random weights (800 images)"] == "20.00"
+    assert cells["kitti"] == dict.fromkeys(["a", "b", "random weights (800 images)"], ABSENT) | {"chance": ""}
+    assert "a: 15 of 19 tasks are absent: caltech101, dtd," in below
+
+
+def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path):
+    outputs = tmp_path / "outputs"
+    finished(outputs / "a", 0.5)
+    finished(outputs / "b", 0.7, steps=3, seed=1)
+    cells, below, _ = tabulated(outputs, tmp_path, str(outputs / "a"), str(outputs / "b"))
+    assert cells["cifar10"]["outputs/run/step_9"] == "50.00"
+    assert f"not finished, so excluded: {outputs}/b (step 2 of 3)" in below
+    command.call([str(outputs / "a"), f"output={tmp_path}/table.md"])
+    assert "| cifar10 | 10.0 | 50.00 |" in (tmp_path / "table.md").read_text()
+    with pytest.raises(UserError, match=r"not finished, so excluded: .*/b \("):
+        command.call([str(outputs / "b")])
+
+
+def test_without_runs_there_is_no_table(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path}: no finished run"):
+        command.call([f"outputs={tmp_path}"])
+    with pytest.raises(UserError, match="must be the folder of a run"):
+        command.call([str(tmp_path)])
