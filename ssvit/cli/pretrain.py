@@ -19,7 +19,6 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import FOLDER
-from ssvit.loading.origins import origins
 from ssvit.options import Failure, print_lines
 from ssvit.processes import is_main_process
 from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
@@ -50,6 +49,8 @@ def run(config: Config) -> Path:
     options: Pretrain = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
+            from ssvit.loading.origins import origins
+
             folder.open(Configuration.of_run(config, origins(options)), overwrite=options.overwrite)
             if hasattr(options.encoder, "path"):
                 print_lines(f"{options.name}: starts from {options.encoder.path}")
