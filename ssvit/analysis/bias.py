@@ -3,7 +3,7 @@
 Shapes use b, n images, c channels, h, w pixels, p side of a patch, y, x rows and columns of patches, d width, l layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,35 +41,14 @@ def shuffled(images: Tensor, patch_size: int, seed: int) -> Tensor:
     return rearrange(rearranged, "b (y x) c p q -> b c (y p) (x q)", y=images.shape[2] // patch_size, **sizes)
 
 
-class NearestMean:
-    """Classify features, (n, d), by the nearest mean of the training features of a class.
+def changes(images: Tensor, patch_size: int, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield changed copies of images (b, c, h, w) with the name of the change.
 
-    Args:
-        features: Training features, (n, d).
-        labels: Their classes, (n,).
+    These are translations in four directions, (4 b, c, h, w), named "1 px" and so on, and "shuffled", (b, c, h, w).
     """
-
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
-        self.classes = labels.unique()
-        self.means = torch.stack([features[labels == number].mean(0) for number in self.classes])
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return the classes of features, (n,)."""
-        return self.classes[torch.cdist(features, self.means).argmin(1)]
-
-
-@dataclass(frozen=True)
-class Consistency:
-    """Compare the features of changed images with those of the unchanged images.
-
-    Attributes:
-        cosine: Mean cosine similarity of the features of an image and its changed copy, after subtraction of the mean
-            feature of the training images, so that about 0 is expected for two different images.
-        changed: Fraction of the images whose nearest class mean of the training features differs; None without labels.
-    """
-
-    cosine: float
-    changed: float | None
+    for shift in range(1, patch_size + 1):
+        yield f"{shift} px", torch.cat([translated(images, shift * y, shift * x) for y, x in _DIRECTIONS])
+    yield "shuffled", shuffled(images, patch_size, seed)
 
 
 @dataclass(frozen=True)
@@ -77,18 +56,20 @@ class Biases:
     """Store the inductive biases of an encoder.
 
     Attributes:
-        translation: Consistency under a translation by 1, 2, … pixels, averaged over the four directions.
-        shuffling: Consistency under a permutation of the patches.
-        accuracy: Fraction of the unchanged images whose nearest class mean is that of their class; None without labels.
+        cosine: Mean cosine similarity of the features of an image and its changed copy, by name of the change. The mean
+            feature of the training images is subtracted, so that about 0 is expected for two different images.
+        changed: Fraction of the images whose prediction changes, by name of the change; empty without labels. The
+            prediction is the class whose mean feature of the training images is nearest.
+        accuracy: Accuracy of the predictions for the unchanged images; None without labels.
         receptive_field: `extent` of the receptive field of each layer, in pixels.
-        attention_distance: Mean attention distance of each layer in pixels; None for an encoder other than a ViT.
+        attention_distance: Mean attention distance of each layer in pixels; empty for an encoder other than a ViT.
     """
 
-    translation: list[Consistency]
-    shuffling: Consistency
+    cosine: dict[str, float]
+    changed: dict[str, float]
     accuracy: float | None
     receptive_field: list[float]
-    attention_distance: list[float] | None
+    attention_distance: list[float]
 
 
 @torch.no_grad()
@@ -110,30 +91,22 @@ def measure(
         parts = images.split(batch_size)
         return torch.cat([encoder.represent(part.to(encoder.mean.device)).cpu() for part in parts]).double()
 
-    of_train, images, labels = features(train.images), pictures.images, train.labels
-    mean, before = of_train.mean(0), features(images)
-    classify = None if labels is None or labels.ndim > 1 else NearestMean(of_train, labels)
-
-    def consistency(*changes: Tensor) -> Consistency:
-        after, repeated = torch.cat([features(changed) for changed in changes]), before.repeat(len(changes), 1)
-        cosine = F.cosine_similarity(after - mean, repeated - mean).mean().item()
-        if classify is None:
-            return Consistency(cosine, None)
-        return Consistency(cosine, classify(after).ne(classify(repeated)).double().mean().item())
-
-    accuracy = None
-    if classify and pictures.labels is not None:
-        accuracy = classify(before).eq(pictures.labels).double().mean().item()
-    return Biases(
-        [
-            consistency(*(translated(images, shift * down, shift * right) for down, right in _DIRECTIONS))
-            for shift in range(1, patch_size + 1)
-        ],
-        consistency(shuffled(images, patch_size, seed)),
-        accuracy,
-        [extent(field) for field in receptive_fields(encoder, images, batch_size)],
-        attention.mean_distances(encoder, images, batch_size).mean(1).tolist() if isinstance(encoder, ViT) else None,
-    )
+    images, of_train, unchanged = pictures.images, features(train.images), features(pictures.images)
+    labels = None if train.labels is None or train.labels.ndim > 1 else train.labels
+    classes, numbers = (torch.zeros(len(of_train)) if labels is None else labels).unique(return_inverse=True)
+    means = torch.stack([of_train[numbers == number].mean(0) for number in range(len(classes))])
+    predicted, mean = torch.cdist(unchanged, means).argmin(1), of_train.mean(0)
+    cosine, changed, accuracy = {}, {}, None
+    for name, altered in changes(images, patch_size, seed):
+        after = features(altered).unflatten(0, (-1, len(images)))
+        cosine[name] = F.cosine_similarity(after - mean, unchanged - mean, dim=-1).mean().item()
+        if labels is not None:
+            changed[name] = torch.cdist(after, means).argmin(-1).ne(predicted).double().mean().item()
+    if labels is not None and pictures.labels is not None:
+        accuracy = classes[predicted].eq(pictures.labels).double().mean().item()
+    fields = [extent(field) for field in receptive_fields(encoder, images, batch_size)]
+    heads = attention.mean_distances(encoder, images, batch_size) if isinstance(encoder, ViT) else torch.empty(0, 1)
+    return Biases(cosine, changed, accuracy, fields, heads.mean(1).tolist())
 
 
 @torch.enable_grad()
@@ -157,9 +130,7 @@ def receptive_fields(encoder: Encoder, images: Tensor, batch_size: int) -> Tenso
     sums = []
     for part in images.split(batch_size):
         pixels = scaled(part.to(encoder.mean.device)).requires_grad_()
-        centres = [
-            of_layer[:, of_layer.shape[1] // 2, of_layer.shape[2] // 2].sum() for of_layer in encoder.maps(pixels)
-        ]
+        centres = [map_[:, map_.shape[1] // 2, map_.shape[2] // 2].sum() for map_ in encoder.maps(pixels)]
         gradients = [torch.autograd.grad(centre, pixels, retain_graph=True)[0] for centre in centres]
         sums.append(torch.stack([gradient.abs().double().sum((0, 1)).cpu() for gradient in gradients]))
     return torch.stack(sums).sum(0) / len(images)
@@ -173,23 +144,17 @@ def extent(field: Tensor) -> float:
 
 
 def table(biases: Mapping[str, Biases]) -> list[list[str]]:
-    """Return the rows of a table of encoders, with a header."""
-
-    def percent(share: float | None) -> str:
-        return "-" if share is None else f"{100 * share:.1f} %"
-
-    def pixels(layers: list[float] | None) -> str:
-        return "-" if layers is None else f"{layers[0]:.1f} to {layers[-1]:.1f}"
-
-    shifts = len(next(iter(biases.values())).translation)
-    cosines = (f"{change}: cosine" for change in ("1 px", f"{shifts} px", "shuffled"))
-    header = ["", "accuracy", *(title for cosine in cosines for title in (cosine, "changed"))]
-    rows = [[*header, "receptive field (px)", "attention (px)"]]
-    for name, of_encoder in biases.items():
-        row = [name, percent(of_encoder.accuracy)]
-        for change in (of_encoder.translation[0], of_encoder.translation[-1], of_encoder.shuffling):
-            row += [f"{change.cosine:.3f}", percent(change.changed)]
-        rows.append([*row, pixels(of_encoder.receptive_field), pixels(of_encoder.attention_distance)])
+    """Return the rows of a table of encoders, with a header: cosine and changed predictions of some of the changes."""
+    names = [*next(iter(biases.values())).cosine]
+    names = [*dict.fromkeys([names[0], *names[-2:]])]
+    rows = [["", "accuracy", *names, "receptive field (pixels)", "attention (pixels)"]]
+    for encoder, of_encoder in biases.items():
+        accuracy = "-" if of_encoder.accuracy is None else f"{100 * of_encoder.accuracy:.1f} %"
+        changed = {name: f", {100 * share:.1f} %" for name, share in of_encoder.changed.items()}
+        changes = [f"{of_encoder.cosine[name]:.3f}{changed.get(name, '')}" for name in names]
+        layers = of_encoder.receptive_field, of_encoder.attention_distance
+        ends = [f"{values[0]:.1f} to {values[-1]:.1f}" if values else "-" for values in layers]
+        rows.append([encoder, accuracy, *changes, *ends])
     return rows
 
 
@@ -200,25 +165,22 @@ def plot(biases: Mapping[str, Biases], uniform: float) -> Plot:
         biases: Biases by name of the encoder.
         uniform: Extent of a receptive field of all pixels equally.
     """
-    cosines, changes, fields = [], [], []
+    level = Level(uniform, "receptive field of all pixels equally", form="{:.1f}")
+    lines: tuple[list[Line], ...] = [], [], []
     for index, (name, of_encoder) in enumerate(biases.items()):
-        color, shifts = f"C{index % 10}", range(1, len(of_encoder.translation) + 1)
-        label = f"{name} (shuffled: {{}})"
-        values = [change.cosine for change in of_encoder.translation]
-        cosines.append(Line(shifts, values, label.format(f"{of_encoder.shuffling.cosine:.2f}"), color))
-        if of_encoder.shuffling.changed is not None:
-            values = [100 * (change.changed or 0) for change in of_encoder.translation]
-            changes.append(Line(shifts, values, label.format(f"{100 * of_encoder.shuffling.changed:.0f} %"), color))
-        for layers, kind, dash in (
-            (of_encoder.receptive_field, "", "-"),
-            (of_encoder.attention_distance or [], ": attention distance", ":"),
-        ):
-            depths = [(layer + 1) / len(layers) for layer in range(len(layers))]
-            fields.append(Line(depths, layers, f"{name}{kind}", color, dash))
-    whole = Level(uniform, "receptive field of all pixels equally", form="{:.1f}")
+        color = f"C{index % 10}"
+        for panel, values, form in ((lines[0], of_encoder.cosine, "{:.2f}"), (lines[1], of_encoder.changed, "{:.0%}")):
+            if values:
+                *translated, last = values.values()
+                label = f"{name} (shuffled: {form.format(last)})"
+                panel.append(Line(range(1, len(values)), translated, label, color))
+        fields = (of_encoder.receptive_field, "", "-"), (of_encoder.attention_distance, ": attention distance", ":")
+        for layers, kind, dash in fields:
+            depths = [layer / len(layers) for layer in range(1, len(layers) + 1)]
+            lines[2].append(Line(depths, layers, f"{name}{kind}", color, dash))
     panels = [
-        Panel("cosine of centred features", cosines, xlabel="translation (pixels)", xticks=shifts),
-        Panel("changed predictions (%)", changes, xlabel="translation (pixels)", xticks=shifts),
-        Panel("receptive field (mean distance in pixels)", fields, [whole], xlabel="layer / number of layers"),
+        Panel("cosine of centred features", lines[0], xlabel="translation (pixels)", xticks=lines[0][0].x),
+        Panel("fraction of changed predictions", lines[1], xlabel="translation (pixels)", xticks=lines[0][0].x),
+        Panel("mean distance (pixels)", lines[2], [level], "layer / number of layers", "receptive field"),
     ]
-    return Plot(panels, (15, 6), legend="under")
+    return Plot([panel for panel in panels if panel.lines], (15, 6), legend="under")

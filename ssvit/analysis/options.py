@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Ge
@@ -26,12 +26,19 @@ class Analysis(Pretrained):
     """The model. None: the checkpoint's."""
     data: Part = None
     """The data set. None: the data set of the checkpoint's run."""
+    batch_size: Count = 64
+    """Batch size of the encoder."""
     workers: Whole = 0
     """Loader processes for images of the data set."""
     loader_timeout: NotNegative = 300
     """Seconds to wait for a batch from the loader processes; 0: no limit."""
     device: Literal["auto", "cpu"] = "auto"
     """auto: CUDA if available; or cpu."""
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return the options with which images are read."""
+        return {"batch_size": self.batch_size, "workers": self.workers, "timeout": self.loader_timeout}
 
 
 class Visualize(Analysis):
@@ -48,8 +55,6 @@ class Visualize(Analysis):
     pooling: Name | None = None
     """Attention that is plotted: class_token, or patch_mean for the mean over patches. None: class_token if there is
     one."""
-    batch_size: Count = 64
-    """Batch size of the encoder."""
     output: Name | None = None
     """Folder of the plots. None: visualize/ in the run's folder."""
 
@@ -77,13 +82,12 @@ class Inspect(Analysis):
     """Maximum number of images of a batch. The similarity of layers is computed within batches."""
     seed: Whole = 0
     """Seed of random weights and of the order of shuffled patches."""
-    output: Name | None = None
-    """Folder of the results. None: inspect/ in the run's folder or, for random weights, in the folder of all runs."""
+    output: Name = "${outputs}/inspect"
+    """Folder of the results."""
 
     def check_consistency(self) -> None:
         """Check the folder to write, and that the patches divide the images."""
-        if self.output is not None:
-            folder_to_write("output", self.output)
+        folder_to_write("output", self.output)
         if self.data is not None and 1 in grid(self.data.image_size, self.patch_size):
             raise OptionError("patch_size", self.patch_size, "must be smaller than the images")
 
@@ -95,13 +99,12 @@ def add_encoders(line: CommandLine) -> None:
         OptionError: An entry is no encoder, or two have the same name.
     """
     entries = yaml.safe_load(line.typed["against"])
-    if not isinstance(entries, list):
-        raise OptionError("against", entries, "must be a list of encoders and checkpoints")
+    entries = entries if isinstance(entries, list) else [entries]
+    names = {re.sub(r"\W+", "_", Path(str(entry)).name): str(entry) for entry in entries}
+    if len(names) < len(entries):
+        raise OptionError("against", entries, "must be encoders with different names")
     line.options = [option for option in line.options if not option.startswith("against=")]
-    names = [re.sub(r"\W+", "_", Path(str(entry)).name) for entry in entries]
-    for entry, name in zip(map(str, entries), names, strict=True):
-        if names.count(name) > 1:
-            raise OptionError("against", entry, "must have another name than the other encoders")
+    for name, entry in names.items():
         choice, options = entry, []
         if ":" in entry or Path(entry).exists():
             choice = f"checkpoint_{name}"
@@ -109,8 +112,7 @@ def add_encoders(line: CommandLine) -> None:
             line.nodes["encoder", choice] = node
         elif entry not in line.names("encoder"):
             if entry not in timm_models():
-                expected = "must be a file in configs/encoder/, a model of timm, or a checkpoint"
-                raise OptionError("against", entry, expected)
+                raise OptionError("against", entry, "must be in configs/encoder/, a model of timm, or a checkpoint")
             choice, options = "timm", [f"against.{name}.model={entry}"]
         line.added += [f"+encoder@against.{name}={choice}", *options]
 

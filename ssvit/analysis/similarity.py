@@ -16,8 +16,6 @@ from ssvit.figures.matrices import Similarities
 from ssvit.models.encoder import Encoder
 from ssvit.options import UserError
 
-_MIN_IMAGES = 4  # for which the unbiased estimate is defined
-
 
 def centred_gram(features: Tensor) -> Tensor:
     """Return the U-centred Gram matrix of features, (n, ...) -> (n, n) float64 (Szekely and Rizzo 2014).
@@ -43,8 +41,8 @@ def cka(encoders: Sequence[Encoder], images: Tensor, batch_size: int) -> Tensor:
     Raises:
         UserError: An encoder has no feature maps, or there are fewer than 4 images.
     """
-    if len(images) < _MIN_IMAGES:
-        raise UserError(f"the similarity of layers requires {_MIN_IMAGES} images, and {len(images)} can be read")
+    if len(images) < 4:  # for which the unbiased estimate is not defined
+        raise UserError(f"the similarity of layers requires 4 images, and {len(images)} can be read")
     sums = []
     for part in images.tensor_split(-(-len(images) // batch_size)):
         maps = [of_layer for encoder in encoders for of_layer in encoder.maps(part.to(encoder.mean.device))]

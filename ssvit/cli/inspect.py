@@ -25,11 +25,11 @@ def run(config: Config) -> None:
         if isinstance(encoder, LoadEncoder):
             with within(f"against.{name}"):
                 encoder.loaded()
+    first = getattr(options.encoder, "model", config.choices["encoder"])
     if isinstance(options.encoder, LoadEncoder):
-        checkpoint = options.encoder.checkpoint()
-        first, home = checkpoint.name, checkpoint.home(options.outputs)
-    else:
-        first, home = getattr(options.encoder, "model", config.choices["encoder"]), Path(options.outputs)
+        first = options.encoder.checkpoint().name
+    parts = {f"{first} (encoder)" if first in options.against else first: "encoder"}
+    parts |= {name: f"against.{name}" for name in options.against}
     config.line.announce()
 
     import torch
@@ -40,37 +40,28 @@ def run(config: Config) -> None:
     from ssvit.randomness import key
 
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
-    encoders = {}
-    for part in ("encoder", *(f"against.{name}" for name in options.against)):
-        torch.manual_seed(key(options.seed, "weights"))
-        name = first if part == "encoder" else part.removeprefix("against.")
-        encoders[name if name not in encoders else f"{name}_2"] = frozen(config.build(part).to(device))
     data, view = config.build("data.source"), config.build("data.view")
-    train, pictures = (
-        read_pictures(
-            source, view, count, batch_size=options.batch_size, workers=options.workers, timeout=options.loader_timeout
-        )
-        for source, count in ((data.train, options.train_images), (data.watched, options.count))
-    )
+    train = read_pictures(data.train, view, options.train_images, **options.reading)
+    pictures = read_pictures(data.watched, view, options.count, **options.reading)
+    encoders, biases = {}, {}
     sizes = {"patch_size": options.patch_size, "batch_size": options.batch_size}
-    biases = {
-        name: bias.measure(encoder, train, pictures, **sizes, seed=options.seed) for name, encoder in encoders.items()
-    }
-    layers = {name: len(of_encoder.receptive_field) for name, of_encoder in biases.items()}
+    for name, part in parts.items():
+        torch.manual_seed(key(options.seed, "weights"))
+        encoders[name] = frozen(config.build(part).to(device))
+        biases[name] = bias.measure(encoders[name], train, pictures, **sizes, seed=options.seed)
     values = similarity.cka([*encoders.values()], pictures.images, options.batch_size)
+    layers = {name: len(of_encoder.receptive_field) for name, of_encoder in biases.items()}
     uniform = bias.extent(torch.ones(pictures.images.shape[2:]))
-    numbers = {"images": len(pictures.images), "train_images": len(train.images), "patch_size": options.patch_size}
     report = Report(
         {"biases": bias.plot(biases, uniform), "similarity": similarity.plot(values, layers)},
         {
-            **numbers,
-            "uniform_receptive_field": uniform,
+            **sizes, "images": len(pictures.images), "train_images": len(train.images), "uniform": uniform,
             "encoders": {name: asdict(of_encoder) for name, of_encoder in biases.items()},
-            "similarity": {"layers": layers, "cka": values.tolist()},
+            "layers": layers, "cka": values.tolist(),
         },
         aligned(bias.table(biases)),
-    )
-    written = report.save(Path(options.output or home / "inspect"))
+    )  # fmt: skip
+    written = report.save(Path(options.output))
     print_lines(*report.lines, *(f"written: {file}" for file in written))
 
 

@@ -119,17 +119,17 @@ def test_consistency_is_that_of_a_loop_over_images():
                 changed.append(nearest(a) != nearest(b))
         return pytest.approx(np.mean(cosines), abs=1e-6), pytest.approx(np.mean(changed))
 
-    for shift, measured in enumerate(result.translation, start=1):
+    assert [*result.cosine] == [*result.changed] == ["1 px", "2 px", "shuffled"]
+    for shift in (1, 2):
         moves = [(shift, 0), (-shift, 0), (0, shift), (0, -shift)]
         expected = compared([bias.translated(images, *move) for move in moves])
-        assert (measured.cosine, measured.changed) == expected
-    shuffling = (result.shuffling.cosine, result.shuffling.changed)
-    assert shuffling == compared([bias.shuffled(images, 2, 0)])
+        assert (result.cosine[f"{shift} px"], result.changed[f"{shift} px"]) == expected
+    assert (result.cosine["shuffled"], result.changed["shuffled"]) == compared([bias.shuffled(images, 2, 0)])
     right = [
         nearest(image[:, 2, 3].double().numpy() / 255) == label for image, label in zip(images, labels, strict=False)
     ]
     assert result.accuracy == pytest.approx(np.mean(right))
-    assert result.attention_distance is None
+    assert result.attention_distance == []
 
 
 @pytest.mark.parametrize(("positions", "is_invariant"), [("none", True), ("sine_cosine_2d", False)])
@@ -140,6 +140,7 @@ def test_a_vit_without_positions_does_not_see_the_order_of_its_patches(positions
     images = torch.randint(256, (16, 3, 16, 16), dtype=torch.uint8)
     pictures = Pictures(images, ("",) * 16)
     result = bias.measure(encoder, pictures, pictures, patch_size=4, batch_size=8, seed=0)
-    assert (result.shuffling.cosine == pytest.approx(1, abs=1e-4)) == is_invariant
-    assert result.shuffling.changed is None
+    assert (result.cosine["shuffled"] == pytest.approx(1, abs=1e-4)) == is_invariant
+    assert (result.changed, result.accuracy) == ({}, None)
+    assert len(bias.plot({"vit": result}, 1).panels) == 2
     assert len(result.receptive_field) == len(result.attention_distance) == 2

@@ -38,7 +38,7 @@ def test_encoders_side_by_side(tmp_path, capsys):
         "patch_size=2",
     )
     assert [*numbers["encoders"]] == ["first", "small", "resnet10t", "second"]
-    assert numbers["similarity"]["layers"] == {"first": 2, "small": 2, "resnet10t": 5, "second": 2}
+    assert numbers["layers"] == {"first": 2, "small": 2, "resnet10t": 5, "second": 2}
     assert {path.name for path in (tmp_path / "result").iterdir()} == {"biases.png", "similarity.png", "numbers.json"}
     assert "resnet10t" in capsys.readouterr().out
     first, second = (load_encoder(LoadEncoder(path=run)) for run in runs)
@@ -49,11 +49,12 @@ def test_encoders_side_by_side(tmp_path, capsys):
     for name, encoder in (("first", first), ("second", second)):
         expected = bias.measure(encoder, train, pictures, patch_size=2, batch_size=8, seed=0)
         stored = numbers["encoders"][name]
-        assert stored["shuffling"] == pytest.approx(vars(expected.shuffling), abs=1e-5)
+        assert stored["cosine"] == pytest.approx(expected.cosine, abs=1e-5)
+        assert stored["changed"] == pytest.approx(expected.changed)
         assert stored["receptive_field"] == pytest.approx(expected.receptive_field, abs=1e-4)
         assert stored["attention_distance"] == pytest.approx(expected.attention_distance, abs=1e-4)
-    assert numbers["encoders"]["resnet10t"]["attention_distance"] is None
-    between = torch.tensor(numbers["similarity"]["cka"])[:2, 9:]
+    assert numbers["encoders"]["resnet10t"]["attention_distance"] == []
+    between = torch.tensor(numbers["cka"])[:2, 9:]
     torch.testing.assert_close(between, similarity.cka([first, second], pictures.images, 8)[:2, 2:].float())
 
 
