@@ -147,7 +147,7 @@ def table(biases: Mapping[str, Biases]) -> list[list[str]]:
     """Return the rows of a table of encoders, with a header: cosine and changed predictions of some of the changes."""
     names = [*next(iter(biases.values())).cosine]
     names = [*dict.fromkeys([names[0], *names[-2:]])]
-    rows = [["", "accuracy", *names, "receptive field (pixels)", "attention (pixels)"]]
+    rows = [["cosine, changed predictions", "accuracy", *names, "receptive field (pixels)", "attention (pixels)"]]
     for encoder, of_encoder in biases.items():
         accuracy = "-" if of_encoder.accuracy is None else f"{100 * of_encoder.accuracy:.1f} %"
         changed = {name: f", {100 * share:.1f} %" for name, share in of_encoder.changed.items()}
