@@ -72,6 +72,21 @@ def mean_distance(weights: Tensor, between: Tensor) -> Tensor:
     return apart.mean(-1)
 
 
+@torch.no_grad()
+def mean_distances(encoder: ViT, images: Tensor, batch_size: int) -> Tensor:
+    """Return the mean attention distance of each head over images (b, c, h, w): (layers, heads) float64 in pixels."""
+    between = patch_distances(encoder)
+    sums = torch.zeros(len(encoder.blocks), encoder.blocks[0].attention.heads).double()
+
+    def add(layer: int, weights: Tensor) -> None:
+        sums[layer] += mean_distance(weights, between).sum(0).cpu()
+
+    with attention_hooks(encoder, add):
+        for part in images.split(batch_size):
+            encoder(part.to(encoder.mean.device))
+    return sums / len(images)
+
+
 def extend_rollout(rollout: Tensor | None, weights: Tensor) -> Tensor:
     """Extend the attention rollout by one layer (Abnar and Zuidema 2020; paper, Appendix D.8).
 

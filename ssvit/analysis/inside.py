@@ -28,10 +28,11 @@ from ssvit.options import UserError, print_lines
 
 @dataclass(frozen=True)
 class Pictures:
-    """Store transformed images (b, c, h, w) uint8, and their names."""
+    """Store transformed images (b, c, h, w) uint8, their names, and their labels, (b,) or (b, classes), or None."""
 
     images: Tensor
     names: tuple[str, ...]
+    labels: Tensor | None = None
 
     def some(self, count: int) -> "Pictures":
         """Return at most `count` of the images, evenly spaced."""
@@ -64,11 +65,12 @@ def read_pictures(
     if not batches:
         raise UserError("none of the images can be read; name readable pictures after the options")
     places = torch.cat([batch.slots for batch in batches])
-    if source.labels is None:
+    labels = None if source.labels is None else source.labels[places]
+    if labels is None:
         names = [Path(source.name(place)).name for place in places.tolist()]
     else:
-        names = [class_text(label, source.classes) for label in source.labels[places]]
-    return Pictures(torch.cat([batch.images for batch in batches]), tuple(names))
+        names = [class_text(label, source.classes) for label in labels]
+    return Pictures(torch.cat([batch.images for batch in batches]), tuple(names), labels)
 
 
 @dataclass
@@ -127,19 +129,10 @@ def analyse(
     return report
 
 
-@torch.no_grad()
 def _add_distances(report: Report, encoder: ViT, images: Tensor, batch_size: int) -> None:
     """Add the mean attention distance of each head, (l, h) in pixels."""
-    between = attention.patch_distances(encoder)
-    sums = torch.zeros(len(encoder.blocks), encoder.blocks[0].attention.heads).double()
-
-    def add(layer: int, weights: Tensor) -> None:
-        sums[layer] += attention.mean_distance(weights, between).sum(0).cpu()
-
-    with attention.attention_hooks(encoder, add):
-        for part in images.split(batch_size):
-            encoder(part.to(encoder.mean.device))
-    distances, uniform = sums / len(images), between.mean().item()
+    distances = attention.mean_distances(encoder, images, batch_size)
+    uniform = attention.patch_distances(encoder).mean().item()
     report.figures["attention_distance"] = attention.plot_distances(distances, uniform)
     report.numbers["attention_distance"] = {
         "unit": "pixels between patch centres, without prefix tokens",

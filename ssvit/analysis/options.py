@@ -1,21 +1,49 @@
-"""Define the options of the analysis of an encoder. This module uses the standard library only."""
+"""Define the options of the analyses of encoders. No torch."""
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from ssvit.config.declaration import Count, Name, NotNegative, Part, Whole
+import yaml
+from annotated_types import Ge
+from pydantic import Field
+
+from ssvit.config.command_line import CommandLine
+from ssvit.config.declaration import Count, Name, NotNegative, Part, Parts, Whole
+from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding_options import Pretrained
+from ssvit.models.encoder_options import grid
+from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, folder_to_write, one_of, whole
 
 
-class Visualize(Pretrained):
-    """Plot attention, filters and position embeddings of an encoder."""
+class Analysis(Pretrained):
+    """The encoder and the images of an analysis."""
 
     encoder: Part = None
     """The model. None: the checkpoint's."""
     data: Part = None
     """The data set. None: the data set of the checkpoint's run."""
+    batch_size: Count = 64
+    """Batch size of the encoder."""
+    workers: Whole = 0
+    """Loader processes for images of the data set."""
+    loader_timeout: NotNegative = 300
+    """Seconds to wait for a batch from the loader processes; 0: no limit."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto: CUDA if available; or cpu."""
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return the options with which images are read."""
+        return {"batch_size": self.batch_size, "workers": self.workers, "timeout": self.loader_timeout}
+
+
+class Visualize(Analysis):
+    """Plot attention, filters and position embeddings of an encoder."""
+
     images: Sequence[Name] = ()
     """Image files or folders; without them, held-out images of the data set."""
     count: Count = 128
@@ -27,14 +55,6 @@ class Visualize(Pretrained):
     pooling: Name | None = None
     """Attention that is plotted: class_token, or patch_mean for the mean over patches. None: class_token if there is
     one."""
-    batch_size: Count = 64
-    """Batch size of the encoder."""
-    workers: Whole = 0
-    """Loader processes for images of the data set."""
-    loader_timeout: NotNegative = 300
-    """Seconds to wait for a batch from the loader processes; 0: no limit."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto: CUDA if available; or cpu."""
     output: Name | None = None
     """Folder of the plots. None: visualize/ in the run's folder."""
 
@@ -44,6 +64,57 @@ class Visualize(Pretrained):
             raise OptionError("checkpoint", "scratch", "must be a checkpoint")
         if self.output is not None:
             folder_to_write("output", self.output)
+
+
+class Inspect(Analysis):
+    """Compare encoders by their consistency under changes of the images, receptive fields, and layers."""
+
+    against: Parts = Field(default_factory=dict)
+    """Further encoders, as against=[NAME,…]: files in configs/encoder/ and models of timm, with random weights, and
+    checkpoints, as in checkpoint=. Their options are against.NAME.OPTION."""
+    patch_size: Count = 4
+    """Side in pixels of the patches that are shuffled, and maximum of the translations."""
+    count: Annotated[int, Ge(4)] = 256
+    """Maximum number of held-out images."""
+    train_images: Count = 2_000
+    """Maximum number of training images for the means of the classes."""
+    batch_size: Annotated[int, Ge(8)] = 64
+    """Maximum number of images of a batch. The similarity of layers is computed within batches."""
+    seed: Whole = 0
+    """Seed of random weights and of the order of shuffled patches."""
+    output: Name = "${outputs}/inspect"
+    """Folder of the results."""
+
+    def check_consistency(self) -> None:
+        """Check the folder to write, and that the patches divide the images."""
+        folder_to_write("output", self.output)
+        if self.data is not None and 1 in grid(self.data.image_size, self.patch_size):
+            raise OptionError("patch_size", self.patch_size, "must be smaller than the images")
+
+
+def add_encoders(line: CommandLine) -> None:
+    """Replace against=[NAME,…] on a command line by the options of these encoders.
+
+    Raises:
+        OptionError: An entry is no encoder, or two have the same name.
+    """
+    entries = yaml.safe_load(line.typed["against"])
+    entries = entries if isinstance(entries, list) else [entries]
+    names = {re.sub(r"\W+", "_", Path(str(entry)).name): str(entry) for entry in entries}
+    if len(names) < len(entries):
+        raise OptionError("against", entries, "must be encoders with different names")
+    line.options = [option for option in line.options if not option.startswith("against=")]
+    for name, entry in names.items():
+        choice, options = entry, []
+        if ":" in entry or Path(entry).exists():
+            choice = f"checkpoint_{name}"
+            node = {"_target_": LoadEncoder.part_name(), "path": entry, "image_size": "${data.image_size}"}
+            line.nodes["encoder", choice] = node
+        elif entry not in line.names("encoder"):
+            if entry not in timm_models():
+                raise OptionError("against", entry, "must be in configs/encoder/, a model of timm, or a checkpoint")
+            choice, options = "timm", [f"against.{name}.model={entry}"]
+        line.added += [f"+encoder@against.{name}={choice}", *options]
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit.figures.matrices import PositionSimilarities
+from ssvit.figures.matrices import Similarities
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
 
@@ -28,7 +28,7 @@ def similarity(encoder: ViT) -> Tensor:
     return rows @ rows.T
 
 
-def plot(similarity: Tensor, grid: tuple[int, int]) -> PositionSimilarities:
+def plot(similarity: Tensor, grid: tuple[int, int]) -> Similarities:
     """Return a tile for each patch at its position in the image, with its similarity to all patches: (n, n), n = y x.
 
     For more than 16 patches along a side, a regular subset of them is plotted.
@@ -43,4 +43,5 @@ def plot(similarity: Tensor, grid: tuple[int, int]) -> PositionSimilarities:
         shown = range(step // 2, side, step)
         return {str(number + 1): index * (side + gap) + (side - 1) / 2 for index, number in enumerate(shown)}
 
-    return PositionSimilarities(tiles.numpy(), ticks(x, across), ticks(y, down), low=similarity.min().item())
+    title, low = "similarity of position embeddings", similarity.min().item()
+    return Similarities(tiles.numpy(), ticks(x, across), ticks(y, down), low, title, "cosine similarity", "patch")

@@ -35,10 +35,7 @@ def run(config: Config) -> None:
 
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
     source: Source = Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data.source").watched
-    pictures = inside.read_pictures(
-        source, config.build("data.view"), options.count, batch_size=options.batch_size, workers=options.workers,
-        timeout=options.loader_timeout,
-    )  # fmt: skip
+    pictures = inside.read_pictures(source, config.build("data.view"), options.count, **options.reading)
     report = inside.analyse(
         config.build("encoder").to(device), pictures, layer=layer, pooling=pooling, shown=options.shown,
         batch_size=options.batch_size, display=Display.of_data(options.data),

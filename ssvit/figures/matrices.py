@@ -1,4 +1,4 @@
-"""Show matrices: a confusion matrix, and the similarities of position embeddings.
+"""Show matrices: a confusion matrix, and similarities.
 
 Shapes use k classes.
 """
@@ -74,20 +74,26 @@ class Confusion(Figure):
 
 
 @dataclass(frozen=True)
-class PositionSimilarities(Figure):
-    """Show the similarities of position embeddings as one tile for each patch, in colours from `low` to 1.
+class Similarities(Figure):
+    """Show similarities as tiles of a matrix, in colours from `low` to 1.
 
     Attributes:
         values: The tiles as one matrix; NaNs, between the tiles, are not drawn.
         xticks: Positions of the ticks of the columns by their labels.
         yticks: Positions of the ticks of the rows by their labels.
         low: Minimum of the colours.
+        title: Title of the figure.
+        measure: Name of the similarity.
+        of: What the rows and columns are, as in "row of the patch"; None: they have no titles.
     """
 
     values: np.ndarray
     xticks: dict[str, float]
     yticks: dict[str, float]
     low: float
+    title: str
+    measure: str
+    of: str | None = None
 
     def draw(self) -> Canvas:
         """Draw the matrix with a colour bar."""
@@ -98,7 +104,8 @@ class PositionSimilarities(Figure):
         axis.set_yticks([*self.yticks.values()], [*self.yticks], fontsize=7)
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
-        axis.set(xlabel="column of the patch", ylabel="row of the patch")
-        figure.colorbar(picture, ax=axis, shrink=0.85).set_label("cosine similarity")
-        figure.suptitle("similarity of position embeddings", x=0.01, ha="left", fontsize=10, color=INK)
+        if self.of:
+            axis.set(xlabel=f"column of the {self.of}", ylabel=f"row of the {self.of}")
+        figure.colorbar(picture, ax=axis, shrink=0.85).set_label(self.measure)
+        figure.suptitle(self.title, x=0.01, ha="left", fontsize=10, color=INK)
         return figure

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ssvit.models.encoder_options import PATCHES
 from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import stored
 from ssvit.options import OptionError, typed
@@ -136,6 +137,14 @@ class Encoder(nn.Module):
             A vector for each image, (b, d), or for pooling=patches the features of each patch, (b, y, x, d).
         """
         raise NotImplementedError
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Return the feature map of each layer, each (b, y, x, d), before the last norm, for images (b, c, h, w).
+
+        Raises:
+            UserError: The encoder has no feature maps.
+        """
+        return [self.pooled(outputs, PATCHES, images) for outputs in self.layers(images)]
 
     def layers_above(self, name: str) -> int:
         """Return the number of layers above a parameter, counting the head, for layer-wise learning rate decay."""

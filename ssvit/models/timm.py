@@ -120,6 +120,17 @@ class Timm(Encoder):
         self.check_values(images)
         yield self.model.forward_features(self.normalise(images))
 
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Return the maps of timm's `forward_intermediates`, such as one for each stage of a ResNet: (b, y, x, d).
+
+        Raises:
+            UserError: timm does not provide them for the model.
+        """
+        if not hasattr(self.model, "forward_intermediates"):
+            raise UserError(f"timm's {self.options.model} has no intermediate feature maps")
+        maps = self.model.forward_intermediates(self.normalise(images), intermediates_only=True)
+        return [of_layer.movedim(1, -1) for of_layer in maps]
+
     def represent(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Tensor:
         """Return the input of timm's classifier, (b, d), for images (b, c, h, w), uint8 or in [0, 1].
 

@@ -252,6 +252,15 @@ MISTAKES = (
     "visualize batch_size=0",
     "visualize pooling=max",
     "visualize data.image_size=18",
+    "inspect against=resnet10tt",
+    "inspect against=[small,small] -> against=['small', 'small']",
+    "inspect against=[few] -> against.few.",
+    "inspect against=[small] against.small.patch_size=5",
+    "inspect patch_size=3",
+    "inspect patch_size=16",
+    "inspect batch_size=4",
+    "inspect count=3",
+    "inspect output=file.txt",
 )
 # Run each command in one process, in which torch cannot be imported; print its exit status, stdout and stderr.
 RUN = """
