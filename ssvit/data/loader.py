@@ -55,6 +55,7 @@ class Loader:
     seed: int
     batch_size: int  # global: of a step, over all `world` processes and `accumulate` micro-batches
     accumulate: int = 1
+    repeats: int = 1  # copies of each image in a batch, see `sampler.positions`
     rank: int = 0
     world: int = 1
     order: str = PERMUTATION  # algorithm of an epoch's order, see `sampler.indices`
@@ -73,6 +74,7 @@ class Loader:
             reason = f"must be no more than the {size} images to train on"
             raise OptionError("batch_size", self.batch_size, reason)
         self._micro_batch = self.batch_size // (self.accumulate * self.world)
+        self._recorded = size * self.repeats if self.records else 0  # the slots of the first epoch
         self._tally = _Tally(size)
         self.unreadable = self._tally.reasons
 
@@ -132,7 +134,8 @@ class Loader:
         """Return the slots of micro-batches, numbered across steps, and the indices of their images."""
         shares = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world, "batch_size": self.batch_size}
         slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **shares) for unit in units])
-        return slots, sampler.indices(slots, size=len(self.source), seed=self.seed, order=self.order)
+        shown = sampler.positions(slots, batch_size=self.batch_size, repeats=self.repeats)
+        return slots, sampler.indices(shown, size=len(self.source), seed=self.seed, order=self.order)
 
     def _from_memory(self, units: range) -> Generator[Batch]:
         assert self.source.in_memory is not None
@@ -150,7 +153,7 @@ class Loader:
             together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
-                if self.records and (first := indices[rows][slots[rows] < len(self.source)]).numel():
+                if (first := indices[rows][slots[rows] < self._recorded]).numel():
                     self._fingerprints.append(indexed(first, self.source.in_memory[first]))
                 yield together.map(itemgetter(rows))
 
@@ -160,8 +163,7 @@ class Loader:
             if result.fingerprints:
                 self._fingerprints.append(result.fingerprints)
 
-        recorded = len(self.source) if self.records else 0
-        reader = _Reader(self.source, self.transform, self.seed, recorded)
+        reader = _Reader(self.source, self.transform, self.seed, self._recorded)
         work = map(self._slots, units)
         return read(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
 

@@ -2,7 +2,7 @@
 
 Step s of a run holds slots s * batch_size to (s + 1) * batch_size - 1. Slot t shows image t % size of the order of
 epoch t // size. So every image comes once in an epoch, batches may straddle epochs, and resuming at any step needs no
-sampler state.
+sampler state. With repeated augmentation, several slots of a batch have one position in this order (`positions`).
 
 Letters: b slots.
 """
@@ -60,3 +60,23 @@ def slots(step: int, micro: int, *, batch_size: int, accumulate: int = 1, rank: 
     count = batch_size // (world * accumulate)
     start = step * batch_size + (rank * accumulate + micro) * count
     return torch.arange(start, start + count)
+
+
+def positions(slots: Tensor, *, batch_size: int, repeats: int) -> Tensor:
+    """Return the positions of slots in the order of images if each image comes `repeats` times in succession.
+
+    In a batch, the first copies of all images precede the second ones, so that neighbours, which MixUp and CutMix
+    combine, are different images. If `repeats` does not divide the batch size, the copies of one image at each end of a
+    batch are in two batches, as with DeiT's sampler (deit: samplers.py).
+
+    Args:
+        slots: (b,) int64.
+        batch_size: Global batch size.
+        repeats: Copies of each image.
+
+    Returns:
+        (b,) int64, which `indices` maps to images.
+    """
+    order = torch.arange(batch_size).remainder(repeats).argsort(stable=True)
+    places = slots.remainder(batch_size)
+    return (slots - places + order[places]).div(repeats, rounding_mode="floor")

@@ -46,6 +46,7 @@ class Objective(Options):
         needs_labels: Whether the objective is constructed with the classes and the labels of the training images.
         needs_image_count: Whether the objective is constructed with the number of training images.
         needs_patches: Whether the patch outputs of a ViT are required.
+        needs_distinct_images: Whether the images of a batch must differ, since each is compared with the others.
     """
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder"}
@@ -55,6 +56,7 @@ class Objective(Options):
     needs_patches: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = False
+    needs_distinct_images: ClassVar[bool] = False
 
     @property
     def schedules(self) -> dict[str, ScheduleFunction]:
@@ -78,10 +80,10 @@ class Objective(Options):
         """
 
     def check(self, run: Run) -> None:
-        """Check the encoder, the views of the augmentation and their size.
+        """Check the encoder, the views of the augmentation and their size, and repeated augmentation.
 
         Raises:
-            OptionError: The objective cannot train this encoder with this augmentation.
+            OptionError: The objective cannot train this encoder with this augmentation, or with copies of an image.
         """
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
             expected = "must be a ViT for this objective; objective=supervised, simclr and diet take any encoder"
@@ -92,6 +94,9 @@ class Objective(Options):
             self._check_views(run.augment)
         if self.samples_patches:
             self.check_size(run)
+        if self.needs_distinct_images and run.recipe and run.recipe.repeats > 1:
+            expected = "must be 1: the objective contrasts each image of a batch with the others"
+            raise RootOptionError("recipe.repeats", run.recipe.repeats, expected)
 
     def check_size(self, run: Run) -> None:
         """Check that training images have the size of the encoder's images.

@@ -195,6 +195,9 @@ class Classify(Objective):
         For multi_label, "exact_match" replaces the accuracy: the fraction of images whose classes are all predicted
         correctly.
 
+        With loss=binary, each class is predicted by itself. Its target is its share of the image, smoothed as in timm:
+        (1 - label_smoothing) * share + label_smoothing / k.
+
         Class weights multiply the loss of an image, with or without label smoothing, and for a mixed image the share of
         each label. The loss is averaged over images, as without weights, so that micro-batches sum to the batch. (torch
         divides by the sum of the weights, and weights each class over which a smoothed label is spread.)
@@ -243,11 +246,18 @@ class Classify(Objective):
             loss = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
             return loss / len(logits)
         smoothing = self.options.label_smoothing
-        if weights is None:
+        factors = None if weights is None else weights[labels] if labels.ndim == 1 else labels @ weights
+        if self.options.loss == classify_options.BINARY:
+            shares = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+            if (threshold := self.options.target_threshold) is not None:
+                shares = (shares > threshold).to(logits.dtype)
+            targets = (1 - smoothing) * shares + smoothing / logits.shape[1]
+            losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+            return (losses if factors is None else losses * factors).mean()
+        if factors is None:
             return F.cross_entropy(logits, labels, label_smoothing=smoothing)
         loss = F.cross_entropy(logits, labels, weights, reduction="sum")
         if smoothing:
-            factors = weights[labels] if labels.ndim == 1 else labels @ weights
             spread = -(factors * logits.log_softmax(1).mean(1)).sum()
             loss = (1 - smoothing) * loss + smoothing * spread
         return loss / len(logits)

@@ -14,6 +14,7 @@ from ssvit.objectives.base_options import Objective, check_trained
 from ssvit.options import OptionError, UserError
 
 MULTI_LABEL: Final = "multi_label"
+BINARY: Final = "binary"
 
 
 class Distillation(Options):
@@ -54,11 +55,16 @@ class Classify(Objective):
     """Class names in the order of the labels; None: as in the data set."""
     hidden: Count | None = None
     """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
-    loss: Literal["softmax", "multi_label"] = "softmax"
-    """softmax: cross-entropy (the paper); multi_label: binary cross-entropy summed over the classes, for multi-label
-    classification, selected automatically for data with such labels."""
+    loss: Literal["softmax", "binary", "multi_label"] = "softmax"
+    """softmax: cross-entropy (the paper); binary: binary cross-entropy averaged over the classes, for images with one
+    class each, whose probabilities are the softmax (ResNet strikes back, Wightman et al. 2021); multi_label: binary
+    cross-entropy summed over the classes, for multi-label classification, selected automatically for data with such
+    labels."""
     label_smoothing: Annotated[float, Ge(0), Le(0.999999)] = 0.0
-    """Fraction of a label that is spread over all classes; only with softmax."""
+    """Fraction of a label that is spread over all classes; not with multi_label."""
+    target_threshold: Fraction | None = None
+    """With binary, a class whose share of a mixed image exceeds this value counts as present; 0.2 in timm's recipes of
+    ResNet strikes back. None: the share is the target."""
     mixup: NotNegative = 0.0
     """alpha of MixUp (Zhang et al. 2018), 0.8 is common; 0: no MixUp. With CutMix too, one of the two is sampled for
     each micro-batch."""
@@ -81,6 +87,10 @@ class Classify(Objective):
         """Check that the options can be combined."""
         if self.loss == MULTI_LABEL:
             self.check_labels(multi_label=True)
+        if self.loss == BINARY and self.distillation is not None:
+            raise OptionError("distillation", "{…}", "must be null with loss=binary")
+        if self.loss != BINARY and self.target_threshold is not None:
+            raise OptionError("target_threshold", self.target_threshold, "must be null without loss=binary")
         if self.lora is not None and self.trained == "all":
             raise OptionError("trained", "all", "must be head or a number with lora, which updates frozen layers")
 
@@ -95,7 +105,9 @@ class Classify(Objective):
         """
         if not multi_label:
             if self.loss == MULTI_LABEL:
-                raise OptionError("loss", self.loss, "must be softmax: each of these images has one class")
+                raise OptionError("loss", self.loss, "must be softmax or binary: each of these images has one class")
+        elif self.loss == BINARY:
+            raise OptionError("loss", self.loss, "must be multi_label for multi-label images")
         elif self.label_smoothing > 0:
             raise OptionError("label_smoothing", self.label_smoothing, "must be 0 for multi-label images")
         elif self.distillation is not None:

@@ -35,6 +35,7 @@ class SimCLR(Objective):
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_patches: ClassVar[bool] = False
+    needs_distinct_images: ClassVar[bool] = True
 
     temperature: Positive = 0.2
     """Divisor of the cosines; lower values give the nearest negatives more weight. The authors use 0.5 for CIFAR-10 and
@@ -84,6 +85,7 @@ class ContrastiveTuning(Objective):
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
+    needs_distinct_images: ClassVar[bool] = True
 
     temperature: Positive = 0.2
     """Divisor of the cosines; the authors use 0.15 while only the heads are trained, then 0.2."""

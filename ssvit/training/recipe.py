@@ -28,6 +28,9 @@ class Recipe(Options):
     """Images of one update, summed over all processes."""
     accumulate: Count = 1
     """Micro-batches into which each process splits its share of a batch, for less memory and the same update."""
+    repeats: Count = 1
+    """Copies of each image in a batch, each augmented differently (repeated augmentation, Hoffer et al. 2020); 3 in
+    DeiT. They count towards `batch_size`."""
     optimizer: Literal["adamw", "sgd", "muon"] = "muon"
     """adamw, sgd, or muon (Jordan et al. 2024): Muon for the weight matrices of Transformer blocks, AdamW for all
     other weights. docs/optimizers.md compares them."""
@@ -74,6 +77,8 @@ class Recipe(Options):
             raise OptionError("warmup", self.warmup, f"must be less than steps={self.steps}")
         if self.batch_size % self.accumulate:
             raise OptionError("accumulate", self.accumulate, f"must divide batch_size={self.batch_size}")
+        if self.repeats > self.batch_size:
+            raise OptionError("repeats", self.repeats, f"must be at most batch_size={self.batch_size}")
         if self.best not in (None, "auto") and "/" not in self.best:
             raise OptionError("best", self.best, "must be auto, null, or a metric, such as held_out/loss")
         if self.best and (self.best.startswith("test/") or re.fullmatch(r"probe/\w+(?<!_choice)", self.best)):

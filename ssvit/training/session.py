@@ -169,6 +169,7 @@ class Session:
             seed=recipe.seed,
             batch_size=recipe.batch_size,
             accumulate=recipe.accumulate,
+            repeats=recipe.repeats,
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
             order=getattr(images, "order", PERMUTATION),

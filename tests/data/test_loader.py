@@ -93,9 +93,52 @@ def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
             assert torch.equal(torch.cat([batch.indices for batch in ordered]), whole[step].indices)
 
 
+@pytest.mark.parametrize(("batch_size", "repeats"), [(12, 1), (12, 3), (16, 3), (9, 2), (4, 4)])
+def test_the_copies_of_an_image_are_in_one_batch_or_at_its_ends_and_never_neighbours(batch_size, repeats) -> None:
+    slots = torch.arange(12 * batch_size)
+    found = sampler.positions(slots, batch_size=batch_size, repeats=repeats)
+    batches = found.view(12, batch_size)
+    in_succession = [slot // repeats for slot in range(12 * batch_size)]
+    assert batches.sort(1).values.flatten().tolist() == in_succession
+    if batch_size > repeats:
+        assert (batches != batches.roll(1, 1)).all()
+    scattered = torch.randperm(len(slots), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sampler.positions(scattered, batch_size=batch_size, repeats=repeats), found[scattered])
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_batch_has_copies_of_its_images_which_differ_in_slot_and_pixels(repeats: int) -> None:
+    source = Memory(torch.randint(0, 256, (20, 3, 24, 24), dtype=torch.uint8))
+    options = {"transform": InceptionCrop(size=6), "seed": 1, "batch_size": 12, "repeats": repeats}
+    batches = list(Loader(source=source, **options).batches(0, 5 * repeats))
+    distinct = 12 // repeats
+    order = sampler.indices(torch.arange(60), size=20, seed=1).view(-1, distinct)  # three epochs of distinct images
+    for batch, expected in zip(batches, order, strict=True):
+        copies = batch.indices.view(repeats, distinct)
+        assert torch.equal(copies, expected.expand(repeats, distinct))
+        assert len(batch.images.flatten(1).unique(dim=0)) == 12
+    counts = torch.cat([batch.indices for batch in batches]).bincount(minlength=20)
+    assert counts.tolist() == [3 * repeats] * 20
+    parts = [list(Loader(source=source, rank=rank, world=3, **options).batches(1, 4)) for rank in range(3)]
+    for step, whole in enumerate(batches[1:4]):  # resumed at step 1, in three processes
+        for name in ("slots", "indices", "images"):
+            assert torch.equal(torch.cat([getattr(part[step], name) for part in parts]), getattr(whole, name))
+
+
+@pytest.mark.parametrize("workers", [None, 0])
+def test_fingerprints_of_all_images_are_recorded_once_each_was_shown(tmp_path: Path, workers: int | None) -> None:
+    source = folder(tmp_path, 20) if workers is not None else tagged(20)
+    loader = Loader(source=source, transform=TAG, seed=0, batch_size=12, repeats=2, records=True)
+    rows = []
+    for _ in loader.batches(0, 4):  # 24 distinct images
+        shown = loader.take_fingerprints()
+        rows += [int.from_bytes(shown[at : at + 8], "little") for at in range(0, len(shown), 32)]
+    assert set(rows) == set(range(20))
+
+
 CHANGED = InceptionCrop(
     size=6, vertical_flip=0.5, quarter_turns=True, rotation=180, randaugment=2, jitter=0.8, grayscale=0.2, blur=0.5,
-    sigma=(0.1, 1.0), solarize=0.2,
+    sigma=(0.1, 1.0), solarize=0.2, erasing=0.25,
 )  # fmt: skip
 
 
@@ -112,7 +155,8 @@ def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path: P
 
     def load(source: Source, first: int = 0, workers: int = 0) -> list[Batch]:
         options = {"seed": 3, "batch_size": 40, "accumulate": 2, "workers": workers}
-        return list(Loader(source=source, transform=transform, **options).batches(first, 6))
+        repeats = 2 if transform is CHANGED else 1
+        return list(Loader(source=source, transform=transform, repeats=repeats, **options).batches(first, 6))
 
     of_memory = load(memory)
     assert same(of_memory[6:], load(memory, first=3))

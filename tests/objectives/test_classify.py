@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import timm.loss
 import tiny
 import torch
 import torch.nn.functional as F
@@ -224,7 +225,7 @@ def test_a_teacher_of_another_image_size_sees_resized_images(kind):
     torch.testing.assert_close(shown[0].float(), resized)
 
 
-@pytest.mark.parametrize("loss", ["softmax", "multi_label"])
+@pytest.mark.parametrize("loss", ["softmax", "binary", "multi_label"])
 @pytest.mark.parametrize("token", [False, True])
 @pytest.mark.parametrize("hidden", [None, 7])
 def test_its_metadata_are_enough_to_build_it_again(hidden, token, loss):
@@ -258,6 +259,32 @@ def test_class_weights_are_factors_of_the_losses_of_the_images(mixed, smoothing)
     assert model._loss(logits, shares if mixed else LABELS).item() == pytest.approx(expected / 6, rel=1e-9)
     with pytest.raises(OptionError, match=r"^class_weights="):
         build(class_weights="balanced")
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2, 0.4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("class_weights", [None, "balanced"])
+def test_the_binary_loss_is_the_mean_over_classes_with_smoothed_shares(threshold, smoothing, class_weights):
+    options = {"labels": torch.tensor([0, 0, 0, 1, 2, 3, 4])} if class_weights else {}
+    model = build(
+        loss="binary", label_smoothing=smoothing, target_threshold=threshold, class_weights=class_weights, **options
+    )
+    weights = model.class_weights.tolist() if class_weights else [1.0] * 5
+    one = torch.tensor(one_hot(), dtype=torch.float64)
+    logits = model.logits(IMAGES)
+    for labels, shares in ((LABELS, one), (mixed := 0.3 * one + 0.7 * one.flip(0), mixed)):
+        expected = 0.0
+        for row, targets in zip(logits.tolist(), shares.tolist(), strict=True):
+            factor = sum(weight * share for weight, share in zip(weights, targets, strict=True))
+            for value, share in zip(row, targets, strict=True):
+                target = share if threshold is None else float(share > threshold)
+                target = (1 - smoothing) * target + smoothing / 5
+                p = 1 / (1 + math.exp(-value))
+                expected -= factor * (target * math.log(p) + (1 - target) * math.log(1 - p)) / 5
+        assert model._loss(logits, labels).item() == pytest.approx(expected / 6, rel=1e-9)
+    if threshold is None and not class_weights:
+        theirs = timm.loss.BinaryCrossEntropy(smoothing=smoothing)(logits, LABELS)
+        assert model._loss(logits, LABELS).item() == pytest.approx(theirs.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("class_weights", [None, "balanced"])

@@ -26,6 +26,8 @@ from ssvit.randomness import uniform
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # luminance weights of torchvision
 _LEVELS = 256 - 1e-3  # scale from [0, 1] to integers, which are then truncated
 _CHUNK = 1 << 19  # values filtered at a time, so that they stay in a CPU's cache
+TRIES = 10  # attempts to sample a rectangle that fits into the image, as in torchvision
+_ERASED_RATIO = (0.3, 1 / 0.3)  # minimum and maximum aspect ratio of an erased rectangle (Zhong et al. 2020)
 _SHEAR, _SHIFT, _TURN = 0.3, 150 / 331, 30  # at full magnitude: ratio, fraction of a side, degrees
 
 
@@ -212,6 +214,64 @@ class Solarize(Change):
         full = 1 if images.is_floating_point() else 255
         bright = images >= 128 * (full / 255)
         return (full - images).where(chosen[:, :, None, None] & bright, images)
+
+
+@dataclass(frozen=True)
+class Erasing(Change):
+    """Replace a rectangle of random area, aspect ratio and position by random pixels (Zhong et al. 2020).
+
+    As in the paper, values are uniform; in timm and torchvision, they are normal and added after the normalisation.
+    """
+
+    probability: float
+    area: Sequence[float]
+
+    def sample(self, size: tuple[int, int], slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return top, left, height and width of the erased rectangles, slots (b,) -> (b, 4) int64; 0 for none."""
+        numbers = uniform(seed, "erasing", slots, 2 * TRIES + 3, view)
+        sides = torch.tensor([size], dtype=torch.float64, device=slots.device)
+        h, w, fits = first_fit(numbers, sides, sides - 1, self.area, _ERASED_RATIO)
+        start = (numbers[:, -3:-1] * (sides - torch.stack((h, w), dim=1) + 1)).floor()
+        boxes = torch.cat((start, h[:, None], w[:, None]), dim=1).long()
+        return boxes * (fits & (numbers[:, -1] < self.probability))[:, None]
+
+    def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
+        """Return the augmented images."""
+        boxes = self.sample((images.shape[2], images.shape[3]), slots, seed, view)
+        y, x = (torch.arange(side, device=images.device) for side in images.shape[2:])
+        images = images.clone()
+        for rows in boxes[:, 2].nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
+            top, left, h, w = boxes[rows, :, None].unbind(1)
+            inside = ((y >= top) & (y < top + h))[:, :, None] & ((x >= left) & (x < left + w))[:, None]
+            noise = (256 * uniform(seed, "erasing pixels", slots[rows], images[0].numel(), view)).floor()
+            noise = (noise / 255 if images.is_floating_point() else noise).to(images.dtype)
+            images[rows] = noise.view(-1, *images.shape[1:]).where(inside[:, None], images[rows])
+        return images
+
+
+def first_fit(
+    numbers: Tensor, sides: Tensor, limits: Tensor, area: Sequence[float], ratio: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample the sides of rectangles: the first of `TRIES` attempts that fits.
+
+    Args:
+        numbers: Uniform random numbers, (b, 2 * TRIES) or more.
+        sides: Height and width of the images in pixels, (b, 2) float64.
+        limits: Maximum height and width of the rectangles, (b, 2).
+        area: Minimum and maximum fraction of the image's area, sampled uniformly.
+        ratio: Minimum and maximum aspect ratio, width / height, whose logarithm is sampled uniformly.
+
+    Returns:
+        Heights (b,) and widths (b,) as whole numbers in float64, and whether an attempt fits, (b,) bool.
+    """
+    low, high = area
+    areas = sides.prod(1, keepdim=True) * (low + (high - low) * numbers[:, :TRIES])
+    low, high = ratio
+    ratios = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * numbers[:, TRIES : 2 * TRIES])
+    widths, heights = (areas * ratios).sqrt().round(), (areas / ratios).sqrt().round()
+    fits = (widths > 0) & (heights > 0) & (widths <= limits[:, 1:]) & (heights <= limits[:, :1])
+    first = fits.byte().argmax(dim=1, keepdim=True)
+    return heights.gather(1, first)[:, 0], widths.gather(1, first)[:, 0], fits.gather(1, first)[:, 0]
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:

@@ -19,8 +19,10 @@ from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.data.augment import crop_options, geometry
 from ssvit.data.augment.changes import (
+    TRIES,
     Change,
     ColorJitter,
+    Erasing,
     GaussianBlur,
     Grayscale,
     QuarterTurns,
@@ -28,11 +30,11 @@ from ssvit.data.augment.changes import (
     Rotation,
     Solarize,
     VerticalFlip,
+    first_fit,
 )  # fmt: skip
 from ssvit.options import UserError
 from ssvit.randomness import uniform
 
-_TRIES = 10
 _CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in its cache
 _TABLE = 1 << 18  # maximum number of entries of a cached table of filters
 
@@ -103,6 +105,7 @@ class RandomCrop(crop_options.RandomCrop):
             (self.grayscale, Grayscale(self.grayscale)),
             (self.blur, GaussianBlur(self.blur, self.sigma)),
             (self.solarize, Solarize(self.solarize)),
+            (self.erasing, Erasing(self.erasing, self.erased_area)),
         )
         return tuple(change for wanted, change in every if wanted)
 
@@ -117,18 +120,11 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
 
     def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Sample boxes: the first of ten attempts that fits into the image, else the largest centred one of a ratio."""
-        numbers = uniform(seed, "inception crop", slots, 2 * _TRIES + 3, view)
-        heights, widths = sides.double().unbind(1)
-        low, high = self.scale
-        area = (heights * widths)[:, None] * (low + (high - low) * numbers[:, :_TRIES])
-        low, high = self.ratio
-        ratio = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * numbers[:, _TRIES : 2 * _TRIES])
-        tried_w, tried_h = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-        fits = (tried_w > 0) & (tried_h > 0) & (tried_w <= widths[:, None]) & (tried_h <= heights[:, None])
-        first = fits.byte().argmax(dim=1, keepdim=True)
-        fits = fits.gather(1, first)[:, 0]
-        h = tried_h.gather(1, first)[:, 0].where(fits, torch.minimum(heights, (widths / low).round()))
-        w = tried_w.gather(1, first)[:, 0].where(fits, torch.minimum(widths, (heights * high).round()))
+        numbers, sides = uniform(seed, "inception crop", slots, 2 * TRIES + 3, view), sides.double()
+        h, w, fits = first_fit(numbers, sides, sides, self.scale, self.ratio)
+        (heights, widths), (low, high) = sides.unbind(1), self.ratio
+        h = h.where(fits, torch.minimum(heights, (widths / low).round()))
+        w = w.where(fits, torch.minimum(widths, (heights * high).round()))
         free = torch.stack((heights - h, widths - w), dim=1)
         start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
         return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip

@@ -79,6 +79,10 @@ class RandomCrop(Crop):
     """Minimum and maximum standard deviation of a blur, in pixels; [0.1, 0.5] for images of about 32 pixels."""
     solarize: Fraction = 0.0
     """Probability of solarisation, which inverts bright values."""
+    erasing: Fraction = 0.0
+    """Probability of random erasing (Zhong et al. 2020): a rectangle is replaced by random pixels. DeiT has 0.25."""
+    erased_area: ShareLimits = (0.02, 0.3333)
+    """Minimum and maximum fraction of the image's area that is erased; the paper has [0.02, 0.4], timm the default."""
 
     def check_consistency(self) -> None:
         """Check the blur and the rotations against the size of the crop."""

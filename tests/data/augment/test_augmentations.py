@@ -29,13 +29,13 @@ COUNT = 4000
 SLOTS = torch.arange(COUNT)
 CHANGES: dict[str, Any] = {
     "vertical_flip": 0.5, "quarter_turns": True, "rotation": 180, "randaugment": 3, "magnitude": 20, "jitter": 0.8,
-    "grayscale": 0.5, "blur": 0.5, "sigma": (0.1, 2), "solarize": 0.5,
+    "grayscale": 0.5, "blur": 0.5, "sigma": (0.1, 2), "solarize": 0.5, "erasing": 0.5,
 }  # fmt: skip
 SMALL: dict[str, Any] = {"size": 16, "local_size": (8, 10), "local_views": 3, "sigma": (0.1, 0.5)}
 STEPS = (
     changes.VerticalFlip(0.5), changes.QuarterTurns(), changes.Rotation(180), changes.RandAugment(3, 20),
     changes.ColorJitter(0.8, 0.4, 0.4, 0.2, 0.1), changes.Grayscale(0.5), changes.GaussianBlur(0.5, (0.1, 2)),
-    changes.Solarize(0.5),
+    changes.Solarize(0.5), changes.Erasing(0.5, (0.02, 0.3333)),
 )  # fmt: skip
 CROPS = (
     InceptionCrop(size=(20, 24)), InceptionCrop(size=16, **CHANGES), ShiftCrop(size=(30, 32)),
@@ -367,6 +367,36 @@ def test_parameters_have_torchvisions_distribution() -> None:
     assert not (strengths < 0)[which >= 9].any()
 
 
+def test_erased_rectangles_have_torchvisions_distribution() -> None:
+    size, area, ratio = (40, 30), (0.02, 0.3333), (0.3, 1 / 0.3)
+    boxes = changes.Erasing(0.7, area).sample(size, SLOTS, 5, 1).double()
+    erased = boxes[:, 2] > 0
+    torch.manual_seed(0)
+    theirs = [v2.RandomErasing(1.0, area, ratio).make_params([torch.zeros(3, *size)]) for _ in range(COUNT)]
+    expected = torch.tensor([[made[name] for name in "ijhw"] for made in theirs if made["v"] is not None]).double()
+    share = 0.7 * len(expected) / COUNT  # in a few images no attempt fits
+    assert abs(erased.double().mean() - share) < 4 * (share * (1 - share) / COUNT) ** 0.5
+    for statistic in (
+        lambda top, left, height, width: height * width,
+        lambda top, left, height, width: height / width,
+        lambda top, left, height, width: top,
+        lambda top, left, height, width: left,
+    ):
+        assert ks_2samp(statistic(*boxes[erased].unbind(1)), statistic(*expected.unbind(1))).pvalue > 1e-3
+
+
+def test_erasing_replaces_the_pixels_of_the_rectangle_by_uniform_values() -> None:
+    step, pictures = changes.Erasing(0.6, (0.1, 0.3)), torch.full((300, 3, 20, 24), 7, dtype=torch.uint8)
+    found, values = step(pictures, SLOTS[:300], 3), []
+    for image, (top, left, height, width) in zip(found, step.sample((20, 24), SLOTS[:300], 3).tolist(), strict=True):
+        inside = image[:, top : top + height, left : left + width]
+        values.append(inside.flatten())
+        outside = image.clone()
+        outside[:, top : top + height, left : left + width] = 7
+        assert (outside == 7).all()
+    assert chisquare(torch.cat(values).bincount(minlength=256)).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("crop", CROPS[1:6:2], ids=called)
 def test_every_crop_has_all_changes_one_after_the_other(crop: RandomCrop) -> None:
     pictures, slots = images(40), SLOTS[:40] + 7
@@ -414,6 +444,7 @@ def test_users_define_groups_of_views() -> None:
         (CenterCrop, {"resize": 17, "fit": "squash"}, "resize"), (ResizeCrop, {"resize": 9}, "resize"),
         (ShiftCrop, {"quarter_turns": True, "size": (8, 10)}, "quarter_turns"), (ShiftCrop, {"hue": 0.6}, "hue"),
         (ShiftCrop, {"rotation": 200}, "rotation"), (ShiftCrop, {"magnitude": 31}, "magnitude"),
+        (ShiftCrop, {"erasing": 1.5}, "erasing"), (ShiftCrop, {"erased_area": [0.5, 0.1]}, "erased_area"),
         (ShiftCrop, {"blur": 0.5, "sigma": [0.1, 9]}, "sigma"), (ShiftCrop, {"sigma": [2, 1]}, "sigma"),
         (views_options.MultiCrop, {"local_size": 0}, "local_size"),
         (views_options.MultiCrop, {"local_scale": [0.5, 2]}, "local_scale"),
