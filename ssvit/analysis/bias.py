@@ -169,11 +169,10 @@ def plot(biases: Mapping[str, Biases], uniform: float) -> Plot:
     lines: tuple[list[Line], ...] = [], [], []
     for index, (name, of_encoder) in enumerate(biases.items()):
         color = f"C{index % 10}"
-        for panel, values, form in ((lines[0], of_encoder.cosine, "{:.2f}"), (lines[1], of_encoder.changed, "{:.0%}")):
+        for panel, values in ((lines[0], of_encoder.cosine), (lines[1], of_encoder.changed)):
             if values:
-                *translated, last = values.values()
-                label = f"{name} (shuffled: {form.format(last)})"
-                panel.append(Line(range(1, len(values)), translated, label, color))
+                *translations, last = values.values()
+                panel.append(Line(range(1, len(values)), translations, f"{name} (shuffled: {last:.2f})", color))
         fields = (of_encoder.receptive_field, "", "-"), (of_encoder.attention_distance, ": attention distance", ":")
         for layers, kind, dash in fields:
             depths = [layer / len(layers) for layer in range(1, len(layers) + 1)]
@@ -181,6 +180,6 @@ def plot(biases: Mapping[str, Biases], uniform: float) -> Plot:
     panels = [
         Panel("cosine of centred features", lines[0], xlabel="translation (pixels)", xticks=lines[0][0].x),
         Panel("fraction of changed predictions", lines[1], xlabel="translation (pixels)", xticks=lines[0][0].x),
-        Panel("mean distance (pixels)", lines[2], [level], "layer / number of layers", "receptive field"),
+        Panel("receptive field: mean distance (pixels)", lines[2], [level], "layer / number of layers"),
     ]
     return Plot([panel for panel in panels if panel.lines], (15, 6), legend="under")

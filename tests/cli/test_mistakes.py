@@ -253,7 +253,7 @@ MISTAKES = (
     "visualize pooling=max",
     "visualize data.image_size=18",
     "inspect against=resnet10tt",
-    "inspect against=[small,small] -> against=['small', 'small']",
+    "inspect against=[small,small]",
     "inspect against=[few] -> against.few.",
     "inspect against=[small] against.small.patch_size=5",
     "inspect patch_size=3",
