@@ -138,7 +138,7 @@ def test_whose_attention_and_which_layer():
 
 
 def test_the_options_of_a_part_are_checked_against_the_other_parts(look):
-    with pytest.raises(OptionError, match=r"^encoder.patch_size=4: "):
+    with pytest.raises(OptionError, match=r"image_size=18: "):
         look("data.image_size=18")
 
 
