@@ -203,7 +203,7 @@ def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, 
         (["checkpoint={run}", "encoder.width=64"], "encoder.width=64: "),
         (["checkpoint={run}", "encoder.stem.width=64"], "encoder.stem.width=64: "),
         (["checkpoint={run}", "encoder.heads=4"], "encoder.heads=4: "),
-        (["checkpoint={run}", "data.image_size=18"], "encoder.patch_size=4: "),
+        (["checkpoint={run}", "data.image_size=18"], "data.image_size=18: "),
         (["checkpoint={run}", "objective=mae", "data.image_size=4"], "objective.masked=0.75: "),
         (["checkpoint={run}", "continuation=safe", "continuation.trained=3"], "continuation.trained=3: "),
         (
