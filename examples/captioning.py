@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train and evaluate the three models; return the fraction of correct captions of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="a run, or a file of another project's weights")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--held-out", type=int, default=1000)

@@ -71,7 +71,7 @@ class ShapeBias(Evaluator):
         pictures = [
             Picture(
                 image / 255,
-                (f"{CLASSES[shape]}, texture of {CLASSES[texture]}", f"→ {CLASSES[guess]}"),
+                (f"shape: {CLASSES[shape]}", f"texture: {CLASSES[texture]}", f"→ {CLASSES[guess]}"),
                 GREEN if guess == shape else RED if guess == texture else None,
             )
             for image, shape, texture, guess in islice(columns, _ROWS * _ACROSS)
