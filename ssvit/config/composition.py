@@ -217,7 +217,7 @@ def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Pl
     options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
     with _failures("", line, Options), _hydra(line):
         composed = hydra.compose(overrides=[*_search_path(line), *options])
-        return completed(_container(composed[name], resolve=False), {})
+        return completed(_container(composed[name], resolve=False), {}, name)
 
 
 def as_yaml(config: Config) -> str:

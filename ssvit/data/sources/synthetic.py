@@ -13,7 +13,7 @@ Letters: b images, k leaves, p pixels = h * w. Lengths are in units of sqrt(h * 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,8 @@ _OCTAVES = ((3, 1.0), (6, 0.6), (12, 0.35))  # cells of the noise along each sid
 _SHAPE_RADIUS = (0.26, 0.12)  # minimum and range, as fractions of the shorter side
 _SHAPE_TURN = (-0.075, 0.15)  # minimum angle and range, in turns
 _SHAPE_SHIFT = 0.2  # the range of positions exceeds full visibility by this fraction of the shorter side
+_TEXTURE = (7.5, 0.35)  # periods along the shorter side, and contrast, of the texture of a class
+_CONFLICTS = 10**12  # index of the first image with conflicting cues, beyond those of all data sets
 _CHUNK = 1 << 17  # pixels per chunk: large enough to amortise calls, small enough for the cache
 _TURN = 1 << 12  # entries of the table of cosines
 _COSINE = torch.tensor([math.cos(2 * math.pi * i / _TURN) for i in range(_TURN)])
@@ -95,6 +97,20 @@ def _hourglass(x: Tensor, y: Tensor) -> Tensor:
 
 
 _FUNCTIONS = (_disc, _square, _triangle, _star, _ring, _cross, _crescent, _heart, _arrow, _hourglass)
+# Textures of the classes, from coordinates in periods. None is the mirror image of another one, or its rotation by the
+# angles of the shapes.
+_TEXTURES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda x, y: torch.zeros_like(x),
+    lambda x, y: _wave(x),
+    lambda x, y: _wave(y),
+    lambda x, y: _wave(x * 0.4),
+    lambda x, y: _wave(y * 0.4),
+    lambda x, y: _wave((x + y) * 0.7),
+    lambda x, y: _wave(x) * _wave(y),
+    lambda x, y: _wave((x + y) * 0.7) * _wave((x - y) * 0.7),
+    lambda x, y: torch.minimum(_wave(x), _wave(y)),
+    lambda x, y: _wave(x * 0.4) * _wave(y * 0.4),
+)
 SHAPES = {function.__name__[1:]: function for function in _FUNCTIONS}
 CLASSES = tuple(SHAPES)
 
@@ -116,12 +132,34 @@ class Scenes(NamedTuple):
 def synthetic(options: synthetic_options.Synthetic) -> Data:
     """Render the embedded data set; every start renders it again, without files or downloads."""
     counts = options.images, options.held_out_images
-    parts = (render(part, seed=options.seed, size=options.size) for part in torch.arange(sum(counts)).split(counts))
+    indices = torch.arange(sum(counts))
+    textures = _label(indices, options.seed) if options.textures else None
+    scenes = render(indices, seed=options.seed, size=options.size, textures=textures)
+    parts = map(Scenes._make, zip(*(column.split(counts) for column in scenes), strict=True))
     train, test = (Memory(part.images, part.labels, CLASSES, masks=part.masks) for part in parts)
     return Data(train, None, test, CLASSES)
 
 
-def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Scenes:
+def conflicts(count: int, *, seed: int, size: int | tuple[int, int]) -> tuple[Scenes, Tensor]:
+    """Render images whose shape has the texture of another class, each with equal probability (Geirhos et al. 2019).
+
+    The scenes are in no data set.
+
+    Args:
+        count: Number of images, n.
+        seed: Seed of all scenes.
+        size: Side or (height, width) in pixels.
+
+    Returns:
+        The scenes, whose labels are the classes of the shapes, and the classes of the textures, (n,) int64.
+    """
+    indices = torch.arange(_CONFLICTS, _CONFLICTS + count)
+    others = (uniform(seed, "conflicting texture", indices, 1)[:, 0] * (len(CLASSES) - 1)).long()
+    textures = (_label(indices, seed) + 1 + others) % len(CLASSES)
+    return render(indices, seed=seed, size=size, textures=textures), textures
+
+
+def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], textures: Tensor | None = None) -> Scenes:
     """Render images, their classes and their segmentation masks.
 
     Scene i is a pure function of (seed, i, size), its label of (seed, i). Each aligned run of ten indices contains each
@@ -131,6 +169,7 @@ def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Scenes
         indices: (b,) int64.
         seed: Seed of all scenes.
         size: Side or (height, width) in pixels.
+        textures: Class of each shape's texture, (b,); None for stripes that are independent of the class.
 
     Raises:
         OptionError: Invalid size.
@@ -142,7 +181,8 @@ def render(indices: Tensor, *, seed: int, size: int | tuple[int, int]) -> Scenes
     rows = max(1, _CHUNK // (height * width))
     for start in range(0, len(indices), rows):
         part = slice(start, start + rows)
-        canvas, depth = _paint(indices[part], labels[part], seed, grid)
+        of_part = None if textures is None else textures[part]
+        canvas, depth = _paint(indices[part], labels[part], of_part, seed, grid)
         images[part] = canvas.clamp_(0, 1).mul_(255).add_(0.5).view(-1, 3, height, width)
         masks[part] = ((depth > 0) * (labels[part, None] + 1)).view(-1, height, width)
     return Scenes(images, labels, masks)
@@ -166,7 +206,7 @@ class _Grid:
         self.x, self.y = x.repeat(height), y.repeat_interleave(width)
 
 
-def _paint(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> tuple[Tensor, Tensor]:
+def _paint(indices: Tensor, labels: Tensor, textures: Tensor | None, seed: int, grid: _Grid) -> tuple[Tensor, Tensor]:
     """Return images before rounding, (b, 3, p), and the depth of each pixel in its shape, (b, p)."""
     turn, tints, bands, shape, leaves, *lattices = _numbers(indices, seed)
     light = _direction(turn * 0.4 + 0.55)
@@ -180,7 +220,7 @@ def _paint(indices: Tensor, labels: Tensor, seed: int, grid: _Grid) -> tuple[Ten
     stripes = _wave(x * (cos / period) + y * (sin / period) + bands[:, 2:])
     canvas = _background(grid, clouds, palette)
     _paint_leaves(canvas, x, y, (stripes, grain), _leaves(leaves, palette, light, grid))
-    return canvas, _paint_shape(canvas, labels, shape, light, grid)
+    return canvas, _paint_shape(canvas, labels, textures, shape, light, grid)
 
 
 def _numbers(indices: Tensor, seed: int) -> tuple[Tensor, ...]:
@@ -295,12 +335,20 @@ def _paint_leaves(
         canvas.add_(torch.mul(color, shade[:, None], out=layer))
 
 
-def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid) -> Tensor:
+def _paint_shape(
+    canvas: Tensor,
+    labels: Tensor,
+    textures: Tensor | None,
+    numbers: Tensor,
+    light: tuple[Tensor, Tensor],
+    grid: _Grid,
+) -> Tensor:
     """Paint labelled shapes over the scenes.
 
     Args:
         canvas: (b, 3, p), which is modified.
         labels: (b,) indices into `CLASSES`.
+        textures: (b,) indices into `CLASSES`, or None for stripes.
         numbers: (b, 11) uniform numbers, which determine pose and colour.
         light: Cosine and sine of the direction of light, (b, 1) each.
         grid: Pixel centres.
@@ -322,8 +370,15 @@ def _paint_shape(canvas: Tensor, labels: Tensor, numbers: Tensor, light: tuple[T
         rows = (labels == label).nonzero()[:, 0]
         depth[rows] = -shape(u[rows], v[rows])
     lx, ly = light
-    stripes = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
-    shade = (dx * lx + dy * ly) * (0.25 / radius) + stripes + (depth * 3).clamp_(0, 1) * 0.25 + 0.85
+    if textures is None:
+        pattern = _wave(u * (period + 0.8) + phase) * (contrast * 0.5 - 0.25).clamp_(min=0)
+    else:
+        (periods, strength), pattern = _TEXTURE, torch.empty_like(u)
+        for label, texture in enumerate(_TEXTURES):
+            rows = (textures == label).nonzero()[:, 0]
+            columns, lines = (offset[rows] * (periods / side) for offset in (dx, dy))
+            pattern[rows] = texture(columns + phase[rows], lines + period[rows]) * strength
+    shade = (dx * lx + dy * ly) * (0.25 / radius) + pattern + (depth * 3).clamp_(0, 1) * 0.25 + 0.85
     cover = (depth * (radius * grid.density) + 0.5).clamp_(0, 1)
     lit = (0.4 - depth * (radius * 8)).clamp_(0.4, 1)
     rainbow = torch.cat([_direction(hue + third / 3)[0] for third in range(3)], dim=1)

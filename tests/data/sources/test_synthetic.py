@@ -112,3 +112,42 @@ def test_the_data_set_has_disjoint_images_and_their_masks():
     for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
         found = masks(source, CenterCrop(size=(16, 24)).mask, torch.arange(len(source)))
         assert (found.flatten(1).amax(1) == source.labels + 1).all()
+
+
+def test_a_texture_changes_pixels_of_the_shape_alone_and_is_that_of_its_class():
+    indices = torch.arange(100)
+    plain = render(indices, seed=0, size=64)
+    own = render(indices, seed=0, size=64, textures=plain.labels)
+    assert own.labels.equal(plain.labels)
+    assert own.masks.equal(plain.masks)
+    near = F.max_pool2d((plain.masks > 0).float(), 13, 1, 6)  # tips are smoothed over a few pixels
+    assert not (own.images != plain.images).any(1)[near == 0].any()
+    assert torch.equal(render(indices[7:9], seed=0, size=64, textures=plain.labels[7:9]).images, own.images[7:9])
+    data = synthetic.synthetic(Synthetic(size=64, images=60, held_out_images=40, textures=True))
+    assert torch.cat((data.train.in_memory, data.test.in_memory)).equal(own.images)
+
+
+def test_textures_differ_by_more_than_a_shift():
+    """Amplitudes of frequencies, which a shift does not change, identify each texture."""
+    amplitudes = []
+    for shift in (0.0, 0.37):
+        y, x = torch.meshgrid(torch.arange(40) / 8 + shift, torch.arange(40) / 8 + 2 * shift, indexing="ij")
+        patterns = torch.stack([texture(x, y) for texture in synthetic._TEXTURES])
+        assert patterns.abs().max() <= 1
+        amplitudes.append(torch.fft.fft2(patterns).abs().flatten(1))
+    assert (torch.cdist(*amplitudes).argmin(1) == torch.arange(10)).all()
+
+
+def test_cues_conflict_evenly_on_scenes_of_their_own():
+    scenes, textures = synthetic.conflicts(3000, seed=2, size=8)
+    assert (scenes.labels != textures).all()
+    pairs = (10 * scenes.labels + textures).bincount(minlength=100).view(10, 10)
+    assert pairs.sum(1).tolist() == [300] * 10
+    expected = 300 / 9
+    others = pairs[~torch.eye(10, dtype=torch.bool)].double()
+    assert ((others - expected).square() / expected).sum() < 130  # chi-squared with 80 degrees of freedom
+    again, same = synthetic.conflicts(50, seed=2, size=8)
+    assert again.images.equal(scenes.images[:50])
+    assert same.equal(textures[:50])
+    trained = render(torch.arange(3000), seed=2, size=8)
+    assert len(torch.cat((scenes.masks, trained.masks)).flatten(1).unique(dim=0)) > 5000

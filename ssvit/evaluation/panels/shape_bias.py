@@ -1,0 +1,81 @@
+"""Measure the shape bias of a classifier on images whose shape and texture are of different classes.
+
+Shapes use n images.
+"""
+
+import math
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from ssvit.data.batch import EvalTransform
+from ssvit.data.sources.base import Source
+from ssvit.data.sources.synthetic import CLASSES, conflicts
+from ssvit.evaluation.panels import shape_bias_options
+from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.evaluation.statistics import standard_error
+from ssvit.figures.pictures import GREEN, RED, Gallery, Picture
+from ssvit.figures.plot import History
+from ssvit.objectives.classify import Classify
+
+_ROWS, _ACROSS = 3, 8  # images in the figure
+
+
+def shape_bias(predictions: Tensor, shapes: Tensor, textures: Tensor) -> dict[str, float]:
+    """Return the shape bias of predictions for images with conflicting cues (Geirhos et al. 2019).
+
+    Args:
+        predictions: Predicted classes, (n,), of any classifier or probe.
+        shapes: Classes of the shapes, (n,).
+        textures: Classes of the textures, (n,), each another one than that of the shape.
+
+    Returns:
+        shape and texture: fractions of images for which the prediction is the class of the cue; shape_bias: shape /
+        (shape + texture), NaN if both are 0.
+    """
+    shape, texture = ((predictions == cue).double().mean().item() for cue in (shapes, textures))
+    bias = shape / (shape + texture) if shape + texture else math.nan
+    return {"shape": shape, "texture": texture, "shape_bias": bias}
+
+
+class ShapeBias(Evaluator):
+    """Measure the shape bias of a classifier of the embedded images on rendered images with conflicting cues.
+
+    Args:
+        options: The options.
+        source: Has no effect.
+        transform: Has no effect.
+    """
+
+    def __init__(self, options: shape_bias_options.ShapeBias, *, source: Source, transform: EvalTransform) -> None:
+        self.options, self.images = options, options.images
+
+    def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
+        """Return the metrics of `shape_bias`, and the figure `shape_bias` with images and predictions."""
+        device, size = objective.encoder.mean.device, objective.encoder.image_size
+        scenes, textures = conflicts(self.images, seed=self.options.seed, size=size)
+        batches = scenes.images.split(self.options.batch_size)
+        predictions = torch.cat([objective.logits(batch.to(device)).argmax(1).cpu() for batch in batches])
+        metrics = shape_bias(predictions, scenes.labels, textures)
+        if history is None:
+            return Evaluation(metrics=metrics)
+        bias, cues = metrics["shape_bias"], metrics["shape"] + metrics["texture"]
+        error = 1.96 * standard_error(bias, cues * self.images) if cues else math.nan
+        line = (
+            f"shape bias {100 * bias:.1f} ± {100 * error:.1f} % on {self.images:,} images with conflicting cues: "
+            f"{100 * metrics['shape']:.1f} % by shape, {100 * metrics['texture']:.1f} % by texture, "
+            f"{100 - 100 * cues:.1f} % by neither"
+        )
+        columns = zip(scenes.images, scenes.labels.tolist(), textures.tolist(), predictions.tolist(), strict=True)
+        pictures = [
+            Picture(
+                image / 255,
+                (f"shape: {CLASSES[shape]}", f"texture: {CLASSES[texture]}", f"→ {CLASSES[guess]}"),
+                GREEN if guess == shape else RED if guess == texture else None,
+            )
+            for image, shape, texture, guess in islice(columns, _ROWS * _ACROSS)
+        ]
+        rows = [pictures[row : row + _ACROSS] for row in range(0, len(pictures), _ACROSS)]
+        figure = Gallery(rows, line, note="green: the class of the shape; red: the class of the texture")
+        return Evaluation(metrics=metrics, lines=[line], figures={"shape_bias": figure})
