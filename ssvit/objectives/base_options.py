@@ -95,8 +95,7 @@ class Objective(Options):
         if self.samples_patches:
             self.check_size(run)
         if self.needs_distinct_images and run.recipe and run.recipe.repeats > 1:
-            expected = "must be 1: the objective contrasts each image of a batch with the others"
-            raise RootOptionError("recipe.repeats", run.recipe.repeats, expected)
+            raise RootOptionError("recipe.repeats", run.recipe.repeats, "must be 1: the objective contrasts images")
 
     def check_size(self, run: Run) -> None:
         """Check that training images have the size of the encoder's images.

@@ -264,8 +264,7 @@ def first_fit(
     Returns:
         Heights (b,) and widths (b,) as whole numbers in float64, and whether an attempt fits, (b,) bool.
     """
-    low, high = area
-    areas = sides.prod(1, keepdim=True) * (low + (high - low) * numbers[:, :TRIES])
+    areas = sides.prod(1, keepdim=True) * (area[0] + (area[1] - area[0]) * numbers[:, :TRIES])
     low, high = ratio
     ratios = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * numbers[:, TRIES : 2 * TRIES])
     widths, heights = (areas * ratios).sqrt().round(), (areas / ratios).sqrt().round()

@@ -100,17 +100,11 @@ _FUNCTIONS = (_disc, _square, _triangle, _star, _ring, _cross, _crescent, _heart
 # Textures of the classes, from coordinates in periods. None is the mirror image of another one, or its rotation by the
 # angles of the shapes.
 _TEXTURES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    lambda x, y: torch.zeros_like(x),
-    lambda x, y: _wave(x),
-    lambda x, y: _wave(y),
-    lambda x, y: _wave(x * 0.4),
-    lambda x, y: _wave(y * 0.4),
-    lambda x, y: _wave((x + y) * 0.7),
-    lambda x, y: _wave(x) * _wave(y),
-    lambda x, y: _wave((x + y) * 0.7) * _wave((x - y) * 0.7),
-    lambda x, y: torch.minimum(_wave(x), _wave(y)),
+    lambda x, y: torch.zeros_like(x), lambda x, y: _wave(x), lambda x, y: _wave(y), lambda x, y: _wave(x * 0.4),
+    lambda x, y: _wave(y * 0.4), lambda x, y: _wave((x + y) * 0.7), lambda x, y: _wave(x) * _wave(y),
+    lambda x, y: _wave((x + y) * 0.7) * _wave((x - y) * 0.7), lambda x, y: torch.minimum(_wave(x), _wave(y)),
     lambda x, y: _wave(x * 0.4) * _wave(y * 0.4),
-)
+)  # fmt: skip
 SHAPES = {function.__name__[1:]: function for function in _FUNCTIONS}
 CLASSES = tuple(SHAPES)
 
@@ -181,8 +175,7 @@ def render(indices: Tensor, *, seed: int, size: int | tuple[int, int], textures:
     rows = max(1, _CHUNK // (height * width))
     for start in range(0, len(indices), rows):
         part = slice(start, start + rows)
-        of_part = None if textures is None else textures[part]
-        canvas, depth = _paint(indices[part], labels[part], of_part, seed, grid)
+        canvas, depth = _paint(indices[part], labels[part], None if textures is None else textures[part], seed, grid)
         images[part] = canvas.clamp_(0, 1).mul_(255).add_(0.5).view(-1, 3, height, width)
         masks[part] = ((depth > 0) * (labels[part, None] + 1)).view(-1, height, width)
     return Scenes(images, labels, masks)
@@ -336,12 +329,7 @@ def _paint_leaves(
 
 
 def _paint_shape(
-    canvas: Tensor,
-    labels: Tensor,
-    textures: Tensor | None,
-    numbers: Tensor,
-    light: tuple[Tensor, Tensor],
-    grid: _Grid,
+    canvas: Tensor, labels: Tensor, textures: Tensor | None, numbers: Tensor, light: tuple[Tensor, Tensor], grid: _Grid
 ) -> Tensor:
     """Paint labelled shapes over the scenes.
 

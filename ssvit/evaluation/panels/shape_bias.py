@@ -4,22 +4,18 @@ Shapes use n images.
 """
 
 import math
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
-from ssvit.data.sources.synthetic import CLASSES, conflicts
+from ssvit.data.sources.synthetic import conflicts
 from ssvit.evaluation.panels import shape_bias_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
 from ssvit.evaluation.statistics import standard_error
-from ssvit.figures.pictures import GREEN, RED, Gallery, Picture
 from ssvit.figures.plot import History
 from ssvit.objectives.classify import Classify
-
-_ROWS, _ACROSS = 3, 8  # images in the figure
 
 
 def shape_bias(predictions: Tensor, shapes: Tensor, textures: Tensor) -> dict[str, float]:
@@ -52,30 +48,16 @@ class ShapeBias(Evaluator):
         self.options, self.images = options, options.images
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
-        """Return the metrics of `shape_bias`, and the figure `shape_bias` with images and predictions."""
+        """Return the metrics of `shape_bias`, and a line with a 95 % interval over the decisions for a cue."""
         device, size = objective.encoder.mean.device, objective.encoder.image_size
         scenes, textures = conflicts(self.images, seed=self.options.seed, size=size)
         batches = scenes.images.split(self.options.batch_size)
         predictions = torch.cat([objective.logits(batch.to(device)).argmax(1).cpu() for batch in batches])
         metrics = shape_bias(predictions, scenes.labels, textures)
-        if history is None:
-            return Evaluation(metrics=metrics)
-        bias, cues = metrics["shape_bias"], metrics["shape"] + metrics["texture"]
-        error = 1.96 * standard_error(bias, cues * self.images) if cues else math.nan
+        bias, decided = metrics["shape_bias"], metrics["shape"] + metrics["texture"]
+        error = 1.96 * standard_error(bias, decided * self.images) if decided else math.nan
         line = (
             f"shape bias {100 * bias:.1f} ± {100 * error:.1f} % on {self.images:,} images with conflicting cues: "
-            f"{100 * metrics['shape']:.1f} % by shape, {100 * metrics['texture']:.1f} % by texture, "
-            f"{100 - 100 * cues:.1f} % by neither"
+            f"{100 * metrics['shape']:.1f} % by shape, {100 * metrics['texture']:.1f} % by texture"
         )
-        columns = zip(scenes.images, scenes.labels.tolist(), textures.tolist(), predictions.tolist(), strict=True)
-        pictures = [
-            Picture(
-                image / 255,
-                (f"shape: {CLASSES[shape]}", f"texture: {CLASSES[texture]}", f"→ {CLASSES[guess]}"),
-                GREEN if guess == shape else RED if guess == texture else None,
-            )
-            for image, shape, texture, guess in islice(columns, _ROWS * _ACROSS)
-        ]
-        rows = [pictures[row : row + _ACROSS] for row in range(0, len(pictures), _ACROSS)]
-        figure = Gallery(rows, line, note="green: the class of the shape; red: the class of the texture")
-        return Evaluation(metrics=metrics, lines=[line], figures={"shape_bias": figure})
+        return Evaluation(metrics=metrics, lines=[line])

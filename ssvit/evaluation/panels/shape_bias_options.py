@@ -2,7 +2,6 @@
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Run
-from ssvit.data.sources.synthetic_options import Synthetic
 from ssvit.evaluation.panels.held_out_options import HeldOut
 from ssvit.objectives.classify_options import Classify
 from ssvit.options import RootOptionError
@@ -14,9 +13,8 @@ class ShapeBias(HeldOut):
 
     def check(self, run: Run) -> None:
         """Check that the run trains a classifier of the embedded images with both cues."""
-        if run.objective is not None and not isinstance(run.objective, Classify):
-            expected = "must be a classifier for evaluator=[shape_bias]: supervised, or classify in fine-tuning"
+        if not isinstance(run.objective, Classify | None):
+            expected = "must be supervised, or classify in fine-tuning, for evaluator=[shape_bias]"
             raise RootOptionError("objective", type(run.objective).__name__, expected)
-        if run.source is not None and not (isinstance(run.source, Synthetic) and run.source.textures):
-            expected = "must be true, with data=shapes, for evaluator=[shape_bias]: classes need textures"
-            raise RootOptionError("data.textures", getattr(run.source, "textures", None), expected)
+        if not getattr(run.source, "textures", False):
+            raise RootOptionError("data.textures", False, "must be true, with data=shapes, for evaluator=[shape_bias]")

@@ -51,12 +51,9 @@ def test_a_classifier_is_evaluated_on_images_with_conflicting_cues():
     scenes, textures = conflicts(60, seed=3, size=model.encoder.image_size)
     with torch.no_grad():
         predictions = model.logits(scenes.images).argmax(1)
-        found = panel(model, [{"step": 1}])
-        assert panel(model).metrics == found.metrics
+        found = panel(model)
     expected = counted(predictions.tolist(), scenes.labels.tolist(), textures.tolist())
     assert found.metrics == pytest.approx(expected, nan_ok=True)
-    assert sum(map(len, found.figures["shape_bias"].rows)) == 24
-    assert found.figures["shape_bias"].draw() is not None
 
 
 @pytest.mark.parametrize(
