@@ -16,6 +16,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from ssvit.atomic_io import check_schema
 from ssvit.config.composed import Config
+from ssvit.config.declaration import parts
 from ssvit.options import UserError
 
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
@@ -84,19 +85,18 @@ class Configuration:
     choices: dict[str, str | None]
 
     @classmethod
-    def of_run(cls, config: Config, origins: Sequence[Mapping[str, str]] = ()) -> "Configuration":
+    def of_run(cls, config: Config) -> "Configuration":
         """Return the configuration to store for a run, in which data=pretrained is replaced by the original choices.
 
-        Args:
-            config: The configuration of the run.
-            origins: Weights of which the run makes use (`ssvit.loading.origins`).
+        It also lists the weights from which the run starts and those of its teacher ("origins").
         """
         choices = dict(config.choices)
         if choices.get("data") == "pretrained":
             pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
             choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
-        used = {"origins": list(origins)} if origins else {}
-        return cls.of_values(config.written | {"command": config.line.identity} | used, choices)
+        rows = [row for option, part in parts(config.options) for row in part.origins(option)]
+        origins = {"origins": rows} if rows else {}
+        return cls.of_values(config.written | {"command": config.line.identity} | origins, choices)
 
     @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":

@@ -16,7 +16,6 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.loading.origins import origins
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
@@ -74,7 +73,7 @@ def run(config: Config) -> Path:
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(Configuration.of_run(config, origins(options)), overwrite=options.overwrite)
+            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             config.line.announce()
             print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
 

@@ -49,9 +49,7 @@ def run(config: Config) -> Path:
     options: Pretrain = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            from ssvit.loading.origins import origins
-
-            folder.open(Configuration.of_run(config, origins(options)), overwrite=options.overwrite)
+            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             if hasattr(options.encoder, "path"):
                 print_lines(f"{options.name}: starts from {options.encoder.path}")
 

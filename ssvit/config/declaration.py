@@ -101,6 +101,14 @@ class Options(BaseModel):
         """Return the options of the part in a checkpoint if these options load one; None otherwise."""
         return None
 
+    def origins(self, option: str) -> list[dict[str, str]]:
+        """Return rows about the weights that this part loads, see `ssvit.loading.origins.origin`; usually none.
+
+        Args:
+            option: Dotted name of this part.
+        """
+        return []
+
     def check(self, run: "Run") -> None:
         """Check that this part is compatible with all parts of a run, before torch is imported.
 

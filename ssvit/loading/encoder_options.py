@@ -12,6 +12,7 @@ from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
+from ssvit.loading.origins import origin
 from ssvit.models.encoder_options import ByChannel, Normalized
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit_options import CHANGEABLE, AdaptChannels, Resize, ViT
@@ -68,6 +69,10 @@ class LoadEncoder(ForeignEncoder):
         """Open the checkpoint; raise OptionError, CheckpointError or ForeignError if there is none."""
         return open_checkpoint(self.path, vars(self))
 
+    def origins(self, option: str) -> list[dict[str, str]]:
+        """Return rows about the checkpoint, and about the weights of which its training made use."""
+        return origin("start" if option == "encoder" else option.rpartition(".")[2], self.checkpoint(), str(self.path))
+
     def loaded(self) -> Normalized:
         """Return the options of the encoder; raise OptionError or CheckpointError unless they match the checkpoint."""
         trained = self.checkpoint().encoder
@@ -114,6 +119,10 @@ class LoadLayers(Options):
             return None if self.path is None else open_checkpoint(self.path)
         except OptionError as error:
             raise OptionError("path", self.path, error.expectation) from None
+
+    def origins(self, option: str) -> list[dict[str, str]]:
+        """Return rows about the checkpoint, and about the weights of which its training made use."""
+        return [] if self.checkpoint is None else origin(option.rpartition(".")[2], self.checkpoint, str(self.path))
 
     def check(self, run: Run) -> None:
         """Check that both encoders have the same patch size and number of channels."""

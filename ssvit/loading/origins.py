@@ -1,4 +1,4 @@
-"""List the weights that a run uses, with their licences, for its configuration and its model card. No torch."""
+"""Describe the origin of weights, with licences, for the configuration of a run and for model cards. No torch."""
 
 from pathlib import Path
 
@@ -6,31 +6,9 @@ import yaml
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
-from ssvit.config.declaration import Options, parts
 from ssvit.exchange import hub
-from ssvit.loading.encoder_options import LoadEncoder, LoadLayers
 
 _MAX_BYTES = 1 << 20  # of a README.md
-
-
-def origins(options: Options) -> list[dict[str, str]]:
-    """Return the weights from which a run starts, and those of its teacher, with the origins of both.
-
-    Args:
-        options: The options of the run.
-
-    Returns:
-        The rows of `origin` for each of them. Their use is start, teacher or target.
-    """
-    found: list[dict[str, str]] = []
-    for option, part in parts(options):
-        if not isinstance(part, LoadEncoder | LoadLayers) or part.path is None:
-            continue
-        checkpoint = part.checkpoint() if isinstance(part, LoadEncoder) else part.checkpoint
-        if checkpoint is not None:
-            use = "start" if option == "encoder" else option.rpartition(".")[2]
-            found += origin(use, checkpoint, str(part.path))
-    return found
 
 
 def origin(use: str, checkpoint: Checkpoint, path: str) -> list[dict[str, str]]:

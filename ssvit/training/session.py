@@ -19,7 +19,6 @@ from ssvit.data.sources.base import Data, subset
 from ssvit.data.sources.base_options import NO_LABELS, PERMUTATION
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
-from ssvit.loading.origins import origins
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
@@ -60,7 +59,7 @@ class Session:
         """Train the run that a configuration describes, in a subfolder, and return its rows of metrics."""
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
-                folder.open(Configuration.of_run(config, origins(config.options)), overwrite=config.options.overwrite)
+                folder.open(Configuration.of_run(config), overwrite=config.options.overwrite)
             self.fabric.barrier()  # no process may look for checkpoints while rank 0 clears the folder
             self.train(config, folder.path)
         return rows(folder.path)
