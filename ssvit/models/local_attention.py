@@ -124,13 +124,12 @@ class LocalAttention(Attention):
         self, query: Tensor | None, packed: Tensor, output_ids: Ids, info: TokenInfo
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Split the projections into heads, with a bias that is minus infinity outside of a patch's group."""
-        groups = self.groups(info)
         query, key, value, _ = super().split(query, packed, output_ids, info)
-        count = packed.shape[1] - len(groups.places)
+        groups = self.groups(info)
         group = groups.places // groups.members.shape[1]
-        allowed = F.pad(group[:, None] == group, (count, 0, count, 0), value=True)
-        bias = _bias(allowed, key)
-        return query, key, value, bias if output_ids is None else bias[output_ids][:, None]
+        group = F.pad(group, (packed.shape[1] - len(group), 0), value=-1)  # of each token; -1 for prefix tokens
+        queries = (group if output_ids is None else group[output_ids][:, None])[..., None]
+        return query, key, value, _bias((queries == group) | (queries < 0) | (group < 0), key)
 
 
 def _bias(allowed: Tensor, like: Tensor) -> Tensor:

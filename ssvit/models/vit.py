@@ -20,7 +20,6 @@ from ssvit.models import encoder_options, positions, vit_options
 from ssvit.models.block import Attention, Block, Ids, Layers, TokenInfo, gather, lecun_normal_
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
-from ssvit.models.local_attention import LocalAttention
 from ssvit.models.positions import Grid
 from ssvit.options import OptionError, one_of, pair, typed
 from ssvit.randomness import uniform
@@ -117,6 +116,8 @@ class ViT(Encoder):
         if options.attention == "full":
             relative = (options.grid, self.num_prefix_tokens) if options.positions == "relative" else None
             return Attention(**shared, relative=relative)
+        from ssvit.models.local_attention import LocalAttention
+
         return LocalAttention(**shared, kind=options.attention, layer=layer, grid=options.grid, window=options.window)
 
     def _initialise(self) -> None:
