@@ -26,6 +26,13 @@ from ssvit.models.vit import ViT
 from ssvit.options import UserError, print_lines
 
 
+def device_of(name: str) -> str:
+    """Return the device of an analysis: for auto, cuda if it is available and otherwise cpu; or the name."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @dataclass(frozen=True)
 class Pictures:
     """Store transformed images (b, c, h, w) uint8, their names, and their labels, (b,) or (b, classes), or None."""

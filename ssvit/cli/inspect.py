@@ -35,11 +35,11 @@ def run(config: Config) -> None:
     import torch
 
     from ssvit.analysis import bias, similarity
-    from ssvit.analysis.inside import Report, read_pictures
+    from ssvit.analysis.inside import Report, device_of, read_pictures
     from ssvit.models.encoder import frozen
     from ssvit.randomness import key
 
-    device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
+    device = device_of(options.device)
     data, view = config.build("data.source"), config.build("data.view")
     train = read_pictures(data.train, view, options.train_images, **options.reading)
     pictures = read_pictures(data.watched, view, options.count, **options.reading)

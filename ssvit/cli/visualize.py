@@ -26,14 +26,12 @@ def run(config: Config) -> None:
     layer, pooling = plotted(vit(checkpoint.encoder), layer=options.layer, pooling=options.pooling)
     config.line.announce()
 
-    import torch
-
     from ssvit.analysis import inside
     from ssvit.data.sources.base import Source
     from ssvit.data.sources.files import Files
     from ssvit.figures.display import Display
 
-    device = "cuda" if options.device == "auto" and torch.cuda.is_available() else "cpu"
+    device = inside.device_of(options.device)
     source: Source = Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data.source").watched
     pictures = inside.read_pictures(source, config.build("data.view"), options.count, **options.reading)
     report = inside.analyse(

@@ -134,7 +134,9 @@ class Loader:
         """Return the slots of micro-batches, numbered across steps, and the indices of their images."""
         shares = {"accumulate": self.accumulate, "rank": self.rank, "world": self.world, "batch_size": self.batch_size}
         slots = torch.cat([sampler.slots(*divmod(unit, self.accumulate), **shares) for unit in units])
-        shown = sampler.positions(slots, batch_size=self.batch_size, repeats=self.repeats)
+        shown = slots
+        if self.repeats > 1:
+            shown = sampler.positions(slots, batch_size=self.batch_size, repeats=self.repeats)
         return slots, sampler.indices(shown, size=len(self.source), seed=self.seed, order=self.order)
 
     def _from_memory(self, units: range) -> Generator[Batch]:
@@ -153,7 +155,7 @@ class Loader:
             together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
-                if (first := indices[rows][slots[rows] < self._recorded]).numel():
+                if self._recorded and (first := indices[rows][slots[rows] < self._recorded]).numel():
                     self._fingerprints.append(indexed(first, self.source.in_memory[first]))
                 yield together.map(itemgetter(rows))
 

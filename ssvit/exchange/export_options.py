@@ -78,10 +78,10 @@ class Export(Options):
         Raises:
             OptionError: The format does not support them.
         """
-        if not isinstance(encoder, ViT | Timm) or (isinstance(encoder, Timm) and self.format in PROGRAMS):
-            if self.format != OURS:
-                raise OptionError("format", self.format, f"requires a ViT, not {encoder.label}")
+        if self.format == OURS:
             return
+        if not (isinstance(encoder, ViT) or (isinstance(encoder, Timm) and self.format == TIMM)):
+            raise OptionError("format", self.format, f"requires a ViT, not {encoder.label}")
         if isinstance(encoder, ViT) and self.any_size:
             if encoder.positions == "relative":
                 expected = "does not support relative positions; set image_size for each export"

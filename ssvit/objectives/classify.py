@@ -195,8 +195,8 @@ class Classify(Objective):
         For multi_label, "exact_match" replaces the accuracy: the fraction of images whose classes are all predicted
         correctly.
 
-        With loss=binary, each class is predicted by itself. Its target is its share of the image, smoothed as in timm:
-        (1 - label_smoothing) * share + label_smoothing / k.
+        With loss=binary, each class is predicted independently. Its target is its share of the image, smoothed as in
+        timm: (1 - label_smoothing) * share + label_smoothing / k.
 
         Class weights multiply the loss of an image, with or without label smoothing, and for a mixed image the share of
         each label. The loss is averaged over images, as without weights, so that micro-batches sum to the batch. (torch

@@ -111,14 +111,16 @@ def series(grid: Sequence[Mapping[str, Any]], axis: str) -> dict[tuple[str, ...]
     lines: defaultdict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for point in grid:
         compared = () if point["encoder"] is None else (point["encoder"],)
-        if axis == "flops" and point["varied"] not in (None, BASE):
-            line = lines[point["objective"], point["varied"]]
-            line.extend([] if line else (base for base in bases if base["objective"] == point["objective"]))
-            line.append(point)
-        elif axis == "flops" and point["varied"] is None:
+        if axis == "images":
+            if point["images"] is not None:
+                lines[point["objective"], model_of(point), str(point["steps"])].append(point)
+        elif point["varied"] is None:
             lines[point["objective"], *compared].append(point)
-        elif axis == "images" and point["images"] is not None:
-            lines[point["objective"], model_of(point), str(point["steps"])].append(point)
+        elif point["varied"] != BASE:
+            line = lines[point["objective"], point["varied"]]
+            if not line:
+                line.extend(base for base in bases if base["objective"] == point["objective"])
+            line.append(point)
     return dict(lines)
 
 

@@ -20,7 +20,7 @@ class Synthetic(DataSet):
     held_out_images: Count = 2048
     """Number of test images."""
     textures: bool = False
-    """Whether the shape of an image has the texture of its class, so that both cues tell the class; otherwise, its
+    """Whether the shape of an image has the texture of its class, so that both cues indicate the class; otherwise, its
     texture is independent of the class."""
     seed: Whole = 0
     """Seed of all scenes."""
