@@ -16,7 +16,7 @@ _LOAD = {"_target_": "ssvit.loading.encoder.load_teacher", "path": "${teacher}",
     sets={
         "teacher": "???",
         "objective": {"teacher": _LOAD},
-        "recipe": {"optimizer": "adamw", "lr": 2e-3},
+        "recipe": {"lr": 2e-3},
     },
 )
 class Distill(Objective):

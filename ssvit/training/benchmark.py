@@ -246,7 +246,8 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         first += count
         rounds.append(((time.process_time() - cpu) / count, (time.perf_counter() - clock) / count))
     cpu_seconds, seconds = min(rounds[1:])
-    accelerate(objective, False)  # the counter supports only the operators of torch
+    for module in (objective, *objective.references()):
+        accelerate(module, False)  # the counter supports only the operators of torch
     of_passes = flops(objective, list(loader.batches(0, 1)), steps=recipe.steps, seed=recipe.seed)
     return {
         "images": recipe.batch_size,
