@@ -7,7 +7,7 @@ installed files of those names.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from ssvit.atomic_io import check_schema
 from ssvit.config.composed import Config
-from ssvit.config.declaration import parts
+from ssvit.config.declaration import Options, parts
 from ssvit.options import UserError
 
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
@@ -79,10 +79,12 @@ class Configuration:
     Args:
         values: Nested options without builders.
         choices: The file chosen in configs/ by group, such as {"objective": "mae"}; None where none is chosen.
+        defaults: The declared defaults of the options by their full names; empty if unknown.
     """
 
     values: dict[str, Any]
     choices: dict[str, str | None]
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of_run(cls, config: Config) -> "Configuration":
@@ -96,7 +98,8 @@ class Configuration:
             choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
         rows = [row for option, part in parts(config.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
-        return cls.of_values(config.written | {"command": config.line.identity} | origins, choices)
+        values = _without_builders(config.written | {"command": config.line.identity} | origins)
+        return cls(values, choices, dict(_defaults(config.options)))
 
     @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
@@ -156,9 +159,18 @@ class Configuration:
             for name in [*now, *then]:
                 value, before = (side.get(name, "(absent)") for side in (now, then))
                 is_free = any(name == option or name.startswith(f"{option}.") for option in free)
-                if value != before and not is_free:
+                # The old run may be of a version without this option.
+                is_new = name not in then and name in self.defaults and value == self.defaults[name]
+                if value != before and not is_free and not is_new:
                     return name, value, before
         return None
+
+
+def _defaults(options: Options) -> Iterator[tuple[str, Any]]:
+    """Yield the full names and the defaults of options at any depth."""
+    for prefix, part in (("", options), *((f"{name}.", part) for name, part in parts(options))):
+        for name, declared in type(part).model_fields.items():
+            yield f"{prefix}{name}", declared.get_default(call_default_factory=True)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -5,12 +5,14 @@ import fcntl
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from command import TINY, one_line
 
+from ssvit import cli
 from ssvit.atomic_io import sealed
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, code_entry, has_only_references
@@ -182,6 +184,19 @@ def test_a_relevant_difference_is_named(config):
         (chosen(config, experiment="x", data="y"), None),
     ):
         assert of({**config, **change}).difference(old) == difference
+
+
+def test_a_run_of_a_version_without_an_option_is_continued_with_its_default(config):
+    for value, difference in ((7, None), (8, ("recipe.new", 8, "(absent)"))):
+        now = of({**config, "recipe": {**config["recipe"], "new": value}})
+        assert replace(now, defaults={"recipe.new": 7}).difference(of(config)) == difference
+
+
+def test_declared_defaults_have_full_names():
+    config = cli.find("pretrain").compose(CommandLine(["objective=mae", "recipe.lr=1"]))
+    defaults = Configuration.of_run(config).defaults
+    recipe = defaults["recipe.repeats"], defaults["recipe.optimizer"]
+    assert (*recipe, defaults["encoder.attention"], defaults["data.augment.erasing"]) == (1, "muon", "full", 0.0)
 
 
 def test_the_identity_of_a_command_is_independent_of_the_order():
