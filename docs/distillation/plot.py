@@ -7,6 +7,7 @@ import numpy as np
 
 from ssvit.figures.base import png
 from ssvit.figures.style import COLORS, INK, PALE, panels
+from ssvit.studies import methods
 
 FOLDER = Path(__file__).parent
 METHODS = {  # rows and title
@@ -17,7 +18,6 @@ METHODS = {  # rows and title
     "29 min: distill": ("cifar10_29min", "distill"),
     "29 min: distill, cached features": ("cifar10_29min", "cached"),
 }
-TEACHER = {"ridge": 78.7, "few_shot": 71.4, "knn": 71.5}  # ssvit evaluate with the options of the comparison
 PROBES = {
     "ridge": "ridge regression, 20,000 labels",
     "few_shot": "ridge regression, 100 labels per class",
@@ -27,6 +27,7 @@ PROBES = {
 
 def main() -> None:
     """Draw a panel for each probe with a point for each seed and a bar for the mean."""
+    teacher = methods.probes(json.loads((FOLDER / "teacher.json").read_text()))
     figure, axes = panels(len(PROBES), 3.3 * len(PROBES) + 1.6, 2.3)
     for axis, (probe, title) in zip(axes, PROBES.items(), strict=True):
         for place, (table, objective) in enumerate(METHODS.values()):
@@ -35,7 +36,7 @@ def main() -> None:
             color = COLORS["replaced" if objective == "mae" else "model"]
             axis.barh(place, np.mean(values), color=color, alpha=0.5)
             axis.plot(values, [place] * len(values), "o", color=INK, markersize=3)
-        axis.axvline(TEACHER[probe], color=INK, linewidth=1, linestyle="--")
+        axis.axvline(100 * teacher[probe]["chosen"], color=INK, linewidth=1, linestyle="--")
         axis.set_yticks(range(len(METHODS)), METHODS if axis is axes[0] else [""] * len(METHODS))
         axis.invert_yaxis()
         axis.set_title(title, loc="left", fontsize=9)

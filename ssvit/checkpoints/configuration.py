@@ -7,7 +7,7 @@ installed files of those names.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,8 @@ class Configuration:
             choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
         rows = [row for option, part in parts(config.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
-        values = _without_builders(config.written | {"command": config.line.identity} | origins)
-        return cls(values, choices, dict(_defaults(config.options)))
+        stored = cls.of_values(config.written | {"command": config.line.identity} | origins, choices)
+        return replace(stored, defaults=dict(_defaults(config.options)))
 
     @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":

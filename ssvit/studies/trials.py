@@ -26,7 +26,7 @@ from ssvit.studies import methods
 from ssvit.training.options import RunOptions
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
-_CHOICES = ("data=", "encoder=")  # choices of a study, whose defaults are not those of pre-training
+_CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
@@ -141,8 +141,8 @@ class Trials:
         # All options but those of the study are options of its runs.
         names = type(self.options).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
         forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in names]
-        forwarded = [option for option in forwarded if not option.startswith(_CHOICES)]
-        choices = [f"{choice}{config.choices[choice.rstrip('=')]}" for choice in _CHOICES]
+        forwarded = [option for option in forwarded if option.partition("=")[0] not in _CHOICES]
+        choices = [f"{group}={config.choices[group]}" for group in _CHOICES]
         self.pretraining = [*self.options.pretrain, *choices, *forwarded]
         self.protocol = {
             "data": config.choices["data"],
