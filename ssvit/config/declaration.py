@@ -285,17 +285,17 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
         if shared := _shared(part):
             missing = [option for option in shared.model_fields if option not in part]
             full[key] = {**part, **{option: f"${{{path}{option}}}" for option in missing}}
-            full = {**{option: _default(shared.model_fields[option]) for option in missing}, **full}
+            full = {**{option: default(shared.model_fields[option]) for option in missing}, **full}
     options = find(node.get("_target_", "")) or groups.get(name) or group_of(node)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
         if source := next((item for item in field.metadata if isinstance(item, From)), None):
             full.setdefault(key, f"${{{source.option}}}")
         elif not field.is_required():
-            default = _default(field)
-            value = full.setdefault(key, default)
-            if isinstance(default, Mapping) and isinstance(value, Mapping) and "_target_" not in value:
-                full[key] = {**default, **value}
+            declared = default(field)
+            value = full.setdefault(key, declared)
+            if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_target_" not in value:
+                full[key] = {**declared, **value}
     nested = {f"{path}{key}": nested_options(field.annotation, field.metadata) for key, field in fields.items()}
     classes = {**groups, **{key: options for key, options in nested.items() if options}}
     return {
@@ -315,7 +315,7 @@ def _shared(part: object) -> type[Options] | None:
     return options if options and options.around else None
 
 
-def _default(field: FieldInfo) -> object:
+def default(field: FieldInfo) -> object:
     """Return the default of an option as in a YAML file; ??? if it is required."""
     if field.is_required():
         return MISSING

@@ -197,6 +197,7 @@ def test_declared_defaults_have_full_names():
     defaults = Configuration.of_run(config).defaults
     recipe = defaults["recipe.repeats"], defaults["recipe.optimizer"]
     assert (*recipe, defaults["encoder.attention"], defaults["data.augment.erasing"]) == (1, "muon", "full", 0.0)
+    assert defaults["data.augment.erased_area"] == config.written["data"]["augment"]["erased_area"]
 
 
 def test_the_identity_of_a_command_is_independent_of_the_order():
