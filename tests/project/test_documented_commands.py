@@ -73,7 +73,8 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("reader")
     run = STORED / "masked_patch_synthetic"
     shutil.copytree(STORED, place / "outputs")
-    for name in ("RUN", "OTHER_RUN", "outputs/RUN", "outputs/masked_patch_folder", "outputs/mae/best"):
+    inspected = ("outputs/vit", "outputs/hybrid", "outputs/resnet", "outputs/mixer")
+    for name in ("RUN", "OTHER_RUN", "outputs/RUN", "outputs/masked_patch_folder", "outputs/mae/best", *inspected):
         shutil.copytree(run, place / name)
     for label in ("cat", "dog"):
         (place / "PATH" / label).mkdir(parents=True)
