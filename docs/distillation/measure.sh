@@ -15,7 +15,7 @@ on_cifar10() {
     compare "$@" data=cifar10 data.root="$cifar10"
 }
 
-on_cifar10 cifar10_6min budget=6min objectives=[mae,distill]
+on_cifar10 cifar10_6min budget=6min objectives=[mae,distill,supervised]
 on_cifar10 cifar10_29min budget=1760s objectives=[distill,cached]
 # Budgets in which the steps without the passes of the teacher take 6 and 29 minutes.
 on_cifar10 uncounted_6min budget=779s objectives=[distill] finetune=[]

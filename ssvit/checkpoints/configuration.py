@@ -99,7 +99,7 @@ class Configuration:
         rows = [row for option, part in parts(config.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
         stored = cls.of_values(config.written | {"command": config.line.identity} | origins, choices)
-        return replace(stored, defaults=dict(flatten(dict(_defaults(config.options)))))
+        return replace(stored, defaults=dict(_defaults(config.options)))
 
     @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
@@ -170,7 +170,7 @@ def _defaults(options: Options) -> Iterator[tuple[str, Any]]:
     """Yield the full names and the defaults of options at any depth."""
     for prefix, part in (("", options), *((f"{name}.", part) for name, part in parts(options))):
         for name, declared in type(part).model_fields.items():
-            yield f"{prefix}{name}", default(declared)
+            yield from flatten(default(declared), f"{prefix}{name}")
 
 
 def _load(path: Path) -> dict[str, Any]:
