@@ -13,7 +13,6 @@ from annotated_types import Ge, Le, Len
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
 from ssvit.data.sources.base_options import DataSet, Subset, check_shares
 from ssvit.devices import Fabric
-from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # decay rate of a running mean
@@ -90,9 +89,6 @@ class Recipe(Options):
         count = run.fabric.processes if isinstance(run.fabric, Fabric) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
-        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.backend == "kernels":
-            expected = f"must be eager or compile: the encoder is {run.encoder.label}, not a ViT"
-            raise OptionError("backend", self.backend, expected)
         images = run.subset.images if isinstance(run.subset, Subset) else None
         if images is None and isinstance(run.source, DataSet):
             images = run.source.count(at_most=self.batch_size)

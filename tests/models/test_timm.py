@@ -7,6 +7,7 @@ import pytest
 import timm
 import tiny
 import torch
+from composing import composed
 from runs import final, states
 from timm.optim import param_groups_layer_decay
 from torch import nn
@@ -163,6 +164,18 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
     assert again.history[-1]["step"] == 4
     with pytest.raises(UserError, match=r"^the encoder is timm's resnet10t"):
         run_tool("visualize", f"checkpoint={run.folder}", f"outputs={outputs}")
+
+
+@pytest.mark.parametrize("model", ["resnet10t", "vit_tiny_patch16_224"])
+def test_the_kernels_can_be_chosen_and_train_as_torch_does(model, tmp_path):
+    composed("encoder=timm", f"encoder.model={model}", "objective=supervised", "recipe.backend=kernels").check()
+    options = timm_options.Timm(model=model, image_size=16, arguments={} if model == "resnet10t" else {"depth": 1})
+    for backend in ("kernels", "eager"):
+        torch.manual_seed(0)
+        objective = Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=Timm(options))
+        tiny.train(tmp_path / backend, objective=objective, steps=4, backend=backend, optimizer="sgd")
+    trained = [states(tmp_path / backend)["model"] for backend in ("kernels", "eager")]
+    torch.testing.assert_close(*trained, rtol=1e-3, atol=1e-5)
 
 
 def run_tool(name: str, *options: str) -> object:
