@@ -3,7 +3,7 @@
 Shapes use b, n images, c channels, h, w pixels, p side of a patch, y, x rows and columns of patches, d width, l layers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,14 @@ class Biases:
 
 @torch.no_grad()
 def measure(
-    encoder: Encoder, train: Pictures, pictures: Pictures, *, patch_size: int, batch_size: int, seed: int
+    encoder: Encoder,
+    train: Pictures,
+    pictures: Pictures,
+    *,
+    patch_size: int,
+    batch_size: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Biases:
     """Measure the inductive biases of an encoder in eval mode.
 
@@ -85,11 +92,18 @@ def measure(
         patch_size: Side of the patches that are shuffled, and maximum of the translations, in pixels.
         batch_size: Batch size.
         seed: Seed of the permutations of patches.
+        progress: Called with the number of images, changed copies included, whose features are computed, and of all.
     """
+    total = len(train.images) + len(pictures.images) * (2 + len(_DIRECTIONS) * patch_size)
+    done = 0
 
     def features(images: Tensor) -> Tensor:
-        parts = images.split(batch_size)
-        return torch.cat([encoder.represent(part.to(encoder.mean.device)).cpu() for part in parts]).double()
+        nonlocal done
+        values = []
+        for part in images.split(batch_size):
+            values.append(encoder.represent(part.to(encoder.mean.device)).cpu())
+            progress(done := done + len(part), total)
+        return torch.cat(values).double()
 
     images, of_train, unchanged = pictures.images, features(train.images), features(pictures.images)
     labels = None if train.labels is None or train.labels.ndim > 1 else train.labels

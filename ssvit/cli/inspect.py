@@ -37,6 +37,7 @@ def run(config: Config) -> None:
     from ssvit.analysis import bias, similarity
     from ssvit.analysis.inside import Report, device_of, read_pictures
     from ssvit.models.encoder import frozen
+    from ssvit.progress import progress
     from ssvit.randomness import key
 
     device = device_of(options.device)
@@ -48,7 +49,8 @@ def run(config: Config) -> None:
     for name, part in parts.items():
         torch.manual_seed(key(options.seed, "weights"))
         encoders[name] = frozen(config.build(part).to(device))
-        biases[name] = bias.measure(encoders[name], train, pictures, **sizes, seed=options.seed)
+        show = progress(name, " images")
+        biases[name] = bias.measure(encoders[name], train, pictures, **sizes, seed=options.seed, progress=show)
     values = similarity.cka([*encoders.values()], pictures.images, options.batch_size)
     layers = {name: len(of_encoder.receptive_field) for name, of_encoder in biases.items()}
     uniform = bias.extent(torch.ones(pictures.images.shape[2:]))

@@ -1,5 +1,6 @@
 """Changes of images, receptive fields and consistency equal plain loops."""
 
+import itertools
 import math
 
 import numpy as np
@@ -97,10 +98,14 @@ def test_consistency_is_that_of_a_loop_over_images():
     torch.manual_seed(0)
     train, images = (torch.randint(256, (count, 3, 6, 8), dtype=torch.uint8) for count in (20, 9))
     labels = torch.arange(20) % 4 + 1
+    shown: list[tuple[int, int]] = []
     result = bias.measure(
         Convolutions(), Pictures(train, ("",) * 20, labels), Pictures(images, ("",) * 9, labels[:9]), patch_size=2,
-        batch_size=4, seed=0,
+        batch_size=4, seed=0, progress=lambda *counts: shown.append(counts),
     )  # fmt: skip
+    copies = 2 + 4 * 2  # unchanged, shuffled, and two translations in four directions
+    assert shown[-1] == (20 + 9 * copies, 20 + 9 * copies)
+    assert all(0 < after - before <= 4 for (before, _), (after, _) in itertools.pairwise(shown))
     of_train = train[:, :, 2, 3].double().numpy() / 255
     mean = of_train.mean(0)
 
