@@ -12,6 +12,7 @@ from ssvit.options import OptionError, UserError
 
 _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>\S+))?", re.ASCII)
 _WEIGHTS = "model.safetensors"  # default file of a repository
+_ALIKE = ("model", "pytorch_model")  # names of the files of all models that Hugging Face's libraries wrote
 _CACHED = re.compile(r"models--[\w.-]+?--([\w.-]+)", re.ASCII)  # cache folder of a repository
 
 
@@ -57,6 +58,8 @@ def _parts(address: str) -> re.Match[str] | None:
 
 
 def name(path: Path) -> str:
-    """Return the name of a cached file's repository, or the name of any other file without its suffix."""
+    """Return the name of a cached file's repository, of a model's folder, or of any other file without its suffix."""
     folders = [match[1] for folder in path.parents if (match := _CACHED.fullmatch(folder.name))]
-    return folders[0] if folders and "snapshots" in path.parts else path.stem
+    if folders and "snapshots" in path.parts:
+        return folders[0]
+    return path.parent.resolve().name if path.stem in _ALIKE else path.stem

@@ -64,7 +64,22 @@ def test_a_name_of_timm_is_an_address(cache):
     (cache / "models--timm--tiny.tag").symlink_to(cache / "models--me--tiny")
     assert hub.fetch("timm:tiny.tag") == hub.fetch("hf://timm/tiny.tag")
     assert open_checkpoint("timm:tiny.tag").encoder == open_checkpoint("hf://me/tiny").encoder
-    assert hub.name(cache / "models" / "model.safetensors") == "model"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("tiny/weights.pth", "weights"),
+        ("tiny/model.safetensors", "tiny"),
+        ("tiny/pytorch_model.bin", "tiny"),
+        ("tiny/large/../model.safetensors", "tiny"),
+        ("model.safetensors", "work"),
+    ],
+)
+def test_a_file_is_named_as_its_folder_if_all_models_have_a_file_of_its_name(path, name, tmp_path, monkeypatch):
+    (tmp_path / "work" / "tiny" / "large").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    assert hub.name(Path(path)) == name
 
 
 @pytest.mark.parametrize(
