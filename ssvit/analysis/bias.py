@@ -81,7 +81,7 @@ def measure(
     patch_size: int,
     batch_size: int,
     seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Biases:
     """Measure the inductive biases of an encoder in eval mode.
 
@@ -92,7 +92,7 @@ def measure(
         patch_size: Side of the patches that are shuffled, and maximum of the translations, in pixels.
         batch_size: Batch size.
         seed: Seed of the permutations of patches.
-        progress: Called with the number of images, changed copies included, whose features are computed, and of all.
+        progress: Called after each batch with the numbers of processed and of all images, changed copies included.
     """
     total = len(train.images) + len(pictures.images) * (2 + len(_DIRECTIONS) * patch_size)
     done = 0
@@ -102,7 +102,9 @@ def measure(
         values = []
         for part in images.split(batch_size):
             values.append(encoder.represent(part.to(encoder.mean.device)).cpu())
-            progress(done := done + len(part), total)
+            done += len(part)
+            if progress:
+                progress(done, total)
         return torch.cat(values).double()
 
     images, of_train, unchanged = pictures.images, features(train.images), features(pictures.images)

@@ -74,6 +74,7 @@ def test_a_name_of_timm_is_an_address(cache):
         ("tiny/pytorch_model.bin", "tiny"),
         ("tiny/large/../model.safetensors", "tiny"),
         ("model.safetensors", "work"),
+        ("models/model.safetensors", "models"),  # not a cache
     ],
 )
 def test_a_file_is_named_as_its_folder_if_all_models_have_a_file_of_its_name(path, name, tmp_path, monkeypatch):
