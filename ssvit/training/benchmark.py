@@ -180,7 +180,7 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     recipe, _, objective, loader = session.build(config)
     device = session.fabric.device
     case = f"step, {recipe.batch_size} images, {runtime.precision(recipe, device)}"
-    gflop = gflop_of_image(objective, loader)
+    gflop = recipe.passes * gflop_of_image(objective, loader)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     try:
@@ -254,7 +254,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         "cpu_seconds": cpu_seconds,
         "seconds": seconds,
         "preparation": preparation,
-        "flops": of_passes + _flops_of_update(state),
+        "flops": recipe.passes * of_passes + _flops_of_update(state),
         "backend": recipe.backend,
     }
 

@@ -92,7 +92,7 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) 
     )
     return Estimate(
         steps=recipe.steps,
-        step=seconds / images * recipe.batch_size + update if timed and images else None,
+        step=seconds / images * recipe.batch_size * recipe.passes + update if timed and images else None,
         evaluations=COST * evaluated * seconds / images if timed and images else 0.0,
         memory={
             "weights": held + (gradients if recipe.ema else 0),

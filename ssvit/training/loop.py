@@ -218,7 +218,13 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
         The metrics of the update, on the device.
     """
     fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
-    logged, outputs = accumulate(state, batches, step, scheduled)
+    if recipe.sam:
+        micro_batches = [next(batches) for _ in range(recipe.accumulate)]
+        logged, outputs = accumulate(state, iter(micro_batches), step, scheduled)
+        with state.ascended():
+            accumulate(state, iter(micro_batches), step, scheduled)
+    else:
+        logged, outputs = accumulate(state, batches, step, scheduled)
     norm = runtime.clip(fabric, state.model, state.optimizer, recipe.clip)
     values = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
     # All processes decide from the same numbers: the mean is not finite if the loss of any process is not.

@@ -49,6 +49,8 @@ class Recipe(Options):
     """Final weight decay of a cosine schedule, as in DINO; None: constant weight decay."""
     clip: NotNegative = 1.0
     """Maximum global norm of the gradient; 0: no clipping."""
+    sam: NotNegative = 0.0
+    """Radius rho of sharpness-aware minimisation (Foret et al. 2021), usually 0.05, at twice the cost; 0: no SAM."""
     ema: Decay = 0.0
     """Decay rate of the moving average of the weights (Polyak), 0.9999 in the paper's best results; 0: no average."""
     precision: Literal["auto", "bf16-mixed", "32-true", "64-true"] = "auto"
@@ -99,6 +101,11 @@ class Recipe(Options):
     def momentum(self) -> float:
         """Decay rate of the momentum of sgd, as in the paper, or of muon."""
         return 0.95 if self.optimizer == "muon" else 0.9
+
+    @property
+    def passes(self) -> int:
+        """Number of forward and backward passes of each update."""
+        return 2 if self.sam else 1
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step: linear warm-up from lr / warmup, then the decay until step `steps`.

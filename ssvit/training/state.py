@@ -36,7 +36,7 @@ from ssvit.evaluation.processes import gather
 from ssvit.kernels.accelerate import accelerate, pack
 from ssvit.models.timm_options import options_from, stored
 from ssvit.objectives.base import Objective
-from ssvit.objectives.teacher import approach
+from ssvit.objectives.teacher import approach, local
 from ssvit.options import UserError
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
@@ -218,6 +218,25 @@ class State:
         """Return the values of the objective's schedules at a step, by name."""
         progress = Progress(step, self.recipe.steps)
         return {name: float(schedule(progress)) for name, schedule in self.objective.schedules.items()}
+
+    @contextlib.contextmanager
+    def ascended(self) -> Iterator[None]:
+        """Perturb the weights along the gradient (SAM), clear the gradient, and restore the weights on exit.
+
+        The perturbation has norm `recipe.sam`. The gradient at the perturbed weights approximates that of the largest
+        loss within this radius (Foret et al. 2021, arXiv 2010.01412).
+        """
+        norm = runtime.clip(self.fabric, self.model, self.optimizer, 0)
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        moved = [local(weight.detach()) for weight in weights if weight.grad is not None]
+        before = [weight.clone() for weight in moved]
+        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        torch._foreach_add_(moved, torch._foreach_mul(gradients, self.recipe.sam / (norm + 1e-12)))
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(moved, before)
 
     @torch.no_grad()
     def apply(self, outputs: Mapping[str, Tensor], scheduled: Mapping[str, Tensor], applied: Tensor) -> None:

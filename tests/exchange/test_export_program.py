@@ -95,7 +95,7 @@ def test_a_quantised_graph_has_linear_layers_in_8_bits_and_the_rest_in_float32(t
     assert {weight.data_type for weight in weights} == {onnx.TensorProto.INT8}
     # Without VNNI, two products are added in 16 bits: no pair of them may saturate, whatever the CPU of this test.
     largest = max(numpy.abs(onnx.numpy_helper.to_array(weight).astype(int)).max() for weight in weights)
-    assert 32 < largest
+    assert largest > 32
     assert 2 * 255 * largest <= 2**15 - 1
     scales = {tuple(weight.dims) for name, weight in known.items() if name.endswith("_scale")}
     assert scales == {(3 * 48,), (48,), (80,), (len(CLASSES),)}
