@@ -42,6 +42,11 @@ class Checkpoint:
         return cls(folder, read(folder))
 
     @property
+    def describes_images(self) -> bool:
+        """Return whether image size and pixel format are those of a run; another project's file contains neither."""
+        return self.foreign is None or "view" in self.manifest
+
+    @property
     def step(self) -> int:
         """Return the number of updates of the training; 0 for a foreign file."""
         return self.manifest["step"]

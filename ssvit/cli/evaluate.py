@@ -125,7 +125,7 @@ def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, con
     encoder = [f"checkpoint={checkpoint.path}", *foreign]
     norm = ["features.norm=before"] if reading.norm == "before" else []
     size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
-    is_default = checkpoint.foreign is None and pair("image_size", size) == pair("image_size", trained)
+    is_default = checkpoint.describes_images and pair("image_size", size) == pair("image_size", trained)
     resized = [] if is_default else [f"image_size={quoted(size)}"]
     features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *resized]
     features += [option for option in images if not option.startswith("data.image_size=")]

@@ -58,9 +58,11 @@ def _write(
     with within("view"):
         view = CenterCrop(**{**(manifest.get("view") or {}), "size": encoder.image_size})
     description = preprocessing.sentence(view, manifest.get("range"))
-    scaling = ["images must be scaled to [0, 1] first, as the model card describes"] if manifest.get("range") else []
+    is_scaled = manifest.get("range") and options.format != OURS  # ssvit reads the range from its own format
+    scaling = ["images must be scaled to [0, 1] first, as the model card describes"] if is_scaled else []
     if options.format == OURS:
-        remarks = _ours(encoder, head, folder)
+        images = {"view": view.values(), "range": manifest.get("range")}
+        remarks = _ours(encoder, head, folder, images)
     else:
         if options.format in PROGRAMS:
             assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
@@ -102,9 +104,9 @@ def _metadata(encoder: Encoder, head: Classify | None) -> dict[str, object]:
     return {"encoder": encoder.arguments} if head is None else head.metadata
 
 
-def _ours(encoder: Encoder, head: Classify | None, folder: Path) -> list[str]:
+def _ours(encoder: Encoder, head: Classify | None, folder: Path, images: Mapping[str, object]) -> list[str]:
     model, prefix = (encoder, "encoder.") if head is None else (head, "")
-    _json(folder / CONFIG, _metadata(encoder, head))
+    _json(folder / CONFIG, {**_metadata(encoder, head), **images})
     return _weights(folder, {prefix + name: value.contiguous() for name, value in model.state_dict().items()})
 
 

@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.exchange import files, hub
 from ssvit.exchange.files import ForeignError, shown
 from ssvit.exchange.layout import (
@@ -44,12 +47,14 @@ class Foreign(NamedTuple):
         notes: Remarks to print.
         weights: Returns the state dict of the encoder, under the names of ssvit. It raises ForeignError if a tensor
             is missing, cannot be read or has a wrong shape.
+        images: Entries "view" and "range" of a run's manifest; {} for a file that does not contain them.
     """
 
     name: str
     arguments: dict[str, Any]
     notes: list[str]
     weights: Callable[[], "dict[str, Tensor]"]
+    images: Mapping[str, Any] = MappingProxyType({})
 
 
 def _vit_weights(
@@ -218,11 +223,16 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
         OptionError: The user sets an option that the config.json contains.
     """
     names = [name for name in shapes if name.startswith("encoder.")]
-    arguments = read_description(path.parent / "config.json").get("encoder")
+    description = read_description(path.parent / "config.json")
+    arguments = description.get("encoder")
     if not names or not isinstance(arguments, Mapping):
         return None
     try:
         encoder = timm_options.options_from(arguments)
+        images = {name: description[name] for name in ("view", "range") if name in description}
+        if "view" in images:
+            CenterCrop(**images["view"])
+            PixelFormat(channels=encoder.channels, range=images.get("range"))
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: does not describe an encoder ({error})") from None
     if encoder.depth > len(names):  # reject a depth that the file cannot contain before a model is built
@@ -230,7 +240,8 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
     for name in FOREIGN_OPTIONS:
         if options.get(name) is not None:
             raise OptionError(name, options[name], f"must not be set: the config.json next to {path.name} contains it")
-    return Foreign(hub.name(path), dict(arguments), ["exported by ssvit"], partial(_exported_weights, path, arguments))
+    weights = partial(_exported_weights, path, arguments)
+    return Foreign(hub.name(path), dict(arguments), ["exported by ssvit"], weights, images)
 
 
 def _choose(

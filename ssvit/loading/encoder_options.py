@@ -226,7 +226,7 @@ def usual_size(checkpoint: Checkpoint, side: int = _LARGEST) -> int | tuple[int,
         side: Median side of the images in pixels. The size is the largest multiple of the patch size up to it, but at
             least 7 patches along a side, and at most 224 pixels and the size that the weights were trained at.
     """
-    if checkpoint.foreign is None:
+    if checkpoint.describes_images:
         return None
     patch_size, image_size = (pair(name, checkpoint.encoder[name]) for name in ("patch_size", "image_size"))
     height, width = (

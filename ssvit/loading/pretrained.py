@@ -137,7 +137,7 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> 
     channels, their range and their normalisation. Foreign weights keep the options in the file of the data set:
     DINOv2's are trained at 518 px and used at 224.
     """
-    if checkpoint.foreign or "data" not in arguments or "experiment" in arguments:
+    if not checkpoint.describes_images or "data" not in arguments or "experiment" in arguments:
         return ()
     options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
     if pixels != RGB and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
@@ -171,7 +171,7 @@ def size_of_images(checkpoint: Checkpoint, config: Config, option: str, images: 
 def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
     """Set the image size to that of the images, within the limits of foreign weights, if no option sets it."""
     values = config.line.values
-    if checkpoint.foreign is None or "experiment" in values or "data.image_size" in values:
+    if checkpoint.describes_images or "experiment" in values or "data.image_size" in values:
         return config
     with config.names_as_typed():
         return config.changed({"data.image_size": size_of_images(checkpoint, config, "data.image_size")})

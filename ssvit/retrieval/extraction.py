@@ -94,7 +94,7 @@ class Extraction:
             OptionError: The store has another image size.
         """
         size, default = self.options.image_size, size_of(self.stored) or self._trained_size
-        if size is None and self.checkpoint.foreign and not self.stored:
+        if size is None and not self.checkpoint.describes_images and not self.stored:
             return size_of_images(self.checkpoint, config, "image_size", self.options.images)
         if self.stored and size is not None and pair("image_size", size) != default:
             raise OptionError("image_size", size, f"must be {typed(default)}, the image size of store={store}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tifffile
 import torch
 from command import error_of, one_line
 from exported import CLASSES, classifier, encoder, images, written
@@ -15,6 +16,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import storage
+from ssvit.data.augment.crop import CenterCrop
 from ssvit.exchange import graph
 
 RUN = "outputs/run"
@@ -80,6 +82,30 @@ def test_features_are_those_of_the_checkpoint(changes, view, limits, quantize, t
     precision = "int8" if quantize == "int8" else "32"
     digest = hashlib.sha256((tmp_path / "graph" / "model.onnx").read_bytes()).hexdigest()
     assert str(embedded["encoder"]).startswith(f"{digest[:16]} {precision} layer2_class_token ")
+
+
+@pytest.mark.parametrize("view", [{"fit": "squash"}, {"resize": 56}])
+@pytest.mark.parametrize("size", [[32, 48], [240, 240]])
+def test_an_export_in_the_format_of_ssvit_has_the_range_and_the_view_of_the_run(size, view, tool, tmp_path):
+    limits = [[0.0, 900.0], [3000.0, 4000.0]]
+    model = encoder(channels=2, mean=[0.4, 0.6], image_size=size)
+    save(tmp_path, model, view={"size": size, **view}, range=limits)
+    tool("export", f"checkpoint={RUN}", "format=safetensors", "output=ours")
+    bands = [np.random.default_rng(n).integers(0, 4500, (2, 60, 90 - n)).astype("uint16") for n in range(3)]
+    for number, array in enumerate(bands):
+        stored = tmp_path / "bands" / f"{number}.tif"
+        stored.parent.mkdir(exist_ok=True)
+        tifffile.imwrite(stored, array, photometric="minisblack", planarconfig="separate", metadata=None)
+    run, ours = (ssvit.load(tmp_path / path, precision=32) for path in (RUN, "ours/model.safetensors"))
+    assert torch.equal(ours.features(tmp_path / "bands"), run.features(tmp_path / "bands"))
+    low, high = (np.array(end)[:, None, None] for end in limits)
+    scaled = [torch.from_numpy(np.clip((array - low) / (high - low), 0, 1)).float() for array in bands]
+    expected = CenterCrop(size=size, **view)(scaled)
+    assert (ours.prepare(tmp_path / "bands") - expected).abs().max() < 1e-5
+    for path, output in ((RUN, "run.npz"), ("ours", "ours.npz")):
+        tool("embed", f"checkpoint={path}", "precision=32", "bands", f"output={output}")
+    expected, embedded = (np.load(tmp_path / name)["features"] for name in ("run.npz", "ours.npz"))
+    assert np.array_equal(embedded, expected)
 
 
 @pytest.fixture(scope="module")
