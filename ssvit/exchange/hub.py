@@ -62,4 +62,4 @@ def name(path: Path) -> str:
     folders = [match[1] for folder in path.parents if (match := _CACHED.fullmatch(folder.name))]
     if folders and "snapshots" in path.parts:
         return folders[0]
-    return path.parent.resolve().name if path.stem in _ALIKE else path.stem
+    return path.parent.resolve().name if path.stem in _ALIKE else path.stem.removesuffix(".pth")

@@ -141,7 +141,8 @@ TIMM = Layout(
 
 TIMM_HEAD = (*weight_and_bias("head", "head"), *weight_and_bias("distilled_head", "head_dist"))  # of a classifier
 
-# Files of Facebook nest their weights under "model", files of timm do not. DINOv2's giant has a packed SwiGLU.
+# Files of Facebook nest their weights under "model", or "teacher" and "student" (DINO); files of timm do not. DINOv2's
+# giant has a packed SwiGLU.
 FACEBOOK = Layout(
     peer="MAE, DeiT or DINOv2",
     signature=TIMM.signature,
@@ -149,7 +150,11 @@ FACEBOOK = Layout(
     + TIMM.table,
     ignored=r"head\.|head_dist\.|mask_token$|decoder_",
     normalisation=IMAGENET,
-    marks=("model.patch_embed.proj.weight", "mask_token", "decoder_embed.weight"),
+    marks=(
+        *(f"{key}.patch_embed.proj.weight" for key in ("model", "teacher.backbone", "student.backbone")),
+        "mask_token",
+        "decoder_embed.weight",
+    ),
 )
 
 # ViT, DeiT, ViTMAE and DINOv2 of transformers.

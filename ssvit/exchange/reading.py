@@ -6,7 +6,7 @@ from defaults of the layout, and are printed. Torch is imported only to load the
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24, 3072: 32}  # by width: Ti to H, DINOv2's giant, Pixio-5B
+# Modules around a model or a block: of DataParallel, of torch.compile, and of FSDP and its checkpointing.
+_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Keys of the encoder that is used by default: of DINO, I-JEPA, and of averaged weights.
+_AVERAGED = ("teacher", "target_encoder", "model_ema", "state_dict_ema", "ema")
 _SIZE = 224  # default image size of an encoder whose positions do not determine it
 
 
@@ -58,14 +62,18 @@ class Foreign(NamedTuple):
 
 
 def _vit_weights(
-    path: Path, arguments: Mapping[str, Any], prefix: str, mappings: Sequence[TensorMapping], masks_keys: bool
+    path: Path,
+    arguments: Mapping[str, Any],
+    names: Mapping[str, str],
+    mappings: Sequence[TensorMapping],
+    masks_keys: bool,
 ) -> "dict[str, Tensor]":
     """Return the state dict of a Vision Transformer of another project.
 
     Args:
         path: The file.
         arguments: Options of the encoder.
-        prefix: Prefix of the names of the encoder's tensors in the file.
+        names: Names in the file of the encoder's tensors, by their names in the layout.
         mappings: Mappings between the tensors of ssvit and of the file.
         masks_keys: Whether the bias of keys is set to zero.
     """
@@ -74,9 +82,9 @@ def _vit_weights(
 
     from ssvit.models.positions import Rotary
 
-    names = [name for mapping in mappings for name in mapping.theirs if name]
-    stored = files.tensors(path, [prefix + name for name in names])
-    theirs = {name: stored[prefix + name] for name in names}
+    wanted = [name for mapping in mappings for name in mapping.theirs if name]
+    stored = files.tensors(path, [names[name] for name in wanted])
+    theirs = {name: stored[names[name]] for name in wanted}
     try:
         state = {mapping.ours: mapping.read(theirs) for mapping in mappings}
     except RuntimeError as error:  # the parts of one tensor have different shapes
@@ -132,8 +140,13 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
     shapes = files.shapes(path)
     if exported := _exported(path, shapes, options):
         return exported
-    layout, prefix = _layout(path, shapes)
-    stored = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    unwrapped = {_WRAPPERS.sub("", name): name for name in shapes}
+    if len(unwrapped) < len(shapes):
+        names = sorted(shapes.keys() - unwrapped.values())
+        raise ForeignError(f"{path}: contains tensors with and without prefixes of wrappers: {shown(*names)}")
+    layout, prefix = _layout(path, unwrapped, options.get("checkpoint_key"))
+    names_of_file = {name.removeprefix(prefix): full for name, full in unwrapped.items() if name.startswith(prefix)}
+    stored = {name: shapes[full] for name, full in names_of_file.items()}
     layout = layout.select(stored)
     present = {mapping.ours for mapping in layout.table if mapping.numbers(stored)}
     scaled = not present.isdisjoint(LAYER_SCALE)
@@ -201,11 +214,11 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
         f"pooling {encoder.pooling}",
         f"gelu {encoder.gelu}",
     ]
-    if unread := sorted(shapes.keys() - {prefix + name for name in wanted}):
+    if unread := sorted(shapes.keys() - {names_of_file[name] for name in wanted}):
         notes.append(f"not read: {shown(*unread)}")
     values = {**encoder.values(), "image_size": list(size), "patch_size": list(patch)}  # as in a manifest
     return Foreign(
-        hub.name(path), values, notes, partial(_vit_weights, path, values, prefix, mappings, layout.masks_keys)
+        hub.name(path), values, notes, partial(_vit_weights, path, values, names_of_file, mappings, layout.masks_keys)
     )
 
 
@@ -265,16 +278,34 @@ def _choose(
     return values, sources
 
 
-def _layout(path: Path, shapes: Shapes) -> tuple[Layout, str]:
-    """Return the layout of a file, and the prefix of the names of its encoder."""
+def _layout(path: Path, names: Collection[str], key: str | None) -> tuple[Layout, str]:
+    """Return the layout of a file, and the prefix of the names of its encoder.
+
+    Args:
+        path: The file, for messages.
+        names: Names of its tensors without wrappers.
+        key: The user's option checkpoint_key.
+
+    Raises:
+        ForeignError: No layout matches the names.
+        OptionError: The key does not determine the encoder.
+    """
     for layout in LAYOUTS:
-        names = [name for name in shapes if re.search(rf"(^|[./]){re.escape(layout.signature)}\Z", name)]
-        if len(names) > 1:
-            raise ForeignError(f"{path}: contains {len(names)} encoders ({shown(*names)}); only one is supported")
-        if names and (not layout.marks or shapes.keys() & set(layout.marks)):
-            return layout, names[0].removesuffix(layout.signature)
+        signature = re.compile(rf"(|.*[./]){re.escape(layout.signature)}", re.DOTALL)
+        prefixes = [match[1] for name in names if (match := signature.fullmatch(name))]
+        if len(prefixes) > 1 or (prefixes and key is not None):
+            keys = _AVERAGED if key is None else (key,)
+            chosen = [prefix for prefix in prefixes if any(f".{part}." in f".{prefix}" for part in keys)]
+            if len(chosen) != 1:
+                encoders = f"{len(prefixes)} encoders in {path.name}: {shown(*prefixes)}"
+                raise OptionError("checkpoint_key", key, f"must select one of the {encoders}")
+            prefixes = chosen
+        for prefix in prefixes:
+            relative = (name.removeprefix(prefix) for name in names)
+            if not layout.marks or not {*names, *relative}.isdisjoint(layout.marks):
+                return layout, prefix
     peers = ", ".join(layout.peer for layout in LAYOUTS)
-    raise ForeignError(f"{path}: must have the layout of {peers}; its first tensors are {shown(*shapes) or 'none'}")
+    raise ForeignError(f"{path}: must have the layout of {peers}; its first tensors are {shown(*names) or 'none'}")
 
 
 def _described(layout: Layout, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from ssvit.config.declaration import Count, Options, Size
 
-FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # suffixes of weight files; the last three are torch's
+# Suffixes of weight files; all but the first two are torch's. The last one is that of .pth.tar.
+FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 TIMM = "timm:"  # prefix of the names of timm's models with their tags
 HUB = ("hf://", TIMM)  # prefixes of addresses on the Hugging Face Hub
 
@@ -20,6 +21,8 @@ class ForeignEncoder(Options):
     """Standard deviation of the channels in [0, 1], for such a file; null: as for mean."""
     trained_size: Size | None = None
     """Pixels, or [height, width], of the training images of such an encoder; null: derived from its positions."""
+    checkpoint_key: str | None = None
+    """Key of one of several encoders in such a file, such as student; null: the teacher, or averaged weights."""
 
 
 FOREIGN_OPTIONS = tuple(ForeignEncoder.model_fields)

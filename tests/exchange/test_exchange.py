@@ -1,5 +1,6 @@
 """Files of other projects: equal outputs, values from options, files or defaults, and no tensor that is lost."""
 
+import argparse
 import json
 import os
 import re
@@ -111,6 +112,63 @@ def test_variants_of_a_file_contain_the_same_weights(suffix, change, tmp_path):
     assert encoders[0].arguments == encoders[1].arguments
 
 
+def nested(prefix, tensors):
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+MASK = {"mask_token": torch.ones(1, 1, 8)}
+DECODER = {**MASK, "decoder_embed.weight": torch.ones(8, peers.WIDTH)}
+# Files with the weights of an encoder and other weights, their options, and the normalisation of their project.
+TRAINING_FILES = {
+    "dinov2.pth": (lambda x, y: {"teacher": {**nested("backbone.", x | MASK), "dino_head.mlp.0.weight": MASK}}, {}, 1),
+    "dino.pth": (lambda x, y: {"student": nested("module.backbone.", y), "teacher": nested("backbone.", x)}, {}, 1),
+    "student.pth": (
+        lambda x, y: {"student": nested("module.backbone.", x), "teacher": nested("backbone.", y), "epoch": 3},
+        {"checkpoint_key": "student"}, 1,
+    ),
+    "mae_module.pth": (lambda x, y: {"model": nested("module.", x | DECODER)}, {}, 1),
+    "mae_compiled.pth": (lambda x, y: {"model": nested("_orig_mod.", x)}, {}, 1),
+    "mae_both.pth": (lambda x, y: nested("module._orig_mod.", x | DECODER), {}, 1),
+    "lightning.ckpt": (lambda x, y: {"state_dict": nested("model.", x | DECODER), "global_step": 3}, {}, 1),
+    "blocks.pth": (lambda x, y: {"model": peers.renamed(x, {"blocks.1.": "blocks.1._orig_mod."})}, {}, 1),
+    "deit.pth": (lambda x, y: {"model": y, "model_ema": x, "args": argparse.Namespace(lr=1)}, {}, 1),
+    "timm.pth.tar": (lambda x, y: {"state_dict": nested("module.", y), "state_dict_ema": nested("module.", x)}, {}, 0),
+    "raw.pth.tar": (lambda x, y: {"state_dict": x, "state_dict_ema": y}, {"checkpoint_key": "state_dict"}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINING_FILES)
+@torch.no_grad()
+def test_outputs_of_training_checkpoints_equal_those_of_the_model(name, tmp_path):
+    contents, options, is_imagenet = TRAINING_FILES[name]
+    model, other = peers.of_timm(num_classes=0), peers.random(peers.of_timm(num_classes=0), seed=1)
+    torch.save(contents(dict(model.state_dict()), dict(other.state_dict())), tmp_path / name)
+    encoder = load_encoder(LoadEncoder(path=tmp_path / name, **peers.TOLD, **options))
+    x = torch.rand(2, 3, *peers.SIZE, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(value)[:, None, None] for value in (peers.IMAGENET if is_imagenet else [[0.5] * 3] * 2))
+    assert (encoder(x) - model.forward_features((x - mean) / std)).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("name", ["huggingface_mae", "timm_dinov3", "dinov3", "torchvision_plain", "pixio", "deit"])
+def test_a_wrapped_model_has_the_weights_and_the_options_of_the_model(name, tmp_path):
+    peer = peers.PEERS[name](tmp_path)
+    tensors = files.tensors(peer.path, list(files.shapes(peer.path)))
+    wrapped = peer.path.with_name("wrapped.safetensors")
+    save_file(nested("_orig_mod.module.", tensors), wrapped)
+    usual, other = (reading.read(path, peer.told) for path in (peer.path, wrapped))
+    assert other.arguments == usual.arguments
+    weights = other.weights()
+    assert all(torch.equal(value, weights[key]) for key, value in usual.weights().items())
+
+
+@pytest.mark.parametrize("key", ["epoch", "eacher"])
+def test_a_key_without_an_encoder_is_named(key, plain, tmp_path):
+    path = tmp_path / "dino.pth"
+    torch.save({"teacher": load_file(plain.path), "epoch": 3}, path)
+    with pytest.raises(OptionError, match=f"checkpoint_key={key}: .*teacher"):
+        reading.read(path, {**plain.told, "checkpoint_key": key})
+
+
 def test_shapes_are_read_from_the_headers(plain, tmp_path):
     tensors = load_file(plain.path)
     assert files.shapes(plain.path) == {name: tuple(value.shape) for name, value in tensors.items()}
@@ -186,7 +244,7 @@ def test_a_file_is_read_once_until_it_or_an_option_changes(plain, tmp_path, monk
         ({"reg_tokens": torch.ones(1, 4, 48), "norm_pre.bias": torch.ones(3)}, "norm_pre.bias, reg_tok"),
         ({"blocks.3.norm1.weight": torch.ones(48)}, "blocks.2.attn.proj.bias, .* more"),
         ({"blocks.999999999.norm1.weight": torch.ones(48)}, "blocks.2.attn.proj.bias, .* more"),
-        ({"teacher.patch_embed.proj.weight": torch.ones(48, 3, 8, 8)}, "2 encoders"),
+        ({"other.patch_embed.proj.weight": torch.ones(48, 3, 8, 8)}, "2 encoders"),
         ({"patch_embed.proj.weight": None}, "must have the layout"),
         ({"patch_embed.proj.weight": torch.ones(48, 192)}, "number of axes"),
         ({"norm.weight": torch.full((48,), torch.nan)}, "norm.weight must contain finite numbers"),
