@@ -242,7 +242,7 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
         return None
     try:
         encoder = timm_options.options_from(arguments)
-        images = {name: description[name] for name in ("view", "range") if name in description}
+        images: dict[str, Any] = {name: description[name] for name in ("view", "range") if name in description}
         if "view" in images:
             CenterCrop(**images["view"])
             PixelFormat(channels=encoder.channels, range=images.get("range"))

@@ -46,8 +46,9 @@ def load_encoder(options: LoadEncoder) -> Encoder:
                 notes.append(f"positions resized from {before} to {after} patches ({options.resize})")
         if trained.channels != encoder.channels:
             change = f"from {trained.channels} to {encoder.channels} channels ({options.adapt_channels})"
-            values = f"mean {options.image_mean}, std {options.image_std}"
-            notes.append(f"patch projection converted {change}, normalised by {values}")
+            notes.append(f"patch projection converted {change}")
+        if trained.channels != encoder.channels or options.renormalize:
+            notes.append(f"images normalised by mean {options.image_mean}, std {options.image_std}")
         outside = (name.removeprefix(checkpoint.backbone.removesuffix("encoder")) for name in weights)
         if unused := sorted({name.split(".")[0] for name in outside} - {"encoder"}):
             notes.append(f"not loaded: {', '.join(unused)}")
@@ -147,6 +148,11 @@ def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     if changed == trained.options:
         return trained
     encoder = changed.build()
+    mean, std = encoder.mean.clone(), encoder.std.clone()
     adapt = {} if changed.channels == trained.channels else {"adapt": options.adapt_channels}
     encoder.take(trained, how=options.resize, **adapt)
+    if options.renormalize:
+        encoder.options = changed
+        encoder.mean.copy_(mean)
+        encoder.std.copy_(std)
     return encoder

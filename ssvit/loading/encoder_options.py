@@ -59,6 +59,8 @@ class LoadEncoder(ForeignEncoder):
     """Mean of the image channels, used if their number differs from the checkpoint's."""
     image_std: ByChannel | None = None
     """Standard deviation of the image channels, used if their number differs from the checkpoint's."""
+    renormalize: bool = False
+    """Whether image_mean and image_std are used for the checkpoint's number of channels too."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -82,8 +84,11 @@ class LoadEncoder(ForeignEncoder):
         for name in fixed:
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
+        is_normalized = is_converted or self.renormalize
+        if is_normalized:
+            changes |= {"mean": self.image_mean, "std": self.image_std}
         if is_converted:
-            changes |= {"channels": self.channels, "mean": self.image_mean, "std": self.image_std}
+            changes |= {"channels": self.channels}
         try:
             return options_from(trained | changes)
         except OptionError as error:
@@ -91,7 +96,7 @@ class LoadEncoder(ForeignEncoder):
                 raise OptionError(
                     "image_size", self.image_size, f"must be divisible by {error.value}, the size of a patch"
                 ) from None
-            name = f"image_{error.name}" if is_converted and error.name in ("mean", "std") else error.name
+            name = f"image_{error.name}" if is_normalized and error.name in ("mean", "std") else error.name
             raise OptionError(name, error.value, error.expectation) from None
 
 

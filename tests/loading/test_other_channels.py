@@ -144,6 +144,26 @@ def test_commands_start_from_weights_of_other_channels(rasters, capsys):
     assert (report / "report.json").is_file()
 
 
+def test_a_measured_normalisation_of_as_many_channels_standardises_the_pixels(tmp_path):
+    generator = numpy.random.default_rng(0)
+    arrays = generator.integers(500, 4000, (24, 3, 16, 16)).astype("uint16")
+    for number, array in enumerate(arrays):
+        path = tmp_path / "set" / "ab"[number % 2] / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tifffile.imwrite(path, array, photometric="minisblack", planarconfig="separate", metadata=None)
+    save_file(peers.of_timm(img_size=16, patch_size=4).state_dict(), tmp_path / "rgb.safetensors")
+    find("normalization").call([f"data={tmp_path}/set", f"output={tmp_path}/bands.yaml"])
+    options = [f"checkpoint={tmp_path}/rgb.safetensors", "encoder.heads=4", f"data={tmp_path}/set",
+               f"data.normalization={tmp_path}/bands.yaml", "data.image_size=16"]  # fmt: skip
+    run = find("pretrain").call([*options, f"outputs={tmp_path}", "objective=mae", "name=run", "probe=[]", *SHORT])
+    facts = manifest.read(manifest.complete(run)[-1])
+    low, high = (torch.tensor(end)[:, None, None] for end in facts["range"])
+    encoder = load_encoder(LoadEncoder(path=run))
+    pixels = encoder.normalise(((torch.from_numpy(arrays.astype("float32")) - low) / (high - low)).clamp(0, 1))
+    assert pixels.mean((0, 2, 3)).abs().max() < 0.15
+    assert (pixels.std((0, 2, 3)) - 1).abs().max() < 0.1
+
+
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "evaluate"])
 def test_the_normalisation_of_other_channels_is_required(rasters, command):
     folder, channels = rasters
