@@ -7,18 +7,23 @@ import resource
 import struct
 import subprocess
 import sys
+import zlib
 from functools import partial
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 import torch
 from images import png_of
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode import load, load_mask
+from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.files import Files
 from ssvit.options import UserError
 
 RNG = np.random.default_rng(0)
@@ -213,6 +218,62 @@ def test_masks_are_the_numbers_in_the_file(tmp_path):
     few.putpalette([0, 0, 0, 9, 9, 9, 8, 8, 8, 7, 7, 7])
     few.save(tmp_path / "few.png", bits=2)
     np.testing.assert_array_equal(load_mask(str(tmp_path / "few.png")).numpy(), numbers % 4)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_images_and_masks_are_oriented_by_their_exif(tmp_path: Path, orientation: int, mode: str) -> None:
+    source = Image.fromarray(smooth(3)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = PixelFormat() if mode == "RGB" else PixelFormat(channels=1)
+    for suffix in ("jpg", "png", "webp", "tiff"):
+        path = tmp_path / f"a.{suffix}"
+        source.save(path, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+        with Image.open(io.BytesIO(path.read_bytes())) as image:  # by its path, Pillow maps a grey TIFF unrotated
+            expected = np.atleast_3d(np.asarray(ImageOps.exif_transpose(image).convert(mode), int))
+        data = np.fromfile(path, np.uint8)
+        assert np.abs(load(str(path), pixels).movedim(0, 2).numpy() - expected).max() <= 2
+        stored = np.moveaxis(decode.values(data, str(path)), 0, 2)
+        assert np.abs(stored[:, :, : expected.shape[2]] - expected).max() <= 2
+        if (mode, suffix) == ("L", "png"):
+            np.testing.assert_array_equal(load_mask(str(path)).numpy(), expected[:, :, 0])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_16_bit_files_of_several_channels_are_oriented(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    flat = Image.fromarray(GREY)
+    flat.save(tmp_path / "reference.png", exif=exif)
+    with Image.open(tmp_path / "reference.png") as image:
+        grey = np.asarray(ImageOps.exif_transpose(image), np.uint16)
+    wide = np.stack([GREY.astype(np.uint16) * factor for factor in (1, 2, 3)], axis=2)
+    expected = np.stack([grey * np.uint16(factor) for factor in (1, 2, 3)])
+    tags = [(274, "H", 1, orientation, True)]
+    tifffile.imwrite(tmp_path / "a.tiff", wide, photometric="rgb", extratags=tags)
+    png, block = imagecodecs.png_encode(wide), exif.tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(block)) + b"eXIf" + block + struct.pack(">I", zlib.crc32(b"eXIf" + block))
+    (tmp_path / "a.png").write_bytes(png[:33] + chunk + png[33:])
+    for name in ("a.tiff", "a.png"):
+        data = np.fromfile(tmp_path / name, np.uint8)
+        np.testing.assert_array_equal(decode.values(data, name), expected)
+        image = load(str(tmp_path / name), PixelFormat(channels=3, range=(0, 1000)))
+        np.testing.assert_allclose(image.numpy(), expected / 1000, atol=1e-6)
+
+
+def test_a_mask_of_the_unrotated_image_is_an_error(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(smooth(3)).save(tmp_path / "a.jpg", exif=exif)
+    for name, shape in (("upright", (40, 24)), ("stored", (24, 40)), ("other", (5, 7))):
+        Image.fromarray(np.ones(shape, np.uint8)).save(tmp_path / f"{name}.png")
+    masks = [str(tmp_path / f"{name}.png") for name in ("upright", "other", "stored")]
+    files = Files([str(tmp_path / "a.jpg")] * 3, masks=masks)
+    assert [tuple(files.mask(index).shape) for index in (0, 1)] == [(40, 24), (5, 7)]
+    with pytest.raises(Unreadable) as caught:
+        files.mask(2)
+    assert caught.value.path == masks[2]
 
 
 def test_files_that_are_no_masks_are_named(tmp_path):

@@ -5,7 +5,7 @@ formats, restricted to a short list of decoders, since torchvision's PNG decoder
 `ssvit.data.sources.rasters` reads .npy, TIFF and PNG files with other channels or value types.
 
 Conventions: transparent pixels are composited onto black in RGB; the first frame of an animation is read; 16-bit grey
-values v become round(v / 257) in RGB; EXIF orientation is ignored, as in torchvision's data sets.
+values v become round(v / 257) in RGB; images and masks are rotated and flipped as their EXIF orientation specifies.
 
 Letters: h, w pixels.
 """
@@ -17,11 +17,11 @@ import re
 import stat
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -114,8 +114,7 @@ def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
                 raise
             # Channels or value types that Pillow does not support; the error explains which options they need.
             return torch.from_numpy(rasters.converted(rasters.tiff(data), pixels))
-    _check_jpeg(data.data)
-    return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
+    return _jpeg(data, ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
 
 
 def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
@@ -126,8 +125,7 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
     if start.startswith(rasters.TIFF):
         return rasters.tiff(data)
     if start.startswith(b"\xff\xd8\xff"):
-        _check_jpeg(data.data)
-        return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.UNCHANGED).numpy()
+        return _jpeg(data, ImageReadMode.UNCHANGED).numpy()
     if start.startswith(b"\x89PNG") and start[24:25] == b"\x10" and start[25:] != b"\0":
         return rasters.png(data)
     return _pillow(data.tobytes(), _FORMATS, rasters.bands)
@@ -153,6 +151,11 @@ def _named(path: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(f"{printable(os.fspath(path))}: {error.strerror}; raise the limit (ulimit -n)") from None
         raise Unreadable(os.fspath(path), _reason(error)) from None
+
+
+def _jpeg(data: Bytes, mode: ImageReadMode) -> Tensor:
+    _check_jpeg(data.data)
+    return decode_jpeg(torch.from_numpy(data), mode=mode, apply_exif_orientation=True).contiguous()
 
 
 def _check_jpeg(data: memoryview) -> None:
@@ -181,6 +184,8 @@ def _pillow(data: bytes, formats: tuple[str, ...], convert: Callable[[Image.Imag
         image = Image.open(io.BytesIO(data), formats=formats)
         _check_pixels(image.height, image.width)
         image.load()
+        with suppress(Exception):  # damaged metadata
+            ImageOps.exif_transpose(image, in_place=True)
         return convert(image)
 
 

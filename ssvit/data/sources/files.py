@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ssvit.data.sources import decode
-from ssvit.data.sources.base import Labels, Source, checked_labels
+from ssvit.data.sources.base import Labels, Source, Unreadable, checked_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 
 
@@ -112,8 +112,19 @@ class Files(Encoded):
         return os.path.commonpath([os.path.dirname(path) for path in ends])
 
     def mask(self, index: int) -> Tensor | None:
-        """Return the mask of an image, (h, w) uint8, or None without masks."""
-        return None if self.masks is None else decode.load_mask(self.masks[index])
+        """Return the mask of an image, (h, w) uint8, or None without masks.
+
+        Raises:
+            Unreadable: The mask is damaged, or has the size of the image before its EXIF orientation is applied.
+        """
+        if self.masks is None:
+            return None
+        mask = decode.load_mask(self.masks[index])
+        height, width = mask.shape
+        if height != width and self.read(index).shape[1:] == (width, height):
+            reason = f"has {width}x{height} pixels, and the image {height}x{width} in its EXIF orientation"
+            raise Unreadable(self.masks[index], reason)
+        return mask
 
     @cached_property
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ import io
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 NANS = "contains NaNs: store a number instead, such as the minimum for missing data"
 VALUE_LIMIT = 3 << 27  # values of an image: 1.6 GB as float32
+_ORIENTATION = 274  # tag of EXIF and TIFF
 # Pillow modes that are converted before their values are read, since palette indices and single bits are no values.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
 
@@ -112,8 +114,8 @@ def tiff(data: np.ndarray) -> np.ndarray:
         channels = [axis for axis, name in enumerate(first.axes) if name not in "YX"]
         if len(channels) > 1 or len(first.axes) != len(channels) + 2:
             raise ValueError(f"has the axes {first.axes}; an image must have rows, columns and channels")
-        array = first.asarray(maxworkers=1)
-    return np.moveaxis(array, channels[0], 0) if channels else array[None]
+        array, orientation = first.asarray(maxworkers=1), first.keyframe.tags.valueof(_ORIENTATION)
+    return _oriented(np.moveaxis(array, channels[0], 0) if channels else array[None], orientation)
 
 
 def png(data: np.ndarray) -> np.ndarray:
@@ -122,7 +124,16 @@ def png(data: np.ndarray) -> np.ndarray:
     _check((height, width, 4), np.dtype(np.uint16))
     from imagecodecs import png_decode
 
-    return np.moveaxis(png_decode(data.tobytes()), 2, 0)
+    array, orientation = np.moveaxis(png_decode(data.tobytes()), 2, 0), None
+    with suppress(Exception):  # damaged metadata
+        orientation = Image.open(io.BytesIO(data.data)).getexif().get(_ORIENTATION)
+    return _oriented(array, orientation)
+
+
+def _oriented(array: np.ndarray, orientation: int | None) -> np.ndarray:
+    """Rotate and flip an image, (c, h, w), as an EXIF or TIFF orientation from 1 to 8 specifies."""
+    array = array.swapaxes(1, 2) if orientation in (5, 6, 7, 8) else array
+    return array[:, :: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _opened_tiff(file: Any) -> Any:
