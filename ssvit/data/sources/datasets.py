@@ -5,6 +5,7 @@ The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so o
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import list_images
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import find
-from ssvit.data.sources.splits import AUTO, Items, Splits
+from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
 from ssvit.data.sources.vtab import read as vtab_list
 from ssvit.options import UserError, printable
 
@@ -66,7 +67,12 @@ def folder(options: datasets_options.Folder) -> Data:
         return Files(files, *number_labels(labels, classes, source=root), masks=masks, pixels=options.pixels)
 
     names = ["".join(f"{os.path.basename(os.path.abspath(path))}/" for path in paths) for paths in options.splits]
-    return read_splits(options, options.splits, names, read)
+    data = read_splits(options, options.splits, names, read)
+    if options.train is not None and are_like_splits(data.classes):
+        remedy = "if they are splits, name them by data.train and data.test; if they are classes, set data.train=null"
+        names = printable(", ".join(data.classes))
+        return replace(data, summary=f"{data.summary}; warning: the classes {names} are named like splits: {remedy}")
+    return data
 
 
 def shards(options: datasets_options.Shards) -> Data:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import islice, product
 
-from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve
+from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve, spellings
 from ssvit.options import OptionError, UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
@@ -92,16 +92,22 @@ def paths(images: Iterable[str]) -> list[str]:
 def splits(root: str, names: Mapping[str, str | None]) -> Splits:
     """Resolve the subfolders for training, validation and test.
 
-    A split is a subfolder that holds images. With train=null, auto selects no subfolder, since a class may have a known
-    name. Without any split the entire folder is for training. A folder called train is an ordinary class if it is next
-    to other classes and there are neither validation nor test images.
+    A split is a subfolder that holds images, or its only entry if both have the same name, as in seg_train/seg_train.
+    With train=null, auto selects no subfolder, since a class may have a known name. Without any split the entire folder
+    is for training. A folder called train is an ordinary class if it is next to other classes and there are neither
+    validation nor test images.
     """
     if names["train"] is None:  # a class may have a known name
         names = {part: None if name == AUTO else name for part, name in names.items()}
 
     def find(name: str) -> Items:
-        folder = os.path.join(root, name)
-        return (folder,) if os.path.isdir(folder) and any(_images(folder)) else ()
+        for existing in spellings(name, os.listdir(root)) or (name,):
+            folder = os.path.join(root, existing)
+            if os.path.isdir(folder) and any(_images(folder)):
+                entries = _entries(folder)
+                is_nested = [entry.name for entry in entries] == [existing] and entries[0].is_dir()
+                return (entries[0].path if is_nested else folder,)
+        return ()
 
     def rest(held_out: Items) -> Items:
         return () if held_out else (root,)
@@ -109,7 +115,7 @@ def splits(root: str, names: Mapping[str, str | None]) -> Splits:
     result = resolve(names, find, rest, expected=f"a subfolder of {root} that holds images", shared=_shared)
     if names["train"] == AUTO and not result.validation + result.test:
         entries = _entries(root)
-        if any(_below([entry for entry in entries if entry.name not in NAMES], _suffixes(entries))):
+        if any(_below([entry for entry in entries if entry.name.lower() not in NAMES], _suffixes(entries))):
             return Splits((root,))
     return result
 

@@ -19,7 +19,7 @@ from ssvit.data.sources.base import Data, Labels, Unreadable, number_labels
 from ssvit.data.sources.datasets import read_splits
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, size_of
-from ssvit.data.sources.splits import AUTO, Items, Splits, resolve
+from ssvit.data.sources.splits import AUTO, Items, Splits, resolve, spellings
 from ssvit.options import OptionError, UserError, printable
 
 _CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
@@ -116,7 +116,7 @@ def _splits(options: huggingface_options.HuggingFace, parts: Mapping[str, Any]) 
     """Resolve the options of the splits among the splits of the data set."""
 
     def find(name: str) -> Items:
-        return (name,) if name in parts else ()
+        return spellings(name, parts)[:1]
 
     def rest(held_out: Items) -> Items:
         others = tuple(name for name in parts if name not in held_out)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 
 from ssvit.data.sources import folder
-from ssvit.data.sources.splits import NAMES, Items, Splits, resolve
+from ssvit.data.sources.splits import NAMES, Items, Splits, resolve, spellings
 from ssvit.options import OptionError
 
 INDEX = ".index.json"  # suffix of the index next to a shard that `ssvit pack` writes
@@ -33,8 +33,9 @@ def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
         raise OptionError("root", root, f"contains no shard (a file ending in {folder.SHARD})")
 
     def find(name: str) -> Items:
-        below = tuple(path for path in shards if path.startswith(f"{name}/") or fnmatch(path, name))
-        word = re.compile(rf"(?<![a-z]){re.escape(name)}(?![a-z])")
+        folders = tuple(f"{folder}/" for folder in spellings(name, {path.rpartition("/")[0] for path in shards}))
+        below = tuple(path for path in shards if path.startswith(folders) or fnmatch(path, name))
+        word = re.compile(rf"(?<![a-z]){re.escape(name)}(?![a-z])", re.IGNORECASE)
         return below or tuple(path for path in shards if name in NAMES and word.search(path))
 
     def rest(held_out: Items) -> Items:

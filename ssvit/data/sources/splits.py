@@ -1,18 +1,25 @@
 """Resolve which images of a data set are for training, for choices (validation) and for the reported figure (no torch).
 
 Every source resolves its splits by the rules of `resolve`. A source has items with names, such as subfolders, values of
-a column, or shards. An option names a split; `auto` selects the first known name that the data set has.
+a column, or shards. An option names a split; `auto` selects the first known name that the data set has. Upper and lower
+case of known names are not distinguished.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ssvit.options import OptionError
 
 AUTO = "auto"
 # The names that auto accepts, in order of preference.
-KNOWN = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
+KNOWN = {
+    "train": ("train", "training", "seg_train"),
+    "validation": ("val", "validation", "valid", "dev", "eval"),
+    "test": ("test", "testing", "seg_test"),
+}
 NAMES = tuple(name for names in KNOWN.values() for name in names)
+_LIKE_SPLIT = re.compile(r"(?<![a-z])(train|test|val|dev|eval)(ing|id|idation|set|val)?(?![a-z])", re.IGNORECASE)
 Items = tuple[str, ...]
 
 
@@ -22,6 +29,18 @@ class Splits(NamedTuple):
     train: Items
     validation: Items = ()
     test: Items = ()
+
+
+def spellings(name: str, existing: Iterable[str]) -> Items:
+    """Return the existing names that equal a name, for a known name in any case; the exact one is first."""
+    equal = (other for other in existing if other == name or (name in NAMES and other.lower() == name))
+    return tuple(sorted(equal, key=lambda other: (other != name, other)))
+
+
+def are_like_splits(classes: Iterable[str]) -> bool:
+    """Return whether all names of at least two classes contain the name of a split as a word, as test_images does."""
+    names = tuple(classes)
+    return len(names) > 1 and all(map(_LIKE_SPLIT.search, names))
 
 
 def intersection(some: Items, others: Items) -> str | None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve
+from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve, spellings
 from ssvit.options import OptionError, UserError, printable
 
 
@@ -107,12 +107,12 @@ def splits(table: str, columns: Columns, names: Mapping[str, str | None]) -> Spl
         raise OptionError("table", table, "contains no path of an image")
     allowed = {*NAMES, *names.values()}
     for name, line in lines.items():
-        if columns.split and names["train"] is not None and name not in allowed:
+        if columns.split and names["train"] is not None and not {name, name.lower()} & allowed:
             expected = f"must be one of {', '.join(NAMES)}, or the value of data.train, data.validation or data.test"
             raise UserError(f"{table}, line {line}: split={printable(name)}: {expected}")
 
     def find(name: str) -> Items:
-        return (name,) if columns.split and name in lines else ()
+        return spellings(name, lines) if columns.split else ()
 
     def rest(held_out: Items) -> Items:
         if columns.split and names["train"] is not None:

@@ -8,6 +8,7 @@ import pytest
 from command import error_of
 
 from ssvit.data.sources.folder import check, list_images, splits
+from ssvit.data.sources.splits import are_like_splits
 from ssvit.options import UserError, typed
 
 
@@ -47,6 +48,17 @@ ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
 
 
 @pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        (("train_images", "test_images"), True), (("Trainset", "val2017"), True), (("train", "bus"), False),
+        (("training",), False), (("trainer", "latest"), False), (("valley", "device"), False),
+    ],
+)  # fmt: skip
+def test_classes_that_are_named_like_splits(classes: tuple[str, ...], expected: bool) -> None:
+    assert are_like_splits(classes) is expected
+
+
+@pytest.mark.parametrize(
     ("names", "options", "expected"),
     [
         (ALL, {"train": None}, (".", None, None)),  # classes that are named so
@@ -57,7 +69,20 @@ ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
         (("a/b/1.jpg", "c/1.jpg"), {"train": "a/b", "test": "c"}, ("a/b", None, "c")),
         (ALL, {"train": "."}, "validation"),  # which shares images with it
         (ALL, {"train": None, "test": "test"}, "train"),
-        (("training/a/1.jpg", "validation/a/1.jpg"), {}, "train"),
+        (("teaching/a/1.jpg", "validation/a/1.jpg"), {}, "train"),
+        (("Training/a/1.jpg", "Testing/a/1.jpg"), {}, ("Training", None, "Testing")),
+        (("Train/a/1.jpg", "Test/a/1.jpg"), {}, ("Train", None, "Test")),
+        (("TRAIN/a/1.jpg", "Validation/a/1.jpg", "TEST/a/1.jpg"), {}, ("TRAIN", "Validation", "TEST")),
+        (("train/a/1.jpg", "dev/a/1.jpg"), {}, ("train", "dev", None)),
+        (("train/a/1.jpg", "eval/a/1.jpg"), {}, ("train", "eval", None)),
+        (("seg_train/a/1.jpg", "seg_test/a/1.jpg"), {}, ("seg_train", None, "seg_test")),
+        (
+            ("seg_train/seg_train/a/1.jpg", "seg_test/seg_test/a/1.jpg"),
+            {},
+            ("seg_train/seg_train", None, "seg_test/seg_test"),
+        ),
+        (("train/a/1.jpg", "Train/a/1.jpg", "test/a/1.jpg"), {}, ("train", None, "test")),
+        (("Training/1.jpg", "bus/1.jpg"), {}, (".", None, None)),
     ],
 )
 def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected: tuple[str | None, ...] | str) -> None:

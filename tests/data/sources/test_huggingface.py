@@ -57,6 +57,11 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, cache: Path) -
     assert numbers(cached.train, range(6))
     assert numbers(cached.test, range(6, 9))
     assert cached.train.fingerprint == data.train.fingerprint
+    capitals = hub.DatasetDict({"Training": table(range(6)), "Testing": table(range(6, 9))})
+    capitals.save_to_disk(tmp_path / "capitals")
+    saved = hugging_face(HuggingFaceOptions(root=str(tmp_path / "capitals")))
+    assert numbers(saved.train, range(6))
+    assert numbers(saved.test, range(6, 9))
 
 
 @pytest.mark.parametrize(

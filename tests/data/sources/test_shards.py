@@ -81,6 +81,11 @@ def test_splits_follow_from_the_names_of_shards(tmp_path: Path) -> None:
     for place, name in enumerate(("train/0.tar", "train/1.tar", "valid/0.tar")):
         put_tar(root / name, {"1.png": picture(place)})
     assert splits(str(root), AUTO) == (("train/0.tar", "train/1.tar"), ("valid/0.tar",), ())
+    for names in (("Training/0.tar", "Testing/0.tar"), ("seg_Train-0.tar", "seg_Test-0.tar")):
+        root = tmp_path / names[0]
+        for place, name in enumerate(names):
+            put_tar(root / name, {"1.png": picture(place)})
+        assert splits(str(root), AUTO) == (names[:1], (), names[1:])
 
 
 def test_a_wrong_root_is_named(tmp_path: Path) -> None:

@@ -105,6 +105,17 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
         assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
 
 
+def test_classes_that_are_named_like_splits_are_reported(tmp_path: Path) -> None:
+    for name in ("train_images/1", "train_images/2", "test_images/1", "test_images/2"):
+        put_grey(tmp_path / f"{name}.png", 1)
+    auto, classes = (
+        datasets.folder(datasets_options.Folder(root=str(tmp_path), train=name)) for name in ("auto", None)
+    )
+    assert all(name in auto.summary for name in auto.classes)
+    assert not any(name in classes.summary for name in classes.classes)
+    assert auto.train.fingerprint == classes.train.fingerprint
+
+
 def torchvision_set(root: Path, name: str, **options: object) -> Data:
     return datasets.torchvision_set(datasets_options.TorchvisionSet(name=name, root=str(root), **options))
 

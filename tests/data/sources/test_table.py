@@ -39,6 +39,14 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
     assert (greys(every.train), greys(every.test)) == ([4, 5], [6])
 
 
+def test_names_of_splits_are_recognised_in_any_case(folder: Path) -> None:
+    splits = ("Train", "TRAIN", "Dev", "Testing")
+    rows = "".join(f"{name},{split}\n" for name, split in zip(NAMES, splits, strict=False))
+    (folder / "t.csv").write_text(f"path,split\n{rows}")
+    data = datasets.csv(datasets_options.Csv(table=str(folder / "t.csv")))
+    assert [greys(part) for part in (data.train, data.validation, data.test)] == [[0, 1], [2], [3]]
+
+
 @pytest.mark.parametrize(
     ("text", "options", "start"),
     [
