@@ -17,7 +17,7 @@ import pytest
 import tifffile
 import torch
 from images import png_of
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Unreadable
@@ -227,7 +227,7 @@ def test_images_and_masks_are_oriented_by_their_exif(tmp_path: Path, orientation
     exif = Image.Exif()
     exif[0x0112] = orientation
     pixels = PixelFormat() if mode == "RGB" else PixelFormat(channels=1)
-    for suffix in ("jpg", "png", "webp", "tiff"):
+    for suffix in ("jpg", "png", "webp", "tiff", *(["avif"] if features.check("avif") else [])):
         path = tmp_path / f"a.{suffix}"
         source.save(path, exif=exif, **({"lossless": True} if suffix == "webp" else {}))
         with Image.open(io.BytesIO(path.read_bytes())) as image:  # by its path, Pillow maps a grey TIFF unrotated

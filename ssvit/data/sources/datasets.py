@@ -4,6 +4,7 @@ The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so o
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,10 +57,11 @@ def read_splits(
 
 def folder(options: datasets_options.Folder) -> Data:
     """Build a data set of the image files in a folder."""
+    others = Counter[str]()
 
     def read(paths: Items, classes: Sequence[str]) -> Source:
         (root,) = paths
-        files, labels = zip(*list_images(root), strict=True)
+        files, labels = zip(*list_images(root, others), strict=True)
         masks = None
         if options.masks is not None:
             names = (os.path.splitext(os.path.relpath(path, options.root))[0] for path in files)
@@ -68,10 +70,15 @@ def folder(options: datasets_options.Folder) -> Data:
 
     names = ["".join(f"{os.path.basename(os.path.abspath(path))}/" for path in paths) for paths in options.splits]
     data = read_splits(options, options.splits, names, read)
+    if others:
+        suffixes = printable(", ".join(f"{suffix} ({count:,})" for suffix, count in others.most_common(5)))
+        suffixes += ", ..." if len(others) > 5 else ""
+        summary = f"{data.summary}; {others.total():,} files without a suffix of images are not used: {suffixes}"
+        data = replace(data, summary=summary)
     if options.train is not None and are_like_splits(data.classes):
         remedy = "if they are splits, name them by data.train and data.test; if they are classes, set data.train=null"
-        names = printable(", ".join(data.classes))
-        return replace(data, summary=f"{data.summary}; warning: the classes {names} are named like splits: {remedy}")
+        classes = printable(", ".join(data.classes))
+        return replace(data, summary=f"{data.summary}; warning: the classes {classes} are named like splits: {remedy}")
     return data
 
 

@@ -32,7 +32,8 @@ from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+Image.init()  # Pillow before 11.3 lacks AVIF
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", *({"AVIF"} & Image.OPEN.keys()))
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Exclude stuffed zeros, fill bytes (FF), and markers without a length: 01 and the restarts, D0 to D7.

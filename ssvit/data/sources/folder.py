@@ -6,6 +6,7 @@ array, count as images only if the folder contains no other images.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from itertools import islice, product
@@ -13,7 +14,10 @@ from itertools import islice, product
 from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve, spellings
 from ssvit.options import OptionError, UserError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+IMAGE_SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif",
+    ".avifs", ".ppm", ".pgm", ".pbm", ".pnm",
+)  # fmt: skip
 NPY = (".npy",)
 SHARD = ".tar"
 _SHARDS = "contains shards; data=shards data.root=PATH reads them"
@@ -47,8 +51,12 @@ def shards(root: str) -> list[str]:
     return [path for depth in ("*", "*/*") for path in glob(f"{depth}{SHARD}", root_dir=root)]
 
 
-def list_images(root: str) -> list[tuple[str, str | None]]:
+def list_images(root: str, others: Counter[str] | None = None) -> list[tuple[str, str | None]]:
     """Return all images of a folder as (path, class name or None), sorted by class and path.
+
+    Args:
+        root: The folder.
+        others: Counts the files that are not read, by suffix.
 
     Raises:
         UserError: A folder cannot be read, or there is no image.
@@ -58,10 +66,10 @@ def list_images(root: str) -> list[tuple[str, str | None]]:
         entries = _entries(root)
         suffixes = _suffixes(entries)
         if any(_is_image(entry, suffixes) for entry in entries):
-            images = [(path, None) for path in sorted(_images(root))]
+            images = [(path, None) for path in sorted(image.path for image in _below(entries[::-1], suffixes, others))]
         else:
             for folder in entries:
-                paths = sorted(image.path for image in _below([folder], suffixes))
+                paths = sorted(image.path for image in _below([folder], suffixes, others))
                 images += [(path, folder.name) for path in paths]
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
@@ -151,12 +159,15 @@ def _images(folder: str) -> Iterator[str]:
     return (image.path for image in _below(entries[::-1], _suffixes(entries)))
 
 
-def _below(remaining: list[os.DirEntry[str]], suffixes: tuple[str, ...]) -> Iterator[os.DirEntry[str]]:
+def _below(
+    remaining: list[os.DirEntry[str]], suffixes: tuple[str, ...], others: Counter[str] | None = None
+) -> Iterator[os.DirEntry[str]]:
     """Yield the images among entries and below them, following links except those to a folder that contains them.
 
     Args:
         remaining: Stack of entries, since folders may be nested deeper than Python's recursion limit.
         suffixes: Suffixes of images.
+        others: Counts the other files by suffix.
     """
     while remaining:
         entry = remaining.pop()
@@ -164,6 +175,8 @@ def _below(remaining: list[os.DirEntry[str]], suffixes: tuple[str, ...]) -> Iter
             yield entry
         elif entry.is_dir() and not (entry.is_symlink() and _is_circular(entry.path)):
             remaining += _entries(entry.path)[::-1]
+        elif others is not None and entry.is_file():
+            others[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
 
 
 def _is_circular(link: str) -> bool:

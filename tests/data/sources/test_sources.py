@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchvision.datasets
 from images import put_grey
-from PIL import Image
+from PIL import Image, features
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader
@@ -114,6 +114,33 @@ def test_classes_that_are_named_like_splits_are_reported(tmp_path: Path) -> None
     assert all(name in auto.summary for name in auto.classes)
     assert not any(name in classes.summary for name in classes.classes)
     assert auto.train.fingerprint == classes.train.fingerprint
+
+
+def test_files_that_are_not_used_are_counted_by_suffix(tmp_path: Path) -> None:
+    image = Image.new("RGB", (4, 4))
+    names = [f"{kind}{number}.{suffix}" for kind in "ab" for number, suffix in enumerate(("jfif", "JPE", "mpo", "jpg"))]
+    for name in names:
+        image.save(tmp_path / name, "JPEG")
+    if features.check("avif"):
+        names.append("c.avif")
+        image.save(tmp_path / "c.avif")
+    for name in ("d", "e", "f.heic", ".hidden"):
+        (tmp_path / name).touch()
+    for below in ("", "class"):  # without and with classes
+        data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
+        assert len(data.train) + len(data.test) == len(names)
+        assert all(source.read(i).shape == (3, 4, 4) for source in (data.train, data.test) for i in range(len(source)))
+        assert all(part in data.summary for part in ("3 files", "(2)", ".heic (1)"))
+        assert "hidden" not in data.summary
+        if not below:
+            (tmp_path / "class").mkdir()
+            for path in list(tmp_path.iterdir()):
+                if path.is_file():
+                    path.rename(tmp_path / "class" / path.name)
+    (tmp_path / "class/f.heic").unlink()
+    for name in ("d", "e"):
+        (tmp_path / "class" / name).unlink()
+    assert "not used" not in datasets.folder(datasets_options.Folder(root=str(tmp_path))).summary
 
 
 def torchvision_set(root: Path, name: str, **options: object) -> Data:
