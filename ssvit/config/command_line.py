@@ -212,7 +212,7 @@ def quoted(value: object) -> str:
         raise UserError(f"{value!r}: an option must be {types}")
     if _BARE.fullmatch(text) and not _NUMBER_OR_WORD.fullmatch(text):
         return text
-    return "'{}'".format(re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + "\\'" * bool(end[2]), text))
+    return "'{}'".format(re.sub(r"(\\*)('|\Z)", lambda end: end[1] * 2 + "\\'" * bool(end[2]), text))
 
 
 def unquoted(value: str) -> str:
@@ -220,7 +220,7 @@ def unquoted(value: str) -> str:
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
         return value
     return re.sub(
-        r"(\\*)\\(['\"])|(\\+)$", lambda match: (match[1] or "")[::2] + (match[2] or match[3][::2]), value[1:-1]
+        r"(\\*)\\(['\"])|(\\+)\Z", lambda match: (match[1] or "")[::2] + (match[2] or match[3][::2]), value[1:-1]
     )
 
 

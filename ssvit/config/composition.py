@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, Sweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from ssvit.config.choices import Choice, declared, is_group, lookup
-from ssvit.config.command_line import CONFIGS, CommandLine, Plain
+from ssvit.config.command_line import CONFIGS, CommandLine, Plain, quoted, unquoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
 from ssvit.options import MISSING, Failure, OptionError
@@ -97,7 +97,7 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
         name = option.lstrip("+").partition("=")[0]
         group = name.partition("@")[0]
         is_choice = "@" in name or group in groups or group.startswith("hydra") or line.is_group(group)
-        (choices if is_choice else values).append(option)
+        (choices if is_choice else values).append(_literal(option, sweep=line.sweep))
     for override in OverridesParser.create().parse_overrides(choices):
         group, value = override.key_or_group, override.value()
         choices_of_jobs = value.list if isinstance(value, ChoiceSweep) else [value]
@@ -106,6 +106,17 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
             typed_as = str(override.input_line).removeprefix("probe@")
             raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
     return choices, values
+
+
+def _literal(option: str, *, sweep: bool) -> str:
+    """Return an option with quotes around a value that Hydra would reject, change, or treat as a sweep without -m."""
+    name, _, text = option.partition("=")
+    try:
+        value = OverridesParser.create().parse_override(option).value()
+    except HydraException:
+        return f"{name}={quoted(text)}"
+    is_changed = isinstance(value, str) and value not in (text, unquoted(text))
+    return f"{name}={quoted(text)}" if is_changed or (isinstance(value, Sweep) and not sweep) else option
 
 
 def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:
@@ -188,7 +199,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
 
     def task(composed: DictConfig) -> float | None:
         sys.argv[1:] = command_line  # Fabric starts additional processes with these arguments
-        shared = {option.lstrip("+") for option in line.overrides}
+        shared = {option.lstrip("+") for option in (*choices, *values)}
         job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
         swept = [option for option in job_line.overrides if option not in shared]
         return job(job_line, swept)
@@ -338,9 +349,7 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
     if isinstance(error, OverrideParseException):
-        option, _, value = str(error.override).partition("=")
-        quoted = "['option=value']" if value.startswith("[") else f"'{value}'"
-        return f'{error.override}: texts with = or brackets need quotes, as "{option}={quoted}"'
+        return f"{error.override}: must be written option=value, with quotes around texts inside lists"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         for begins, package in _PLUGINS.items():

@@ -346,7 +346,8 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
     if (nested := nested_options(annotation)) and not _is_optional(annotation):
         first = next(iter(nested.model_fields), "option")
         return OptionError(name, values[name], f"is a group of options: set one of them, such as {name}.{first}=…")
-    return OptionError(name, values[name], f"must be {expected(annotation, metadata)}")
+    hint = "; several values require -m" if isinstance(values[name], str) and "," in str(values[name]) else ""
+    return OptionError(name, values[name], f"must be {expected(annotation, metadata)}{hint}")
 
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from ssvit.config.command_line import CommandLine, unquoted
+from ssvit.config.command_line import CommandLine, quoted, unquoted
 from ssvit.data.sources import shard_folder
 from ssvit.options import Failure
 
@@ -50,9 +50,9 @@ def data_set(option: str, line: CommandLine) -> list[str]:
     if group != "data" or (not is_path and line.has_choice("data", value)):
         return [option]
     if os.path.isdir(value):
-        return [f"data={'shards' if shard_folder.holds_shards(value) else 'folder'}", f"data.root={written}"]
+        return [f"data={'shards' if shard_folder.holds_shards(value) else 'folder'}", f"data.root={quoted(value)}"]
     if value.lower().endswith((".csv", ".tsv")) and os.path.isfile(value):
-        return ["data=csv", f"data.table={written}"]
+        return ["data=csv", f"data.table={quoted(value)}"]
     if "/" in value:
         raise Failure(f"{option}: no such file or folder", 2)
     return [option]

@@ -11,13 +11,14 @@ from pathlib import Path
 import composing
 import pytest
 from command import LIMIT
+from PIL import Image
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import find, select
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.loading.encoder_options import eval_transform
-from ssvit.options import OptionError, file_to_write, folder_to_write
+from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -72,7 +73,7 @@ class Trap:
             raise SystemExit(f"{name} was imported")
 sys.meta_path.insert(0, Trap())
 from ssvit.config.declaration import Run, select
-from ssvit.options import OptionError, UserError
+from ssvit.options import Failure, OptionError, UserError
 from ssvit.training.options import Pretrain
 for line in sys.stdin:
     try:
@@ -211,3 +212,32 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch, check, v
     for where in (file_to_write, folder_to_write):
         with pytest.raises(OptionError, match=r"^output=new: "):
             where("output", "new")
+
+
+NAMES = (
+    "photos (1)", "ünï", "Fotos [2024]", "it's", "a,b", "a=b", "{a}", "a\\", "'q'x'", "trail ", "a\nb", "choice(a,b)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_or_text_is_used_as_typed(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for number in range(4):
+        Image.new("RGB", (24, 20), (number, 0, 0)).save(folder / f"{number}.png")
+    values = composing.composed(f"data={folder}", "preset=null", f"outputs={name}", "recipe.batch_size=2")
+    assert (values["data"]["root"], values["outputs"]) == (str(folder), name)
+
+
+def test_values_that_are_not_texts_keep_their_meaning():
+    values = composing.composed("recipe.betas=[0.8,0.9]", "recipe.lr=1e-3", "recipe.best=null", "name='a,b'")
+    recipe = values["recipe"]
+    assert (recipe["betas"], recipe["lr"], recipe["best"], values["name"]) == ([0.8, 0.9], 1e-3, None, "a,b")
+
+
+@pytest.mark.parametrize("option", ["recipe.lr=1e-3,2e-3", "objective=mae,dino"])
+def test_several_values_without_a_sweep_are_an_error_that_names_the_option(option):
+    with pytest.raises(Failure) as error:
+        composing.composed(option)
+    assert error.value.status == 2
+    assert str(error.value).startswith(option)
