@@ -54,6 +54,10 @@ class Failure(UserError):
         super().__init__(" ".join(line.split()))
         self.status = status
 
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        """Pickle the arguments of the constructor, as for OptionError."""
+        return type(self), (str(self), self.status)
+
 
 _LONGEST = 200  # maximum number of characters of a value in a message
 

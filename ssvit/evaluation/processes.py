@@ -49,7 +49,7 @@ def gather(act: Callable[[], T]) -> list[T]:
     try:
         result: object = act()
     except UserError as error:
-        result = UserError(str(error))  # because an OptionError cannot be unpickled
+        result = error
     results = _exchange(result)
     if any(isinstance(result, _Ended) for result in results):
         raise Interrupted

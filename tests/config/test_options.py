@@ -185,8 +185,8 @@ def test_a_manifest_tells_options_of_a_transform_that_there_are():
         eval_transform(Checkpoint(path, {"view": {"size": 8, "depth": 3}}))
 
 
-def test_an_error_reaches_another_process_as_it_is():
-    error = OptionError("recipe.lr", None, "must be a number")
+@pytest.mark.parametrize("error", [OptionError("recipe.lr", None, "must be a number"), Failure("a mistake", 2)])
+def test_an_error_reaches_another_process_as_it_is(error):
     other = pickle.loads(pickle.dumps(error))
     assert (type(other), vars(other), str(other)) == (type(error), vars(error), str(error))
 
