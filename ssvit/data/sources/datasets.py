@@ -3,9 +3,11 @@
 The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so on.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +16,7 @@ from tqdm import tqdm
 
 from ssvit.data.sources import datasets_options
 from ssvit.data.sources.base import Data, Label, Source, number_labels, split_data
-from ssvit.data.sources.files import Files
+from ssvit.data.sources.files import Encoded, Files
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import list_images
 from ssvit.data.sources.memory import Memory
@@ -22,6 +24,8 @@ from ssvit.data.sources.shards import find
 from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
 from ssvit.data.sources.vtab import read as vtab_list
 from ssvit.options import UserError, printable
+
+_SAMPLED = 16  # images whose value type is checked at the start
 
 
 def read_splits(
@@ -52,7 +56,31 @@ def read_splits(
         if not optional:
             raise
         skipped = str(error)
-    return split_data(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
+    data = split_data(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
+    return replace(data, summary=data.summary + _depth_warning(train))
+
+
+def _depth_warning(source: Source) -> str:
+    """Return a warning if a sample of images has 16-bit values without a range, or both 8 and 16 bits, or ""."""
+    if not isinstance(source, Encoded):
+        return ""
+    maxima = dict[str, float]()
+    for index in range(0, len(source), math.ceil(len(source) / _SAMPLED)):
+        with suppress(UserError):  # the loader replaces unreadable images
+            values = source.values(index)
+            maxima[values.dtype.name] = max(maxima.get(values.dtype.name, 0), values.max().item())
+    wide = maxima.keys() & {"uint16", "int32"}  # Pillow before 11.3 opens some 16-bit files as int32
+    if not wide:
+        return ""
+    largest = max(maxima[name] for name in wide)
+    if "uint8" in maxima:
+        return (
+            "; warning: 8-bit and 16-bit images are mixed, which are rescaled by different factors without data.range"
+        )
+    if source.pixels.range is not None:
+        return ""
+    remedy = f"data.range=[0,{largest:g}] uses the maximum of a sample, ssvit normalization measures all images"
+    return f"; warning: 16-bit values up to {largest:g} are divided by 65535, since data.range is not set: {remedy}"
 
 
 def folder(options: datasets_options.Folder) -> Data:

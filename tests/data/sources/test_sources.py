@@ -116,6 +116,23 @@ def test_classes_that_are_named_like_splits_are_reported(tmp_path: Path) -> None
     assert auto.train.fingerprint == classes.train.fingerprint
 
 
+def test_16_bit_images_without_a_range_are_reported(tmp_path: Path) -> None:
+    def summary(**options: object) -> str:
+        return datasets.folder(datasets_options.Folder(root=str(tmp_path), **options)).summary
+
+    for number in range(4):
+        Image.fromarray(np.full((4, 4), 1000 * number + 91, np.uint16)).save(tmp_path / f"{number}.png")
+    assert "3091" in summary()
+    assert "warning" not in summary(channels=1, range=(0, 4095))
+    put_grey(tmp_path / "4.png", 1)
+    for options in ({}, {"channels": 1, "range": (0, 4095)}):
+        assert "8-bit and 16-bit" in summary(**options)
+    for number in range(4):
+        (tmp_path / f"{number}.png").unlink()
+    put_grey(tmp_path / "5.png", 1)
+    assert "warning" not in summary()
+
+
 def test_files_that_are_not_used_are_counted_by_suffix(tmp_path: Path) -> None:
     image = Image.new("RGB", (4, 4))
     names = [f"{kind}{number}.{suffix}" for kind in "ab" for number, suffix in enumerate(("jfif", "JPE", "mpo", "jpg"))]
