@@ -119,7 +119,7 @@ class _Model:
         module = load_model(checkpoint, self._load, **options)
         encoder: encoders.Encoder = module if isinstance(module, encoders.Encoder) else module.encoder
         whole("batch_size", batch_size)
-        Inference(precision=precision)  # checks it
+        precision = Inference(precision=precision).precision
         try:
             self.device = torch.device(device)
             self.module = module.to(self.device).eval()

@@ -176,7 +176,7 @@ def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
     with torch.no_grad():
         tokens = encoder.module(images)
         features = encoder.module.pool(tokens)
-    small = ssvit.load(run, batch_size=2, precision=32)
+    small = ssvit.load(run, batch_size=2, precision="32")
     torch.testing.assert_close(small.features(images), features)
     torch.testing.assert_close(small.class_token(images), tokens[:, 0])
     torch.testing.assert_close(small.patch_features(images).flatten(1, 2), tokens[:, 1:])

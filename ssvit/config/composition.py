@@ -68,6 +68,7 @@ def compose(
         options = completed(required | _container(composed, resolve=False), {"": options_class})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
+        _shorten_warmup(options, line)
         options = completed(options, {"": options_class})
         tree = OmegaConf.create(options)
         if not incomplete:
@@ -106,6 +107,16 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
             typed_as = str(override.input_line).removeprefix("probe@")
             raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
     return choices, values
+
+
+def _shorten_warmup(options: Plain, line: CommandLine) -> None:
+    """Shorten a warm-up from a file of options that is not shorter than the run, as `preset` chooses it."""
+    recipe = options.get("recipe")
+    if not isinstance(recipe, dict) or "recipe.warmup" in line.values:
+        return
+    steps, warmup = recipe.get("steps"), recipe.get("warmup")
+    if type(steps) is int and type(warmup) is int and warmup >= steps > 0:
+        recipe["warmup"] = steps // 20
 
 
 def _literal(option: str, *, sweep: bool) -> str:

@@ -96,7 +96,7 @@ def find(
         if opened.has_classifier != (stage == FINETUNE):
             expected = "classifier" if stage == FINETUNE else "encoder without a classifier"
             raise OptionError("checkpoint", path, f"must be an exported {expected}")
-        if precision not in ("auto", opened.precision):
+        if str(precision) not in ("auto", str(opened.precision)):
             raise OptionError("precision", precision, f"must be auto: the graph has precision {opened.precision}")
     return opened
 

@@ -229,6 +229,13 @@ def test_a_path_or_text_is_used_as_typed(tmp_path, name):
     assert (values["data"]["root"], values["outputs"]) == (str(folder), name)
 
 
+def test_a_warm_up_of_a_file_is_shortened_to_less_than_the_steps_and_a_typed_one_is_kept():
+    recipe = composing.composed("recipe.steps=20", "preset=null")["recipe"]
+    assert recipe["warmup"] == 1
+    with pytest.raises(Failure, match=r"^recipe\.warmup=20: "):
+        composing.composed("recipe.steps=20", "recipe.warmup=20", "preset=null")
+
+
 def test_values_that_are_not_texts_keep_their_meaning():
     values = composing.composed("recipe.betas=[0.8,0.9]", "recipe.lr=1e-3", "recipe.best=null", "name='a,b'")
     recipe = values["recipe"]
