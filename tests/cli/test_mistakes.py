@@ -110,7 +110,6 @@ MISTAKES = (
     "pretrain encoder=1e3",
     "pretrain 'data=[{a: 1}]'",
     "pretrain logger=[[a]]",
-    "pretrain 'name=a(b)'",
     "pretrain 'probe=[a=b]'",
     "pretrain ~recipe",
     # Options that contradict each other.
