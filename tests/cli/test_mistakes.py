@@ -117,7 +117,7 @@ MISTAKES = (
     "pretrain subset.images=9000",
     "pretrain subset.images=32 -> recipe.batch_size=64",
     "pretrain recipe.accumulate=5",
-    "pretrain recipe.steps=10 -> recipe.warmup=30",
+    "pretrain recipe.steps=10 recipe.warmup=30",
     "pretrain development=validation",
     "pretrain ++objective.masking.depth=3 -> objective.masking.depth=3",
     "pretrain encoder.class_token=false encoder.pooling=class_token",
