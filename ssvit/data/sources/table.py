@@ -105,9 +105,9 @@ def splits(table: str, columns: Columns, names: Mapping[str, str | None]) -> Spl
         lines.setdefault(row.split, row.line)
     if not lines:
         raise OptionError("table", table, "contains no path of an image")
-    allowed = {*NAMES, *names.values()}
     for name, line in lines.items():
-        if columns.split and names["train"] is not None and not {name, name.lower()} & allowed:
+        is_known = name.lower() in NAMES or name in names.values()
+        if columns.split and names["train"] is not None and not is_known:
             expected = f"must be one of {', '.join(NAMES)}, or the value of data.train, data.validation or data.test"
             raise UserError(f"{table}, line {line}: split={printable(name)}: {expected}")
 

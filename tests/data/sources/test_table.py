@@ -54,6 +54,7 @@ def test_names_of_splits_are_recognised_in_any_case(folder: Path) -> None:
         ("path\na/00.png\n", {"label": "kind"}, "label=kind: "),
         ("path\na/00.png\n", {"split": "fold"}, "split=fold: "), ("path\n", {}, "table=TABLE: "),
         ("path,split\na/00.png,train\na/03.png,tset\n", {}, "TABLE, line 3: split=tset: "),
+        ("path,split\na/00.png,foo\na/03.png,FOO\n", {"train": "foo"}, "TABLE, line 3: split=FOO: "),
         ("path\na/00.png\n", {"test": "new"}, "test=new: "), ("path,split\na/00.png,test\n", {}, "train=auto: "),
         ("path,split\na/00.png,test\n", {"train": None}, "train=null: "), ("path\nz.png\n", {}, "root=null: "),
         ("path\na/00.png\nz.png\n", {}, "TABLE, line 3: there is no file FOLDER/z.png"),
