@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from ssvit.config.choices import Choice, declared, is_group, lookup
-from ssvit.config.command_line import CONFIGS, CommandLine, Plain, quoted, unquoted
+from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain, quoted, unquoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
 from ssvit.options import MISSING, Failure, OptionError
@@ -80,8 +80,13 @@ def compose(
             return config
         if line.finish:
             config = line.finish(config)
-        with config.names_as_typed():
-            _ = config.options
+        try:
+            with config.names_as_typed():
+                _ = config.options
+        except OptionError as error:
+            if line.prefix == PYTHON or not isinstance(error.value, str) or "," not in error.value:
+                raise
+            raise OptionError(error.name, error.value, f"{error.expectation}; several values require -m") from None
         return config
 
 

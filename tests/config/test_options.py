@@ -11,6 +11,7 @@ from pathlib import Path
 import composing
 import pytest
 from command import LIMIT
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from ssvit.checkpoints import manifest
@@ -19,6 +20,7 @@ from ssvit.config.declaration import find, select
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.loading.encoder_options import eval_transform
 from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
+from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -227,6 +229,14 @@ def test_a_path_or_text_is_used_as_typed(tmp_path, name):
         Image.new("RGB", (24, 20), (number, 0, 0)).save(folder / f"{number}.png")
     values = composing.composed(f"data={folder}", "preset=null", f"outputs={name}", "recipe.batch_size=2")
     assert (values["data"]["root"], values["outputs"]) == (str(folder), name)
+
+
+@pytest.mark.parametrize("text", ["32", "1e-3", ".5", "2.", "1_000", "-inf", "NaN", "null", "True", "e3", "1.2.3"])
+def test_a_text_in_an_error_is_a_text_on_a_command_line(text):
+    with pytest.raises(OptionError) as error:
+        Recipe(steps=text)
+    option = str(error.value).partition(":")[0]
+    assert OverridesParser.create().parse_override(option).value() == text
 
 
 def test_a_warm_up_of_a_file_is_shortened_to_less_than_the_steps_and_a_typed_one_is_kept():
