@@ -18,6 +18,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -32,8 +33,9 @@ from ssvit.options import UserError, printable
 
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
-Image.init()  # Pillow before 11.3 lacks AVIF
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", *({"AVIF"} & Image.OPEN.keys()))
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+if find_spec("PIL.AvifImagePlugin"):  # since Pillow 11.3
+    _FORMATS += ("AVIF",)
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Exclude stuffed zeros, fill bytes (FF), and markers without a length: 01 and the restarts, D0 to D7.
