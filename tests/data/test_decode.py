@@ -276,6 +276,22 @@ def test_a_mask_of_the_unrotated_image_is_an_error(tmp_path: Path) -> None:
     assert caught.value.path == masks[2]
 
 
+def test_headers_state_whether_values_have_8_bits(tmp_path: Path) -> None:
+    for name, image in {"a.jpg": RGB, "b.png": RGB, "c.tiff": RGB, "d.png": GREY > 127, "e.webp": RGB}.items():
+        Image.fromarray(image).save(tmp_path / name)
+    PALETTE.save(tmp_path / "f.png")
+    Image.fromarray(WIDE).save(tmp_path / "g.png")
+    (tmp_path / "h.png").write_bytes(imagecodecs.png_encode(np.stack([WIDE] * 3, axis=2)))
+    tifffile.imwrite(tmp_path / "i.tiff", np.stack([WIDE] * 3, axis=2), photometric="rgb")
+    tifffile.imwrite(tmp_path / "j.tiff", np.stack([WIDE] * 3, axis=2), photometric="rgb", compression="zlib")
+    tifffile.imwrite(tmp_path / "k.tiff", GREY.astype(np.float32))
+    for path in sorted(tmp_path.iterdir()):
+        data = decode.read_file(str(path))
+        assert decode.is_8_bit(data) == (decode.values(data, "").dtype == np.uint8), path.name
+    np.save(tmp_path / "l.npy", WIDE)
+    assert not decode.is_8_bit(decode.read_file(str(tmp_path / "l.npy")))
+
+
 def test_files_that_are_no_masks_are_named(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "colours.png")
     Image.new("I;16", (4, 4)).save(tmp_path / "wide.png")

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from ssvit.data.sources import datasets_options
+from ssvit.data.sources import datasets_options, decode
 from ssvit.data.sources.base import Data, Label, Source, number_labels, split_data
 from ssvit.data.sources.files import Encoded, Files
 from ssvit.data.sources.files_options import ImageFiles
@@ -67,6 +67,9 @@ def _depth_warning(source: Source) -> str:
     maxima = dict[str, float]()
     for index in range(0, len(source), math.ceil(len(source) / _SAMPLED)):
         with suppress(UserError):  # the loader replaces unreadable images
+            if decode.is_8_bit(source.file(index)):
+                maxima.setdefault("uint8", 0)
+                continue
             values = source.values(index)
             maxima[values.dtype.name] = max(maxima.get(values.dtype.name, 0), values.max().item())
     wide = maxima.keys() & {"uint16", "int32"}  # Pillow before 11.3 opens some 16-bit files as int32

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from typing import IO
 
 import numpy as np
 import torch
@@ -102,6 +103,21 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
         if len(data) < size:
             raise ValueError(f"{path} ends before this image")
         return data
+
+
+def header(file: str | IO[bytes]) -> Image.Image | None:
+    """Open an image without decoding its pixels; None if Pillow cannot read it."""
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        return Image.open(file, formats=_FORMATS)
+    return None
+
+
+def is_8_bit(data: Bytes) -> bool:
+    """Return whether the header of a file states values of at most 8 bits."""
+    image = header(io.BytesIO(data.data))
+    # Pillow reduces colours of 16 bits to 8, with a decoder such as RGB;16B.
+    return image is not None and image.mode[0] not in "IF" and not any(";16" in str(tile) for tile in image.tile)
 
 
 def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:

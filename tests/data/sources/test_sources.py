@@ -130,7 +130,10 @@ def test_16_bit_images_without_a_range_are_reported(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}.png").unlink()
     put_grey(tmp_path / "5.png", 1)
-    assert "warning" not in summary()
+    put_grey(tmp_path / "6.jpg", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.Encoded, "values", None)  # the headers suffice
+        assert "warning" not in summary()
 
 
 def test_files_that_are_not_used_are_counted_by_suffix(tmp_path: Path) -> None:
