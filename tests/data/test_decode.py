@@ -262,14 +262,21 @@ def test_16_bit_files_of_several_channels_are_oriented(tmp_path: Path, orientati
         np.testing.assert_allclose(image.numpy(), expected / 1000, atol=1e-6)
 
 
-def test_a_mask_of_the_unrotated_image_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "npy"])
+def test_a_mask_of_the_unrotated_image_is_an_error(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.fromarray(smooth(3)).save(tmp_path / "a.jpg", exif=exif)
+    if suffix == "npy":  # no orientation: the array is upright
+        np.save(tmp_path / "a.npy", smooth(3).swapaxes(0, 1))
+    else:
+        Image.fromarray(smooth(3)).save(tmp_path / f"a.{suffix}", exif=exif)
     for name, shape in (("upright", (40, 24)), ("stored", (24, 40)), ("other", (5, 7))):
         Image.fromarray(np.ones(shape, np.uint8)).save(tmp_path / f"{name}.png")
     masks = [str(tmp_path / f"{name}.png") for name in ("upright", "other", "stored")]
-    files = Files([str(tmp_path / "a.jpg")] * 3, masks=masks)
+    files = Files([str(tmp_path / f"a.{suffix}")] * 3, masks=masks)
+    monkeypatch.setattr(decode, "decode_jpeg", None)  # the header suffices
     assert [tuple(files.mask(index).shape) for index in (0, 1)] == [(40, 24), (5, 7)]
     with pytest.raises(Unreadable) as caught:
         files.mask(2)

@@ -120,6 +120,16 @@ def is_8_bit(data: Bytes) -> bool:
     return image is not None and image.mode[0] not in "IF" and not any(";16" in str(tile) for tile in image.tile)
 
 
+def upright_size(path: str) -> tuple[int, int] | None:
+    """Return height and width of an image in its EXIF orientation from the header; None where this is not possible."""
+    with suppress(Exception), open(path, "rb") as file:
+        image = header(file)
+        if image is not None and image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
+            swapped = image.getexif().get(rasters.ORIENTATION) in (5, 6, 7, 8)
+            return (image.width, image.height) if swapped else (image.height, image.width)
+    return None
+
+
 def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
     start = data[:6].tobytes()
     if pixels not in (RGB, GREY) or start.startswith(rasters.NPY):

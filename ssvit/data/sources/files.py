@@ -121,9 +121,11 @@ class Files(Encoded):
             return None
         mask = decode.load_mask(self.masks[index])
         height, width = mask.shape
-        if height != width and self.read(index).shape[1:] == (width, height):
-            reason = f"has {width}x{height} pixels, and the image {height}x{width} in its EXIF orientation"
-            raise Unreadable(self.masks[index], reason)
+        if height != width:
+            size = decode.upright_size(self.paths[index]) or self.read(index).shape[1:]
+            if size == (width, height):
+                reason = f"has {width}x{height} pixels, and the image {height}x{width} in its EXIF orientation"
+                raise Unreadable(self.masks[index], reason)
         return mask
 
     @cached_property

@@ -20,7 +20,7 @@ NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 NANS = "contains NaNs: store a number instead, such as the minimum for missing data"
 VALUE_LIMIT = 3 << 27  # values of an image: 1.6 GB as float32
-_ORIENTATION = 274  # tag of EXIF and TIFF
+ORIENTATION = 274  # tag of EXIF and TIFF
 # Pillow modes that are converted before their values are read, since palette indices and single bits are no values.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
 
@@ -114,7 +114,7 @@ def tiff(data: np.ndarray) -> np.ndarray:
         channels = [axis for axis, name in enumerate(first.axes) if name not in "YX"]
         if len(channels) > 1 or len(first.axes) != len(channels) + 2:
             raise ValueError(f"has the axes {first.axes}; an image must have rows, columns and channels")
-        array, orientation = first.asarray(maxworkers=1), first.keyframe.tags.valueof(_ORIENTATION)
+        array, orientation = first.asarray(maxworkers=1), first.keyframe.tags.valueof(ORIENTATION)
     return _oriented(np.moveaxis(array, channels[0], 0) if channels else array[None], orientation)
 
 
@@ -126,7 +126,7 @@ def png(data: np.ndarray) -> np.ndarray:
 
     array, orientation = np.moveaxis(png_decode(data.tobytes()), 2, 0), None
     with suppress(Exception):  # damaged metadata
-        orientation = Image.open(io.BytesIO(data.data)).getexif().get(_ORIENTATION)
+        orientation = Image.open(io.BytesIO(data.data)).getexif().get(ORIENTATION)
     return _oriented(array, orientation)
 
 
