@@ -65,12 +65,13 @@ class Overlap:
         """Return the numbers as plain data.
 
         Args:
-            scores: Scores of the evaluation images, (m,), by name; None if there is no score of single images.
+            scores: Scores of the evaluation images, (m,), by name; None if there is no score of single images. They
+                are omitted if all images were in the pre-training.
         """
         parts = {
             name: {"all": values.double().mean().item(), "without": values.double()[~self.seen].mean().item()}
             for name, values in scores.items()
-            if values is not None and len(values) == len(self.seen)
+            if values is not None and len(values) == len(self.seen) and not self.seen.all()
         }
         return {
             "images": len(self.seen),
@@ -135,4 +136,6 @@ def sentence(values: Mapping[str, Any], part: str) -> str:
         f"; {name} {100 * scores['all']:.1f} %, without them {100 * scores['without']:.1f} %"
         for name, scores in values["scores"].items()
     )
+    if seen == images:
+        rest = f"; no {part} image remains without them"
     return f"{seen:,} {of} ({100 * seen / images:.1f} %) were in the pre-training: {parts} ({limit}){rest}"

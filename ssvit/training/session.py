@@ -224,7 +224,7 @@ def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> di
 
 
 def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
-    """Build the probes of a pre-training run, and print a line for each probe that has too few images."""
+    """Build the probes of a pre-training run, and print their remarks."""
     options = config.options
     if not isinstance(options, Pretrain) or not options.probe:
         return {}
@@ -237,5 +237,5 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
         pretrained=hasattr(options.encoder, "path"),
     )
     if is_main_process():
-        print_lines(*probing.unavailable)
+        print_lines(*probing.remarks)
     return {"probe": probing} if probing.probes else {}

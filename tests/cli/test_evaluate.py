@@ -151,6 +151,20 @@ def test_a_single_test_image_has_no_interval(run, tmp_path, capsys):
     assert re.search(r"1-NN +[01.]+ +\N{EN DASH} ", capsys.readouterr().out)
 
 
+def test_a_class_of_one_image_has_a_report(tmp_path, capsys):
+    for number in range(25):
+        put_grey(tmp_path / "set" / ("once" if number == 7 else "ab"[number % 2]) / f"{number:02}.png", 10 * number)
+    held_out = {"few_shot.shots": 5, "knn.k": [3], "logistic.l2s": [0.1]}
+    probes = ["probes=[few_shot,knn,logistic]", *(f"probes.{name}={value}" for name, value in held_out.items())]
+    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    run = untrained(tmp_path / "outputs" / "run", *small, f"data={tmp_path}/set", "data.image_size=16")
+    evaluate.command.call([f"checkpoint={run}", f"data={tmp_path}/set", "data.held_out=0.9", *probes,
+                           f"outputs={tmp_path}", f"output={tmp_path}/report", "fabric.accelerator=cpu"])  # fmt: skip
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert written["metadata"]["train_images"] == 4  # of 3, and the only image of a class
+    assert "shots=5" in capsys.readouterr().out
+
+
 def test_the_commands_of_a_report_are_complete(tmp_path, tool):
     """They write, store and fine-tune the chosen features of the images measured on, of the run or as typed."""
     for name, side in (("it's {a}, b", 20), ("other", 16)):
@@ -215,8 +229,6 @@ def test_cached_features_are_those_of_the_pixel_format(tmp_path):
 def test_mistakes_name_the_option_of_the_probe(run):
     with pytest.raises(OptionError, match=r"probes\.knn\.k=64: must be at most 63, "):
         measured(run, "probes.knn.k=[64]", "probes.few_shot_big_vision=null")
-    with pytest.raises(OptionError, match=r"probes\.few_shot_big_vision\.shots=10: class 0 \(disc\) has 6 training"):
-        measured(run)
     names = ("ridge", "few_shot_big_vision", "sgd", "logistic", "knn", "retrieval")
     with pytest.raises(UserError, match="name at least one"):
         measured(run, *(f"probes.{name}=null" for name in names))

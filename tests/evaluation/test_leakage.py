@@ -1,5 +1,7 @@
 """Evaluation images that were in the pre-training: how many are counted, and with what certainty."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -79,6 +81,14 @@ def test_scores_are_given_with_and_without_the_images():
     assert "50.0 %" in text
     assert "75.0 %" in text
     assert "50.0 %" not in sentence({**values, "identical": 0, "near_duplicates": 0}, "test")
+
+
+def test_a_report_states_that_all_images_were_in_the_pretraining():
+    found = counted(smooth(40, 0), smooth(40, 0)[:12])
+    values = json.loads(json.dumps(found.values({"top-1": torch.ones(12)}), allow_nan=False))
+    assert (values["identical"], values["scores"]) == (12, {})
+    assert "12 of the 12 test images (100.0 %)" in sentence(values, "test")
+    assert "nan" not in sentence(values, "test")
 
 
 def test_images_of_a_source_have_the_fingerprints_of_their_pixels():

@@ -186,7 +186,8 @@ class Data:
 def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Source]:
     """Split a source into training and held-out images by a hash of (seed, index).
 
-    The images with the smallest hashes are held out, at least one image in each part.
+    The images with the smallest hashes are held out, except for the last image of each class: each class keeps an image
+    for training, unless no image would be held out. Each part has at least one image.
 
     Args:
         source: Source to split.
@@ -203,7 +204,14 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
         raise UserError("the data set has one image; holding out images requires at least two")
     order = uniform(seed, "held out", torch.arange(len(source)), 1)[:, 0].argsort()
     count = min(max(1, round(fraction * len(source))), len(source) - 1)
-    return source.take(order[count:].sort().values), source.take(order[:count].sort().values)
+    held_out = torch.arange(len(source)) < count
+    if source.labels is not None:
+        labels = source.labels[order].flip(0).numpy()
+        last = labels.argmax(0) if labels.ndim == 2 else np.unique(labels, return_index=True)[1]
+        held_out[len(source) - 1 - last] = False
+    if not held_out.any():
+        held_out[:count] = True
+    return source.take(order[~held_out].sort().values), source.take(order[held_out].sort().values)
 
 
 def split_data(

@@ -47,7 +47,7 @@ class Probing(PlottingEvaluator):
 
     Attributes:
         probes: Probes for which the images suffice.
-        unavailable: One line for each other probe, with the reason.
+        remarks: One line for each other probe, with the reason, and the remarks of the probes.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Probing(PlottingEvaluator):
         self.options = options
         self.set_interval(options.every)
         self.probes: list[Probe] = []
-        self.unavailable: list[str] = []
+        self.remarks: list[str] = []
         if train.labels is None or test.labels is None:
-            self.unavailable = ["no probes: the images have no labels"]
+            self.remarks = ["no probes: the images have no labels"]
             return
         self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
         self._test = self._read(subset(test, images=min(options.test_images, len(test))), transform)
@@ -82,9 +82,10 @@ class Probing(PlottingEvaluator):
                     raise UserError(f"run `ssvit evaluate probes=[{name}]` after training instead")
                 check_labels(probe, train_labels, test_labels, train.classes)
                 self.probes.append(probe)
+                self.remarks += filter(None, [probe.remark(train_labels, train.classes)])
             except UserError as error:
                 images = f"probing.train_images={len(self._train)}"
-                self.unavailable.append(f"{probe.title}: not measured during the run ({images}): {error}")
+                self.remarks.append(f"{probe.title}: not measured during the run ({images}): {error}")
 
     def _read(self, source: Source, transform: EvalTransform) -> Memory:
         """Read transformed images as bytes. Each process holds all of them."""

@@ -87,6 +87,10 @@ class Probe:
             UserError: If the labels do not suffice.
         """
 
+    def remark(self, train_labels: Tensor, classes: Sequence[str]) -> str:
+        """Return a sentence on a protocol that these training images do not allow entirely, or ""."""
+        return ""
+
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Evaluate the features. The result is the same in each process, and test labels are used for scoring only.
 

@@ -42,15 +42,20 @@ class Ridge(ridge_options.Ridge, Probe):
         return "ridge" if self.shots[-1] == "all" else f"few_shot{self.shots[-1]}"
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
-        """Raise OptionError unless each class has at least as many training images as shots, and at least one."""
-        several = is_multi_label(train_labels)
-        images = train_labels.sum(0) if several else torch.bincount(train_labels, minlength=len(classes))
-        fewest = int(images.argmin())
-        for shots in self.shots:
-            needed = 1 if shots == "all" else shots
-            if images[fewest] < needed:
-                count = f"class {fewest} ({classes[fewest]}) has {images[fewest].item()} training images"
-                raise OptionError("shots", shots, f"{count}; at least {needed} are required")
+        """Raise OptionError unless each class has a training image."""
+        images = _counts(train_labels, len(classes))
+        if not images[fewest := int(images.argmin())]:
+            reason = f"class {fewest} ({classes[fewest]}) has 0 training images; at least 1 is required"
+            raise OptionError("shots", self.shots[0], reason)
+
+    def remark(self, train_labels: Tensor, classes: Sequence[str]) -> str:
+        """Report classes with fewer training images than shots, all of which are then used."""
+        shots = max((shots for shots in self.shots if shots != "all"), default=0)
+        images = _counts(train_labels, len(classes))
+        if not (rare := int((images < shots).sum())):
+            return ""
+        fewer = f"{rare} of {len(classes)} classes have fewer training images, all of which are used"
+        return f"shots={shots}: {fewer} ({classes[int(images.argmin())]} has {images.min()})"
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Fit a classifier for each number of shots and return one column for each."""
@@ -81,6 +86,11 @@ class Ridge(ridge_options.Ridge, Probe):
         )
 
 
+def _counts(labels: Tensor, classes: int) -> Tensor:
+    """Return the number of images of each class, (k,)."""
+    return labels.sum(0) if is_multi_label(labels) else torch.bincount(labels, minlength=classes)
+
+
 def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
     """Return the shuffled training indices of each class, whose first elements are the few-shot sample.
 
@@ -93,7 +103,7 @@ def sample(labels: Tensor, classes: int, seed: int) -> list[Tensor]:
     if is_multi_label(labels):
         of_classes = [column.nonzero()[:, 0] for column in labels.T]
     else:
-        of_classes = labels.argsort(stable=True).split(torch.bincount(labels, minlength=classes).tolist())
+        of_classes = labels.argsort(stable=True).split(_counts(labels, classes).tolist())
     return [rows[permutation(seed, f"few_shot/class_{label}", len(rows))] for label, rows in enumerate(of_classes)]
 
 

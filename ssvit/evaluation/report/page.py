@@ -69,6 +69,7 @@ def metadata_of(
         "features": options.features.values(),
         "precision": split.precision,
         "image_size": list(options.data.view.size),
+        "remarks": list(dict.fromkeys(filter(None, (result.remark for result in scores)))),
         "against": {other.name: other.metadata for other in others},
         "versions": {name: version(name) for name in ("ssvit", "torch")},
     }
@@ -80,7 +81,7 @@ def metadata_of(
         first = scores[0]
         per_image = first.per_image.get(OWN)
         kept = {}
-        if pairs and per_image is not None and len(per_image) == len(test):
+        if per_image is not None and 0 < len(split.duplicates) < len(per_image) == len(test):
             kept = {first.title: without(per_image, split.duplicates)}
         values["near_duplicates"] = {"test_images": len(split.duplicates), "without": kept, "pairs": pairs}
         values["pretraining"] = dict.fromkeys([checkpoint.name, *(other.name for other in others)]) | {
@@ -101,10 +102,13 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
         labels = f"{len(metadata['classes'])} classes (chance {chance} %)"
     images = f"{metadata['train_images']:,} training and {metadata['test_images']:,} {part} images"
     sentences = [f"{images}, {labels}; data: {metadata['data']}; precision: {metadata['precision']}"]
+    sentences += metadata.get("remarks", [])
     if near := metadata.get("near_duplicates"):
         count = near["test_images"]
         share = 100 * count / metadata["test_images"]
         rest = "".join(f"; without them {name} {percent(value)} %" for name, value in near["without"].items())
+        if count == metadata["test_images"]:
+            rest = f"; no {part} image remains without them"
         sentences.append(
             f"{count:,} of the {part} images ({share:.1f} %) are near-duplicates of a training image{rest}"
         )

@@ -87,6 +87,7 @@ class Scores:
         chosen: Feature set of each encoder, `OWN` for the evaluated one, chosen by the same criterion.
         per_image: Scores of single images with these feature sets, see `Result.per_image`; empty if only one image is
             measured, since the uncertainty is then unknown.
+        remark: Remark of the probe on the training images, see `Probe.remark`.
     """
 
     probe: str
@@ -102,6 +103,7 @@ class Scores:
     predictions: Tensor | None = None
     chosen: Mapping[str, str] = field(default_factory=dict)
     per_image: Mapping[str, Tensor] = field(default_factory=dict)
+    remark: str = ""
 
     @property
     def title(self) -> str:
@@ -160,4 +162,5 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         predictions=results[best].predictions,
         chosen=chosen,
         per_image={name: values for name, values in per_image.items() if values is not None and len(values) > 1},
+        remark="" if split.train.labels is None else probe.remark(split.train.labels, split.classes),
     )

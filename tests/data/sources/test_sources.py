@@ -73,6 +73,28 @@ def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
         hold_out(source.take(torch.arange(1)), fraction=0.5, seed=0)
 
 
+@pytest.mark.parametrize("is_multi_label", [False, True])
+def test_each_class_keeps_an_image_for_training(is_multi_label: bool) -> None:
+    images = torch.arange(200, dtype=torch.uint8).view(200, 1, 1, 1)
+    train, kept = hold_out(Memory(images), fraction=0.1, seed=0)
+    labels = torch.zeros(200, dtype=torch.int64)
+    first, *_ = places = kept.in_memory.flatten().long().tolist()
+    labels[first], labels[places[-3:]], labels[train.in_memory[0].item()], labels[places[3]] = 1, 2, 3, 3
+    classes = ("many", "once", "three", "two")
+    if is_multi_label:
+        labels = torch.nn.functional.one_hot(labels, 4).bool()
+    train, kept = hold_out(Memory(images, labels, classes), fraction=0.1, seed=0)
+    held = set(kept.in_memory.flatten().tolist())
+    moved = set(places) - held
+    assert held < set(places)
+    assert first in moved
+    assert len(moved) == 2  # and one of the class of three
+    assert len(moved & set(places[-3:])) == 1
+    assert sorted([*train.in_memory.flatten().tolist(), *held]) == list(range(200))
+    unique = Memory(images, torch.arange(200), tuple(map(str, range(200))))
+    assert torch.equal(hold_out(unique, fraction=0.1, seed=0)[1].labels, torch.tensor(places))
+
+
 def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
     train, validation, test = (Memory(torch.zeros(count, 1, 2, 2, dtype=torch.uint8)) for count in (3, 1, 2))
     both, one, other = (

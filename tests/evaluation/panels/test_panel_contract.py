@@ -111,7 +111,7 @@ def test_options_are_refused_by_name(name, option, value):
 def test_images_that_do_not_suffice_are_reported_in_one_line(name):
     source = tiny.labelled().take(torch.arange(0))
     if name == "probing":
-        (line,) = build(name, Memory(tiny.pictures())).unavailable
+        (line,) = build(name, Memory(tiny.pictures())).remarks
     else:
         with pytest.raises(UserError) as error:
             build(name, source)(PANELS[name][0]().eval())

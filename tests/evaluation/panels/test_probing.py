@@ -313,14 +313,14 @@ def test_features_that_are_not_finite_do_not_end_a_run():
 @pytest.mark.parametrize(
     ("changes", "probes", "lines"),
     [
-        ({}, 2, 0), ({"train_images": 8}, 1, 1), ({"train": TRAIN.take(torch.arange(4))}, 0, 2),
+        ({}, 2, 0), ({"train_images": 8}, 2, 1), ({"train": TRAIN.take(torch.arange(4))}, 1, 2),
         ({"train": Memory(TRAIN.in_memory)}, 0, 1), ({"test": Memory(TEST.in_memory)}, 0, 1),
     ],
 )  # fmt: skip
 def test_each_probe_without_sufficient_images_is_reported_in_one_line(changes, probes, lines):
     evaluator = probing(**changes)
-    assert (len(evaluator.probes), len(evaluator.unavailable)) == (probes, lines)
-    assert not any("\n" in line for line in evaluator.unavailable)
+    assert (len(evaluator.probes), len(evaluator.remarks)) == (probes, lines)
+    assert not any("\n" in line for line in evaluator.remarks)
 
 
 def test_files_are_read_once_and_unreadable_ones_left_out(tmp_path):

@@ -85,6 +85,7 @@ def test_least_squares_on_several_classes() -> None:
     assert all(4 <= fit["images"] <= 12 for fit in few["fits"])
     samples = ridge.sample(train.labels, 4, 0)
     assert [train.labels[places, k].all().item() for k, places in enumerate(samples)] == [True] * 4
+    assert Ridge(shots=99).remark(train.labels, CLASSES).startswith("shots=99: 4 of 4")
     with pytest.raises(OptionError, match="shots=99: class 3"):
         Ridge(shots=99).check_classes(train.labels * torch.tensor([True, True, True, False]), test.labels, CLASSES)
 
