@@ -34,6 +34,22 @@ class Interval(NamedTuple):
         """Return 1 if the interval is above zero, -1 if it is below, 0 if it contains zero."""
         return (self.low > 0) - (self.high < 0)
 
+    @classmethod
+    def around(cls, difference: float, error: float = 0.0) -> "Interval":
+        """Return the interval of a difference with a half-width, which is 0 if the uncertainty is unknown."""
+        return cls(difference - error, difference + error)
+
+
+def verdict(difference: Interval, *, tested: bool = True) -> str:
+    """Return one of three answers to whether a result is better than another, such as "significantly better than".
+
+    Args:
+        difference: Interval of the difference, positive if the first result is better.
+        tested: Whether the interval accounts for the uncertainty of the difference.
+    """
+    same, significantly = ("not significantly different from", "significantly ") if tested else ("equal to", "")
+    return (same, f"{significantly}better than", f"{significantly}worse than")[difference.sign]
+
 
 def chance(labels: Iterable[int]) -> float:
     """Return the accuracy of the best model that ignores the image: the share of the most frequent class, or NaN."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, of_seeds, standard_error
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, above_chance, of_seeds, standard_error
 from ssvit.figures.base import Figure
 from ssvit.processes import is_main_process
 
@@ -116,7 +116,7 @@ def _conclusion(summary: Mapping[str, Mapping[str, Any]], measure: str, error: f
     change = f"{100 * gain:+.1f} percentage points{interval}"
     if verdict:
         return f"The difference between pre-trained and from scratch, {change}, is not significant: {verdict}."
-    word = "raised" if after > before else "lowered"
+    word = ("did not change", "raised", "lowered")[Interval.around(gain).sign]
     return f"Pre-training {word} {measure} from {100 * before:.1f} to {100 * after:.1f} %: {change}."
 
 
@@ -136,7 +136,7 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", e
     means = [summary[side]["mean"] for side in (PRETRAINED, SCRATCH)]
     if not any(above_chance(mean, measured.chance, measured.images) for mean in means):
         return f"both sides are {NOT_ABOVE_CHANCE}"
-    if error is not None and abs(means[0] - means[1]) <= error:
+    if error is not None and not Interval.around(means[0] - means[1], error).sign:
         return f"the 95 % interval of {noise} (± {100 * error:.2f}) contains zero"
     return ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssvit.evaluation.baselines import PIXELS, RANDOM, RANDOM_PREFIX
-from ssvit.evaluation.statistics import of_seeds
+from ssvit.evaluation.statistics import Interval, of_seeds, verdict
 from ssvit.evaluation.titles import title
 
 if TYPE_CHECKING:
@@ -146,12 +146,12 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     lines = [f"{best}: {words} {spread(values)} %, baseline (random weights) {spread(baseline)} %"]
     for second, second_scores in others[:1]:
         difference = statistics.fmean(values) - statistics.fmean(second_scores)
-        line = f"difference between {best} and {second}: {100 * difference:+.1f} percentage points"
-        if interval := of_seeds(values, second_scores):
+        interval = of_seeds(values, second_scores)
+        limits = "one seed each; set seeds=3 for a 95 % interval"
+        if interval is not None:
             limits = f"95 % interval over seeds {100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-            lines.append(f"{line} ({limits}), {'' if interval.sign else 'not '}significant")
-        else:
-            lines.append(f"{line}, one seed each; set seeds=3 for a 95 % interval")
+        words = verdict(interval or Interval.around(difference), tested=interval is not None)
+        lines.append(f"{best} is {words} {second}: {100 * difference:+.1f} percentage points ({limits})")
     return lines
 
 

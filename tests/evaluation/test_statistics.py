@@ -9,12 +9,14 @@ import torch
 from scipy.stats import binom, norm
 
 from ssvit.evaluation.statistics import (
+    Interval,
     above_chance,
     bootstrap,
     chance,
     detectable,
     last_rise,
     of_seeds,
+    verdict,
 )
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -91,3 +93,11 @@ def test_seeds_have_an_interval_of_their_own():
     assert of_seeds([0.5, 0.5], [0.4]) == pytest.approx((0.1, 0.1))
     ours, theirs = of_seeds(several, [0.3, 0.31])
     assert ours < np.mean(several) - 0.305 < theirs
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_verdict_is_one_of_three_answers(tested):
+    better, same, worse = (Interval.around(gain, 0.1 * tested) for gain in (0.2, 0.05 * tested, -0.2))
+    words = [verdict(interval, tested=tested) for interval in (better, same, worse)]
+    assert [("better" in text, "worse" in text) for text in words] == [(True, False), (False, False), (False, True)]
+    assert ["significantly" in text for text in words] == [tested] * 3

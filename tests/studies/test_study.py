@@ -106,6 +106,15 @@ def test_a_gain_that_is_not_significant_is_reported_as_such(tmp_path, capsys, pr
     assert report["verdict"] == "" or words in report["verdict"]
 
 
+def test_equal_scores_of_unknown_error_are_neither_a_gain_nor_a_loss():
+    words = {}
+    for gain in (-0.1, 0, 0.1):
+        summary = {"pretrained": {"mean": 0.5 + gain}, "scratch": {"mean": 0.5}}
+        line = comparison._conclusion(summary, "mAP", None, "")
+        words[gain] = ("raised" in line, "lowered" in line)
+    assert words == {-0.1: (False, True), 0: (False, False), 0.1: (True, False)}
+
+
 def test_training_from_random_weights_has_its_own_recipe(tmp_path):
     sides = comparison.sides({"steps": 40, "lr": 1e-3})
     assert sides == {

@@ -3,7 +3,7 @@
 Shapes use b, n images, v = 2 views, c channels, h, w pixels, d width, e width of a projection.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from ssvit.data.sources.base import Source
 from ssvit.evaluation.panels import contrast_options
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
+from ssvit.evaluation.panels.reconstruction import compare
 from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR, similarities, unit
 
@@ -81,20 +82,24 @@ def describe(metrics: Mapping[str, float], start: Mapping[str, float | None]) ->
         metrics: The metrics.
         start: Metrics of step 0, if they were measured.
     """
-    loss, chance, top1 = metrics["loss"], metrics["loss_by_chance"], metrics["top1"]
-    first_loss, first = start.get("loss"), start.get("top1")
+
+    def line(name: str, key: str, sign: int, show: Callable[[float], str]) -> str:
+        baselines = {"chance": metrics[f"{key}_by_chance"], "the model at step 0": start.get(key)}
+        known = {words: value for words, value in baselines.items() if value is not None}
+        gains = {words: (show(value), sign * (metrics[key] - value)) for words, value in known.items()}
+        return compare(name, show(metrics[key]), gains)
+
     lines = [
-        f"loss {loss:.3f}; baselines: {chance:.3f} by chance"
-        + ("" if first_loss is None else f", {first_loss:.3f} at step 0"),
-        f"top-1 accuracy of matching views {100 * top1:.1f} %; baselines: {100 * metrics['top1_by_chance']:.2f} % by "
-        "chance" + ("" if first is None else f", {100 * first:.1f} % at step 0"),
+        line("loss", "loss", -1, "{:.3f}".format),
+        line("top-1 accuracy of matching views", "top1", 1, lambda share: f"{100 * share:.2f} %"),
         f"mean squared distance between the views of an image {metrics['alignment']:.2f}, between images "
         f"{metrics['distance']:.2f}; uniformity {metrics['uniformity']:.2f} (0: equal projections, -4: uniform)",
         describe_spread(metrics),
     ]
     if signs := collapsed_features(metrics):
         return [*lines, f"COLLAPSED, or at the start of training: {signs[0]}"]
-    if loss < chance and top1 > max(first or 0.0, metrics["top1_by_chance"]):
+    top1_baseline = max(metrics["top1_by_chance"], start.get("top1") or 0.0)
+    if metrics["loss"] < metrics["loss_by_chance"] and metrics["top1"] > top1_baseline:
         return [*lines, "the model discriminates images better than chance and than at step 0"]
     return [*lines, "the model does not discriminate images better than chance and than at step 0"]
 

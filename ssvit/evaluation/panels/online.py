@@ -22,7 +22,7 @@ from ssvit.evaluation.panels import online_options
 from ssvit.evaluation.panels.base import PlottingEvaluator, Shown
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, last_rise, standard_error
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, above_chance, last_rise, standard_error, verdict
 from ssvit.figures.plot import DASHED, History, Level, Panel, Plot, chance, curve, level
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
@@ -210,8 +210,11 @@ def describe(
     comparisons = [] if is_informative else [NOT_ABOVE_CHANCE]
     for words, baseline in {**baselines, "raw pixels": metrics[f"{name}_pixels"]}.items():
         if baseline is not None:
-            verdict = _verdict(value, baseline, math.inf if multi_label else images) if is_informative else ""
-            comparisons.append(f"{verdict}{words} ({100 * baseline:.1f} %)")
+            # The images are the same, so errors of independent images overestimate the error of the difference.
+            errors = (0.0 if multi_label else standard_error(share, images) for share in (value, baseline))
+            words = f"{words} ({100 * baseline:.1f} %)"
+            difference = Interval.around(value - baseline, 2 * math.hypot(*errors))
+            comparisons.append(f"{verdict(difference, tested=not multi_label)} {words}" if is_informative else words)
     layers = sum(key.startswith(f"{name}_layer") for key in metrics)
     chance_level = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
     title = f"{probe.title} mAP" if multi_label and probe.is_accuracy else probe.title
@@ -219,17 +222,6 @@ def describe(
         f"{title} {100 * value:.1f} % at layer {metrics[f'{name}_chosen']:.0f} of {layers} (chosen without test "
         f"images), last layer {100 * metrics[f'{name}_last']:.1f} %{chance_level}: {'; '.join(comparisons)}"
     )
-
-
-def _verdict(value: float, baseline: float, images: float) -> str:
-    """Return whether an accuracy is better than another, with the error of accuracies on independent images.
-
-    The images are the same, so this overestimates the error. For an infinite number of images there is none.
-    """
-    error = math.hypot(standard_error(value, images), standard_error(baseline, images))
-    significantly = "" if math.isinf(images) else "significantly "
-    is_better = value > baseline and value - baseline >= 2 * error
-    return f"{'' if is_better else 'not '}{significantly}better than "
 
 
 def _unchanged(images: Tensor | Sequence[Tensor], slots: Tensor, seed: int) -> Tensor:

@@ -106,15 +106,14 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
     def show(value: float) -> str:
         return f"{100 * value:.1f} %" if is_share else f"{value:.4f}"
 
-    loss = metrics["loss"], metrics["loss_constant"]
     masked = f"{name}_{CORRUPTION_TYPES[MASKED]}"
     value, patches = (metrics[masked], "masked patches") if masked in metrics else (metrics[name], "corrupted patches")
     baselines = {
-        description: (show(baseline), value > baseline if is_share else value < baseline)
+        description: (show(baseline), (value - baseline) * (1 if is_share else -1))
         for key, description in (("copying", "copying the nearest uncorrupted patch"), ("constant", f"the {constant}"))
         if (baseline := metrics.get(f"{name}_{key}")) is not None
     }
     return [
         compare(f"{words} on {patches}", show(value), baselines),
-        conclude([loss[0] < loss[1], *(better for _, better in baselines.values())]),
+        conclude([metrics["loss_constant"] - metrics["loss"], *(gain for _, gain in baselines.values())]),
     ]

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ssvit.evaluation.statistics import Interval, verdict
+
 
 def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the nearest uncorrupted patch of each corrupted one, by Euclidean distance on the grid.
@@ -29,16 +31,17 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
-def compare(name: str, value: str, baselines: Mapping[str, tuple[str, bool]]) -> str:
+def compare(name: str, value: str, baselines: Mapping[str, tuple[str, float]]) -> str:
     """Return a line with a value of the model, its baselines, and whether it is better than each of them.
 
     Args:
         name: What is measured.
         value: The value.
-        baselines: For each baseline by its description, its value and whether the model is better.
+        baselines: For each baseline by its description, its value and the difference, positive if the model is better.
     """
     comparisons = (
-        f"{'' if better else 'not '}better than {words} ({baseline})" for words, (baseline, better) in baselines.items()
+        f"{verdict(Interval.around(difference), tested=False)} {words} ({baseline})"
+        for words, (baseline, difference) in baselines.items()
     )
     return f"{name} {value}: {', '.join(comparisons)}"
 
@@ -50,13 +53,14 @@ def compare_losses(metrics: Mapping[str, float], baselines: Mapping[str, str]) -
         metrics: Metrics, including "loss" and the baselines.
         baselines: Descriptions of the baselines by metric.
     """
-    better = {name: metrics["loss"] < metrics[name] for name in baselines}
-    values = {words: (f"{metrics[name]:.3f}", better[name]) for name, words in baselines.items()}
-    return [compare("loss on masked patches", f"{metrics['loss']:.3f}", values), conclude([*better.values()])]
+    gains = {name: metrics[name] - metrics["loss"] for name in baselines}
+    values = {words: (f"{metrics[name]:.3f}", gains[name]) for name, words in baselines.items()}
+    return [compare("loss on masked patches", f"{metrics['loss']:.3f}", values), conclude([*gains.values()])]
 
 
-def conclude(better: list[bool]) -> str:
-    """Return a sentence on how many baselines the model beats, from whether it is better than each."""
+def conclude(gains: list[float]) -> str:
+    """Return a sentence on how many baselines the model beats, from its differences, positive if it is better."""
+    better = [gain > 0 for gain in gains]
     if all(better):
         return "the model has learned to use the context: it is better than all baselines"
     return f"the model is better than {sum(better)} of {len(better)} baselines: it has not learned to use the context"

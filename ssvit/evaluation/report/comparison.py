@@ -4,6 +4,7 @@ Shares and differences are in [0, 1].
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 from ssvit.evaluation import statistics
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.report.scores import Scores
-from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, verdict
 
 _LEVEL = f"{100 * statistics.LEVEL:.0f} %"
 METHOD = (
@@ -22,7 +23,6 @@ METHOD = (
     f"difference for a power of {100 * statistics.POWER:.0f} % on as many images is stated instead. Intervals "
     "do not include the variation over training seeds, and nothing is corrected for multiple comparisons."
 )
-_VERDICTS = {1: "significantly better", -1: "significantly worse", 0: "not significantly different"}
 _MISSING, _MINUS = "\u2013", "\u2212"
 _ADVICE = (
     "Options that may help, in this order: existing weights (ssvit pretrain checkpoint=PATH), a larger "
@@ -143,13 +143,13 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str
     if start and not any(row.encoder == start and row.difference.interval.sign > 0 for row in standings):
         sentences.append(f"No probe shows a significant improvement over the start of the training, {start}.")
     for name in others:
-        verdicts = []
-        for sign, words in _VERDICTS.items():
-            probes = [row.probe for row in standings if row.encoder == name and row.difference.interval.sign == sign]
-            if probes:
-                verdicts.append(f"{words} by {' and '.join(probes)}")
-        if verdicts:
-            sentences.append(f"Compared with {name}, the features are {'; '.join(verdicts)}.")
+        probes = defaultdict(list)
+        for row in sorted(standings, key=lambda row: -row.difference.interval.sign):
+            if row.encoder == name:
+                probes[verdict(row.difference.interval)].append(row.probe)
+        if probes:
+            verdicts = (f"{words} {name} by {' and '.join(of_words)}" for words, of_words in probes.items())
+            sentences.append(f"The features are {'; '.join(verdicts)}.")
     if weak := [result.title for result in scores if not result.is_above_chance]:
         sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {' and '.join(weak)}.")
     if RANDOM not in others:

@@ -282,23 +282,29 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31}
 @pytest.mark.parametrize(
     ("changes", "start", "multi_label", "verdicts"),
     [
-        ({}, {}, False, ["significantly better", "not significantly better"]),
-        ({}, {"knn4": 0.32}, False, ["not significantly better", "not significantly better"]),
+        ({}, {}, False, ["significantly better", "not significantly different"]),
+        ({}, {"knn4": 0.32}, False, ["not significantly different", "not significantly different"]),
         ({"test_images": 450}, {"knn4": 0.32, "test_images": 450}, False,
-         ["significantly better", "not significantly better"]),
-        ({"knn4_pixels": 0.6}, {"knn4": 0.52}, False, ["not significantly better", "not significantly better"]),
-        ({}, {"test_images": 40}, False, ["not significantly better"]),  # a start on other images is no baseline
-        ({}, {"knn4": None}, False, ["not significantly better"]),
-        ({}, {"step": 4}, False, ["not significantly better"]),
+         ["significantly better", "not significantly different"]),
+        ({"knn4_pixels": 0.6}, {"knn4": 0.52}, False, ["not significantly different", "not significantly different"]),
+        ({}, {"test_images": 40}, False, ["not significantly different"]),  # a start on other images is no baseline
+        ({}, {"knn4": None}, False, ["not significantly different"]),
+        ({}, {"step": 4}, False, ["not significantly different"]),
         ({"knn4": 0.47, "knn4_pixels": 0.2}, {}, False, []),  # two standard errors of chance are 14.1 points
-        ({}, {"knn4": 0.53}, True, ["not better", "better"]),
+        ({"test_images": 450, "knn4_pixels": 0.6}, {"knn4": 0.31, "test_images": 450}, False,
+         ["significantly better", "significantly worse"]),
+        ({"knn4_pixels": 0.52}, {"knn4": 0.1}, True, ["better", "equal"]),
+        ({}, {"knn4": 0.53}, True, ["worse", "better"]),
     ],
 )  # fmt: skip
 def test_a_line_compares_a_probe_with_its_baselines(changes, start, multi_label, verdicts):
     metrics = METRICS | changes
     baselines = {"random weights": start_of([START | start], metrics).get("knn4")}
     line = describe(Knn(k=4), metrics, baselines, multi_label=multi_label)
-    assert re.findall(r"(?:not )?(?:significantly )?better(?= than)", line) == verdicts
+    assert (
+        re.findall(r"((?:not )?(?:significantly )?(?:better|worse|different|equal))(?= than| from| to)", line)
+        == verdicts
+    )
 
 
 @torch.no_grad()

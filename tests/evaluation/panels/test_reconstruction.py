@@ -202,7 +202,9 @@ ERRORS = {
 )  # fmt: skip
 def test_lines_state_for_each_baseline_whether_the_model_is_better(metrics, worse):
     scores, conclusion = prediction.describe(metrics)
-    assert scores.count("not better") == worse - (metrics["loss"] >= metrics["loss_constant"])
+    answers = [scores.count(words) for words in ("worse than", "equal to")]
+    assert sum(answers) == worse - (metrics["loss"] >= metrics["loss_constant"])
+    assert answers[1] == (metrics.get("accuracy_masked") == metrics.get("accuracy_copying", math.nan))
     assert f"{3 - worse} of 3" in conclusion if worse else conclusion.startswith("the model has learned")
 
 
