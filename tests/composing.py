@@ -50,6 +50,9 @@ def untrained(folder: Path, *options: str, seed: int = 0, stage: str = PRETRAIN)
     encoder = config.build("encoder")
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     folder.mkdir(parents=True)
-    choices = {"data": "synthetic", "augment@data.augment": "inception_crop"}
+    choices = {group: config.config.choices[group] for group in ("data", "augment@data.augment")}
     (folder / "config.yaml").write_bytes(Configuration.of_values(config.config.written, choices).serialized())
-    return storage.save(folder, config.recipe.steps, {"model": weights}, {"encoder": encoder.arguments, "stage": stage})
+    metadata = {"encoder": encoder.arguments, "stage": stage}
+    if (limits := getattr(config.config.options.data.source, "range", None)) is not None:
+        metadata["range"] = limits
+    return storage.save(folder, config.recipe.steps, {"model": weights}, metadata)

@@ -63,11 +63,11 @@ def run(config: Config) -> Path | None:
 
     probes = {name: config.build(f"probes.{name}") for name in options.chosen}
     data = frozen.images(config, probes)
-    encoders = frozen.encoders_of(config, checkpoint, readings, others)
+    encoders = frozen.encoders_of(config, data, checkpoint, readings, others)
     splits = runtime.in_all_processes(
         Recipe(precision="32-true"),  # the encoders have a precision of their own
         options.fabric,
-        lambda fabric: frozen.features_of_probes(options, data, encoders, probes, fabric),
+        lambda fabric: frozen.features_of_probes(options, encoders, probes, fabric),
     )
     if splits is None:
         return None

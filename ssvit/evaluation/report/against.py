@@ -6,20 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.report.options import Evaluate
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 from ssvit.options import OptionError, pair, within
 
 
 @dataclass(frozen=True)
 class Other:
-    """Describe an encoder for comparison, and the readings of its features."""
+    """Describe an encoder for comparison.
+
+    Attributes:
+        name: Name of the encoder.
+        loading: Options of the encoder.
+        readings: Readings of its features.
+        source: Options of the data set, whose files are decoded in the pixel format of the encoder.
+    """
 
     name: str
     loading: LoadEncoder
     readings: Sequence[Reading]
+    source: Any
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -49,24 +58,39 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
     Raises:
         OptionError: If an entry is invalid, repeated, or lacks one of the layers.
     """
-    opened: list[tuple[LoadEncoder, Checkpoint]] = []
+    opened: list[tuple[LoadEncoder, Checkpoint, Any]] = []
+    source = getattr(options.data, "source", None)
     images = {name: getattr(options.encoder, name, None) for name in ("channels", "image_mean", "image_std")}
     for entry in options.against or ():
         with within("against"):
-            loading = LoadEncoder(**{**images, **({"path": entry} if isinstance(entry, str) else entry)})
+            entry = {"path": entry} if isinstance(entry, str) else entry
+            loading = LoadEncoder(**entry)
             checkpoint = loading.checkpoint()
+            pixels, decoded = pixel_format(checkpoint), source
+            # Photographs are decoded in grey or in colour. Other images have the channels and range of a run.
+            if (
+                isinstance(source, PixelFormat)
+                and loading.channels in (None, pixels.channels)
+                and (
+                    checkpoint.describes_images
+                    or (source.range is None and {source.channels, pixels.channels} <= {1, 3})
+                )
+            ):
+                decoded = source.changed(channels=pixels.channels, range=pixels.range)
+            else:  # the weights are converted to the images of the evaluated encoder
+                loading = LoadEncoder(**{**images, **entry})
             loading.loaded()
-        if checkpoint.path in [evaluated.path, *(other.path for _, other in opened)]:
+        if checkpoint.path in [evaluated.path, *(other.path for _, other, _ in opened)]:
             raise OptionError("against", str(loading.path), "must be another checkpoint, listed once")
-        opened.append((loading, checkpoint))
-    count = Counter([evaluated.name, RANDOM, PIXELS, *(checkpoint.name for _, checkpoint in opened)])
+        opened.append((loading, checkpoint, decoded))
+    count = Counter([evaluated.name, RANDOM, PIXELS, *(checkpoint.name for _, checkpoint, _ in opened)])
     compared = []
-    for loading, checkpoint in opened:
+    for loading, checkpoint, decoded in opened:
         name = checkpoint.name if count[checkpoint.name] == 1 else str(checkpoint.path)
         try:
             with within("features"):
                 readings = options.features.readings(checkpoint.encoder | loading.changes)
         except OptionError as error:
             raise OptionError(error.name, error.value, f"{error.expectation} ({name})") from None
-        compared.append(Other(name, loading, readings))
+        compared.append(Other(name, loading, readings, decoded))
     return compared

@@ -16,7 +16,7 @@ from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.fingerprints import read
 from ssvit.data.loader import Loading
-from ssvit.data.sources.base import Data, Source, masks, subset
+from ssvit.data.sources.base import Data, masks, subset
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
@@ -44,6 +44,8 @@ class Evaluated(NamedTuple):
         prefix: Prefix of the names of its feature sets.
         function: The extractor.
         view: Options of the transform of its images.
+        source: Options of the data set, with the pixel format of the encoder.
+        data: The images of this data set, as `images` returns them.
         run_folder: Folder of the run that trained the encoder; None for a baseline or foreign weights.
     """
 
@@ -51,6 +53,8 @@ class Evaluated(NamedTuple):
     prefix: str
     function: Extractor
     view: CenterCrop
+    source: Options
+    data: Data
     run_folder: Path | None = None
 
     def named(self, features: str) -> str:
@@ -89,13 +93,12 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
 
 
 def features_of_probes(
-    options: Evaluate, data: Data, encoders: Sequence[Evaluated], probes: Mapping[str, Probe], fabric: Fabric
+    options: Evaluate, encoders: Sequence[Evaluated], probes: Mapping[str, Probe], fabric: Fabric
 ) -> dict[str, Split]:
     """Compute the features for each probe in all processes, or read them from the cache.
 
     Args:
         options: The options of the evaluation.
-        data: The images, as `images` returns them.
         encoders: The encoders, as `encoders_of` returns them.
         probes: The probes, by name.
         fabric: The processes.
@@ -106,16 +109,19 @@ def features_of_probes(
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     paired = options.duplicates and options.report  # near-duplicates are reported once, for the first probe's split
-    splits = dict.fromkeys(of_images, _split(data, encoders, options, fabric, paired=paired)) if of_images else {}
+    splits = dict.fromkeys(of_images, _split(encoders, options, fabric, paired=paired)) if of_images else {}
     for name, probe in probes.items():
         if probe.features == PATCHES:
-            fewer = _fewer(data, getattr(probe, "train_images", None), getattr(probe, "test_images", None))
+            limits = getattr(probe, "train_images", None), getattr(probe, "test_images", None)
             masked, first = probe.truth == "masks", paired and not splits
             dtype = torch.float32 if masked else torch.float16  # probes of labels store more images
             of_patches = [
-                encoder._replace(function=_of_patches(encoder.function, encoders[0], dtype)) for encoder in encoders
+                encoder._replace(
+                    function=_of_patches(encoder.function, encoders[0], dtype), data=_fewer(encoder.data, *limits)
+                )
+                for encoder in encoders
             ]
-            splits[name] = _split(fewer, of_patches, options, fabric, masked=masked, paired=first)
+            splits[name] = _split(of_patches, options, fabric, masked=masked, paired=first)
     return splits
 
 
@@ -131,12 +137,13 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
 
 
 def encoders_of(
-    config: Config, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
+    config: Config, data: Data, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
 ) -> list[Evaluated]:
     """Return the encoder of the checkpoint, the baselines, and the encoders for comparison.
 
     Args:
         config: Configuration of the evaluation.
+        data: The images, as `images` returns them.
         checkpoint: The evaluated checkpoint.
         readings: Readings of its features.
         others: Encoders for comparison.
@@ -152,20 +159,25 @@ def encoders_of(
         return encoder
 
     options: Evaluate = config.options
-    view = options.data.view
+    view, source = options.data.view, options.data.source
+    data_of = {str(source): data}
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
     function = frozen(built(options.encoder), readings, weights)
-    encoders = [Evaluated(OWN, "", function, view, checkpoint.run_folder)]
+    encoders = [Evaluated(OWN, "", function, view, source, data, checkpoint.run_folder)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
         untrained = frozen(built(options.encoder.loaded()), readings, weights)
-        encoders.append(Evaluated(RANDOM, RANDOM_PREFIX, untrained, view))
-        encoders.append(Evaluated(PIXELS, PIXELS, Pixels(), view))
+        encoders.append(Evaluated(RANDOM, RANDOM_PREFIX, untrained, view, source, data))
+        encoders.append(Evaluated(PIXELS, PIXELS, Pixels(), view, source, data))
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.checksum}, resized as {other.loading.resize}"
         function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().run_folder
-        encoders.append(Evaluated(other.name, f"{other.name} ", function, view.for_size(other.image_size), folder))
+        if (pixels := str(other.source)) not in data_of:
+            data_of[pixels] = _fewer(other.source.build(), options.train_images, options.test_images)
+        images = other.source, data_of[pixels]
+        sized = view.for_size(other.image_size)
+        encoders.append(Evaluated(other.name, f"{other.name} ", function, sized, *images, folder))
     return encoders
 
 
@@ -185,7 +197,6 @@ def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -
 
 
 def _split(
-    data: Data,
     encoders: Sequence[Evaluated],
     options: Evaluate,
     fabric: Fabric,
@@ -196,7 +207,6 @@ def _split(
     """Compute the features, distributed over processes, or read them from the cache.
 
     Args:
-        data: The images.
         encoders: The encoders, the evaluated one first.
         options: The options of the evaluation.
         fabric: The processes.
@@ -206,10 +216,10 @@ def _split(
     reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
     loading: dict[str, Any] = {**reading, "batch_size": options.batch_size, "device": fabric.device}
     precision = resolved(options.precision, fabric.device)
-    pixel_format = {name: getattr(options.data.source, name, None) for name in ("channels", "range")}
 
-    def extracted(encoder: Evaluated, source: Source, which: str) -> FeatureSets:
+    def extracted(encoder: Evaluated, which: str) -> FeatureSets:
         function, transform = encoder.function, encoder.view.build()
+        source = encoder.data.train if which == "training" else encoder.data.reported[1]
         if isinstance(function, Frozen):
             function.prepare(fabric.device, precision)
         if fabric.is_global_zero:
@@ -217,6 +227,7 @@ def _split(
         if options.cache is None:
             sets = extract(function, source, transform, **loading)
         else:
+            pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range")}
             view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
             sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
@@ -227,30 +238,31 @@ def _split(
         if paired and encoder.run_folder and (record := read(encoder.run_folder)) is not None
     }
     evaluated, *others = encoders
-    part, test_source = data.reported
+    part, _ = evaluated.data.reported
     feature_sets = []
-    for which, source in (("training", data.train), (part, test_source)):
-        sets = extracted(evaluated, source, which)
+    for which in ("training", part):
+        sets = extracted(evaluated, which)
         for encoder in others:
-            sets = sets.joined(extracted(encoder, source, which))
+            sets = sets.joined(extracted(encoder, which))
         if masked:
-            sets = replace(sets, masks=masks(source, evaluated.view.build().mask, sets.indices))
+            sets = replace(sets, masks=masks(sets.source, evaluated.view.build().mask, sets.indices))
         feature_sets.append(sets)
     train, test = feature_sets
     pairs, overlaps = None, {}
     if paired:
-        small = Evaluated("thumbnails", "", Thumbnails(), evaluated.view)
-        of_train, of_test = extracted(small, data.train, "training"), extracted(small, test_source, part)
+        small = evaluated._replace(name="thumbnails", function=Thumbnails())
+        of_train, of_test = (extracted(small, which).values["thumbnails"] for which in ("training", part))
 
         def grey(which: str, rows: Tensor) -> Tensor:
             sets = train if which == "train" else test
             source = sets.source.take(sets.indices[rows])
             return extract(Grey(), source, evaluated.view.build(), **reading).values["grey"]
 
-        pairs = duplicates(of_train.values["thumbnails"], of_test.values["thumbnails"], grey)
-        if recorded:
-            shown = fingerprints_of(test.source, test.indices, **reading)
-            overlaps = {name: overlap(record, shown) for name, record in recorded.items()}
+        pairs = duplicates(of_train, of_test, grey)
+        for encoder in encoders:
+            if encoder.name in recorded:
+                shown = fingerprints_of(encoder.data.reported[1], test.indices, **reading)
+                overlaps[encoder.name] = overlap(recorded[encoder.name], shown)
     return Split(
         readings=tuple(evaluated.function.identities),
         train=train,

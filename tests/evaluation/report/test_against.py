@@ -8,9 +8,13 @@ import pytest
 import torch
 from command import TINY
 from composing import composed, untrained
+from images import picture, put
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import evaluate
+from ssvit.data import fingerprints
+from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.report import against, comparison
 from ssvit.evaluation.report.figures import side_by_side
@@ -156,6 +160,51 @@ def test_images_of_another_size_are_asked_for_in_the_entry(outputs, foreign):
     )
     for one, own in zip(found["measured"], alone["measured"], strict=True):
         assert {f"public {name}": own["values"][name] for name in alone["own"]}.items() <= one["values"].items()
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory):
+    """Runs on one folder of images, of weights that differ, in colour, in grey, and with a range of values."""
+    folder = tmp_path_factory.mktemp("formats")
+    for number in range(40):
+        put(folder / "images" / "ab"[number % 2] / f"{number:02}.png", picture(number, size=(20, 20)))
+    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    images = [f"data={folder}/images", "data.image_size=16"]
+    grey = ["data.channels=1", "data.mean=0.4", "data.std=0.2"]
+    for name, own in {"colour": [], "grey": grey, "bright": ["data.range=[0,90]"]}.items():
+        untrained(folder / name, *small, *images, *own, seed=len(name))
+    return folder
+
+
+def test_each_encoder_has_images_in_its_own_pixel_format(formats):
+    names = ("colour", "grey", "bright")
+    alone = {name: measured(formats, formats / name) for name in names}
+    for first in names:
+        others = [name for name in names if name != first]
+        against = f"against=[{','.join(f'{formats}/{name}' for name in others)}]"
+        found = measured(formats, formats / first, against)
+        for name in others:
+            for probe, own in zip(found["measured"], alone[name]["measured"], strict=True):
+                expected = {f"{name} {key}": own["values"][key] for key in alone[name]["own"]}
+                assert expected.items() <= probe["values"].items()
+
+
+def test_images_of_the_pretraining_are_identified_in_the_pixel_format_of_each_run(formats):
+    for name, pixels in {"colour": {}, "grey": {"channels": 1}, "bright": {"range": [0, 90]}}.items():
+        paths = sorted(map(str, (formats / "images").rglob("*.png")))
+        shown = [load(path, PixelFormat(**pixels)) for path in paths[:30]]
+        fingerprints._write(formats / name, fingerprints.fingerprints(shown).numpy())
+    names = ("colour", "grey", "bright")
+    counts = []
+    for first in names:
+        others = ",".join(str(formats / name) for name in names if name != first)
+        found = measured(formats, formats / first, f"against=[{others}]", "data.held_out=0.5")["metadata"][
+            "pretraining"
+        ]
+        counts.append({name: found[name]["identical"] for name in names})
+    assert len(set(counts[0].values())) == 1
+    assert counts[0]["grey"] > 5
+    assert counts[1:] == counts[:1] * 2
 
 
 PROBES = {"knn": {"_target_": "ssvit.evaluation.probes.knn.Knn"}}
