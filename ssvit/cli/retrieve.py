@@ -1,6 +1,6 @@
 """Find similar images.
 
-Usage: ssvit retrieve action=index|query store=FOLDER IMAGES…|data=SET.
+Usage: ssvit retrieve action=index|query|remove store=FOLDER IMAGES…|data=SET.
 """
 
 import json
@@ -14,13 +14,19 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval.extraction import Extraction
-from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, Retrieve
+from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed
 
 
 def run(config: Config) -> None:
-    """Add images to a store, or query it; unreadable files are reported and skipped."""
+    """Add images to a store, remove them, or query it; unreadable files are reported and skipped."""
     options: Retrieve = config.options
+    if options.action == REMOVE:
+        from ssvit.retrieval.gallery import remove
+
+        config.line.announce()
+        print_lines(*remove(options.store, [*map(str, options.images)]))
+        return
     files = listed(options.images) if options.images or options.data is None else {}
     extraction = Extraction(config, store=options.store)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from ssvit import atomic_io
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
+from ssvit.data.sources import decode
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.features_options import BF16, Reading
 from ssvit.evaluation.processes import gather, rank_and_world
@@ -300,9 +301,9 @@ def cached(
 ) -> FeatureSets:
     """Return the features from a folder, or compute them by `extract` and store them there.
 
-    They are stored under a hash of extractor, images, transform and precision. Each feature set has a file with its
-    sha256; damaged files are recomputed. If one of the feature sets is not stored, all are recomputed, since that takes
-    a single forward pass. Labels are not stored, because features do not depend on them.
+    They are stored under a hash of extractor, images, their contents, transform and precision. Each feature set has a
+    file with its sha256; damaged files are recomputed. If one of the feature sets is not stored, all are recomputed,
+    since that takes a single forward pass. Labels are not stored, because features do not depend on them.
 
     Args:
         folder: The folder.
@@ -312,7 +313,8 @@ def cached(
         transform_options: Options of the transform, for the hash.
         **options: Further arguments of `extract`.
     """
-    shared = {"images": source.fingerprint, "view": dict(transform_options)}
+    images = [source.fingerprint, source.contents, decode.VERSION]
+    shared = {"images": images, "view": dict(transform_options)}
     keys = {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
     paths = {name: folder / hashlib.sha256(key.encode()).hexdigest()[:32] for name, key in keys.items()}
     files = {name: _read(path, keys[name]) for name, path in paths.items()}

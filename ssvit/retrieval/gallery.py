@@ -4,9 +4,11 @@ Letters: m queries, k neighbours, n pictures, d width, c channels, h, w pixels.
 """
 
 import io
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery
 from ssvit.figures.style import evenly_spaced
-from ssvit.options import UserError, printable, within
+from ssvit.options import OptionError, UserError, printable, within
 from ssvit.retrieval.options import PART_FILES, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet
 from ssvit.retrieval.store import Store, StoreError, check_directions, writing
@@ -35,29 +37,38 @@ _LONGER = 340  # longer side of a picture on a contact sheet, in pixels
 _BLANK = torch.full((3, 1, 1), 230, dtype=torch.uint8)  # shown for a picture that can no longer be read
 
 
-def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> None:
-    """Add the pictures that a store lacks.
+def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int:
+    """Add the pictures that a store lacks, and replace those whose content has changed.
 
     Args:
         store: The store.
         sets: The pictures.
         describe: Computes their features.
 
+    Returns:
+        The number of replaced pictures.
+
     Raises:
         UserError: The store has none of the pictures afterwards.
     """
-    requested = 0
+    requested = replaced = 0
     for pictures in sets:
         requested += len(pictures.names)
-        absent = [row for row, name in enumerate(pictures.names) if name not in store.row_of]
-        for rows, features in describe(pictures, absent):
-            store.add([pictures.names[row] for row in rows], [pictures.classes[row] for row in rows], features)
+        stored = {name: store.contents[row] for name, row in store.row_of.items()}
+        contents = [*map(pictures.source.content, range(len(pictures.names)))]
+        changed = {name: row for row, name in enumerate(pictures.names) if stored.get(name) != contents[row]}
+        for rows, features in describe(pictures, [*changed.values()]):
+            columns = (pictures.names, pictures.classes, contents)
+            names, classes, checksums = ([column[row] for row in rows] for column in columns)
+            replaced += len(stored.keys() & names)
+            store.add(names, classes, features, contents=checksums)
     if all(store.row_of.keys().isdisjoint(pictures.names) for pictures in sets):
         raise UserError(f"none of the {requested} pictures can be read")
+    return replaced
 
 
 def index(folder: str, pictures: PictureSet, describe: Describer) -> list[str]:
-    """Create a store of pictures, or add the pictures that it lacks. Returns lines for the console.
+    """Create a store of pictures, or update it by `fill`. Returns lines for the console.
 
     Args:
         folder: Folder of the store.
@@ -71,14 +82,39 @@ def index(folder: str, pictures: PictureSet, describe: Describer) -> list[str]:
     with writing(Path(folder)):
         store = Store.open(folder, describe.extractor.identity, create=True)
         before = len(store)
-        fill(store, [pictures], describe)
+        replaced = fill(store, [pictures], describe)
     added = len(store) - before
-    present = len(pictures.names) - added - describe.unreadable
+    present = len(pictures.names) - added - replaced - describe.unreadable
+    updated = f"{replaced} have changed and were updated, " if replaced else ""
     return [
-        f"{folder}: {added} pictures added, {present} were present, {describe.unreadable} could not be read",
+        f"{folder}: {added} pictures added, {updated}{present} were present, {describe.unreadable} could not be read",
         f"the store has {len(store)} pictures of {len({*store.classes} - {None})} classes",
         f"next: ssvit retrieve action=query store={folder} sheet=sheet.png PICTURES",
     ]
+
+
+def remove(folder: str, images: Sequence[str]) -> list[str]:
+    """Remove pictures from a store, and return lines for the console. Their files may no longer exist.
+
+    Args:
+        folder: Folder of the store.
+        images: Names of the pictures, or of folders that contain them.
+
+    Raises:
+        OptionError: A name belongs to no picture of the store.
+        StoreError: The folder is not a store, or cannot be written.
+    """
+    forms = (os.path.normpath, os.path.abspath)
+    requested = {name: image for image in images for form in forms if (name := form(image)) != os.curdir}
+    with writing(Path(folder)):
+        store = Store.open(folder, encoder_of(folder))
+        paths = {name: requested.keys() & {name, *map(str, Path(name).parents)} for name in store.names}
+        unused = {*images} - {requested[path] for path in chain(*paths.values())}
+        if unused:
+            raise OptionError("images", min(unused), f"must be a picture of {folder}, or a folder of such pictures")
+        removed = [name for name in store.names if paths[name]]
+        store.add([], [], store.features[:0], removed=removed)
+    return [f"{folder}: {len(removed)} pictures removed; the store has {len(store)} pictures"]
 
 
 def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> list[str]:

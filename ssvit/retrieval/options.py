@@ -19,7 +19,7 @@ from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]
-INDEX, QUERY = "index", "query"
+INDEX, QUERY, REMOVE = "index", "query", "remove"
 ALIASES = {"data.image_size=": "image_size="}  # the name of the option in commands on data sets
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
 PART_FILES = "part_*_*.safetensors"  # files of a store
@@ -49,10 +49,11 @@ class Pictures(Pretrained, Inference):
 
 
 class Retrieve(Pictures):
-    """Extend or search a store of pictures. All features of a store come from one checkpoint and one layer."""
+    """Change or search a store of pictures. All features of a store come from one checkpoint and one layer."""
 
-    action: Literal["index", "query"]
-    """index: create a store, or add pictures to it; query: find the most similar pictures."""
+    action: Literal["index", "query", "remove"]
+    """index: create a store, add pictures to it, or update changed ones; query: find the most similar pictures; remove:
+    remove pictures, also of files that no longer exist."""
     store: Name
     """The folder of the store."""
     index: Part = None
@@ -72,8 +73,10 @@ class Retrieve(Pictures):
 
     def check_consistency(self) -> None:
         """Check the store and the files to write."""
-        if self.action == QUERY and not Path(self.store).is_dir():
+        if self.action != INDEX and not Path(self.store).is_dir():
             raise OptionError("store", self.store, f"no such folder; action={INDEX} creates a store")
+        if self.action == REMOVE and not self.images:
+            raise OptionError("images", "", "must be the pictures to remove, or folders of them, after the options")
         for name in ("sheet", "output"):
             if getattr(self, name) is not None:
                 file_to_write(name, getattr(self, name))

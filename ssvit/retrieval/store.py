@@ -1,17 +1,19 @@
 """A store of image features: an append-only folder that is verified when it is opened and never executes code.
 
-Each part, part_00000000_SHA256.safetensors and so on, holds features of images, with their names and classes, and has
-its checksum in its name. Parts are written completely or not at all and never change: after an interruption at any
-time, the store contains the images of all complete parts.
+Each part, part_00000000_SHA256.safetensors and so on, holds features of images, with their names, classes and
+checksums, and the names of images of earlier parts that it removes or replaces, and has its checksum in its name. Parts
+are written completely or not at all and never change: after an interruption at any time, the store contains the images
+of all complete parts.
 
 Letters: n images, d width.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ class Store:
         row_of: Row of each image by name.
         names: Name of each image.
         classes: Class of each image, None where unknown.
+        contents: Checksum of each image's content, "" where unknown.
     """
 
     def __init__(self, folder: str | Path, encoder: str) -> None:
@@ -50,6 +53,8 @@ class Store:
         self.row_of: dict[str, int] = {}
         self.names: list[str] = []
         self.classes: list[str | None] = []
+        self.contents: list[str] = []
+        self.count = 0  # of parts
         self._parts: list[Tensor] = []
 
     @classmethod
@@ -76,18 +81,29 @@ class Store:
                 raise StoreError(f"{folder}: {reason}: their vectors cannot be compared")
             if not path.name.startswith(f"part_{number:08d}_"):
                 raise StoreError(f"{folder}: is damaged, since part {number} is missing")
-            store._append(part["names"], part["classes"], part["features"])
-        if len(store.row_of) < len(store) or len({part.shape[1] for part in store._parts}) > 1:
-            raise StoreError(f"{folder}: is damaged, since its parts do not fit together")
+            if len({features.shape[1] for features in (*store._parts, part["features"])}) == 1:
+                store._append(part)
+            if len(store.row_of) < len(store) or store.count == number:
+                raise StoreError(f"{folder}: is damaged, since its parts do not fit together")
         return store
 
-    def add(self, names: Sequence[str], classes: Sequence[str | None], features: Tensor) -> None:
-        """Append images as a new part; call it within `writing`.
+    def add(
+        self,
+        names: Sequence[str],
+        classes: Sequence[str | None],
+        features: Tensor,
+        *,
+        contents: Sequence[str] = (),
+        removed: Sequence[str] = (),
+    ) -> None:
+        """Append images as a new part, which replaces images of the same names; call it within `writing`.
 
         Args:
-            names: Names of the images, unique within the store.
+            names: Names of the images.
             classes: Classes of the images, None where unknown.
             features: (n, d) floating point.
+            contents: Checksums of the images' contents; () if unknown.
+            removed: Names of further images to remove.
 
         Raises:
             UserError: A vector is zero or not finite.
@@ -95,23 +111,33 @@ class Store:
         """
         check_directions(features, names)
         features = features.float().contiguous()
-        columns = {"schema": SCHEMA, "encoder": self.encoder, "names": list(names), "classes": list(classes)}
-        texts = {name: json.dumps(value) for name, value in columns.items()}
+        part = {"schema": SCHEMA, "encoder": self.encoder, "names": list(names), "classes": list(classes)}
+        part["contents"] = list(contents or [""] * len(names))
+        part["removed"] = [*removed, *(name for name in names if name in self.row_of)]
+        texts = {name: json.dumps(value) for name, value in part.items()}
         data = safetensors.torch.save({"features": features}, texts)
-        name = f"part_{len(self._parts):08d}_{hashlib.sha256(data).hexdigest()}.safetensors"
+        name = f"part_{self.count:08d}_{hashlib.sha256(data).hexdigest()}.safetensors"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             replace(self.folder / name, data)
             synchronise(self.folder)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written ({error.strerror}); the store is unchanged") from None
-        self._append(names, classes, features)
+        self._append({**part, "features": features})
 
-    def _append(self, names: Sequence[str], classes: Sequence[str | None], features: Tensor) -> None:
-        self.row_of |= {name: row for row, name in enumerate(names, start=len(self))}
-        self.names += names
-        self.classes += classes
-        self._parts.append(features)
+    def _append(self, part: Mapping[str, Any]) -> None:
+        if removed := self.row_of.keys() & part["removed"]:
+            rows = [row for row, name in enumerate(self.names) if name not in removed]
+            self._parts = [self.features[rows]]
+            columns = (self.names, self.classes, self.contents)
+            self.names, self.classes, self.contents = ([column[row] for row in rows] for column in columns)
+            self.row_of = {name: row for row, name in enumerate(self.names)}
+        self.row_of |= {name: row for row, name in enumerate(part["names"], start=len(self))}
+        self.names += part["names"]
+        self.classes += part["classes"]
+        self.contents += part["contents"]
+        self._parts.append(part["features"])
+        self.count += 1
         self.__dict__.pop("features", None)
 
     def __len__(self) -> int:
@@ -153,7 +179,7 @@ def check_directions(features: Tensor, names: Sequence[str]) -> None:
 
 
 def _read_part(path: Path) -> dict[str, Any]:
-    """Return names, classes and features of a part, and the encoder of its store.
+    """Return names, classes, checksums and features of a part, the names that it removes, and the store's encoder.
 
     Raises:
         StoreError: The part is damaged, of another format, or cannot be read.
@@ -165,12 +191,14 @@ def _read_part(path: Path) -> dict[str, Any]:
         if not path.stem.endswith(f"_{checksum}"):
             raise StoreError(f"{path}: is damaged (its sha256 differs from its name)")
         check_schema(part["schema"], SCHEMA, path, StoreError)
+        part = {"contents": [""] * len(part["names"]), "removed": [], **part}  # the defaults of earlier versions
         with safetensors.safe_open(path, "np") as tensors:  # with "pt", a file that cannot be read is a RuntimeError
             part["features"] = features = torch.from_numpy(tensors.get_tensor("features"))
-        names, classes = part["names"], part["classes"]
-        if not all(isinstance(text, str) for text in (part["encoder"], *names, *classes) if text is not None):
+        columns = [part[name] for name in ("names", "classes", "contents")]
+        texts = (part["encoder"], *part["removed"], *chain(*columns))
+        if not all(isinstance(text, str) for text in texts if text is not None):
             raise ValueError
-        if features.dtype != torch.float32 or features.ndim != 2 or not len(names) == len(classes) == len(features):
+        if features.dtype != torch.float32 or features.ndim != 2 or {*map(len, columns)} != {len(features)}:
             raise ValueError
         return part
     except OSError as error:

@@ -103,7 +103,9 @@ class Session:
         run_identity = objective.metadata | {
             "stage": self.stage,
             "start": objective.encoder.origin,
+            "images": len(data.train),
             "data": data.train.fingerprint,
+            "contents": data.train.contents,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **({} if (pixels := getattr(images.source, "range", None)) is None else {"range": pixels}),
             "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},

@@ -43,6 +43,13 @@ from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
 
+_UNRECORDED = ("images", "contents")  # entries of a run's identity that manifests of earlier versions lack
+_DIFFERENCES = {
+    "images": "data: has {value:,} training images, and the run in {folder} started with {recorded:,}",
+    "data": "data: the names, sizes or labels of training images have changed since the run in {folder} started",
+    "contents": "data: the contents of training images have changed since the run in {folder} started",
+}  # messages of entries whose values say little
+
 Moments = dict[str, dict[str, Tensor]]  # optimiser state: {parameter: {name: tensor}}
 
 
@@ -384,16 +391,17 @@ class State:
         if manifest is None:
             return 0
         for name, value in run_identity.items():
-            recorded = manifest.get(name)
+            recorded = manifest.get(name, value if name in _UNRECORDED else None)
             if name == "encoder" and recorded and isinstance(value, Mapping):
                 # Options that the run's version did not have are at their defaults.
                 defaults = stored(options_from(recorded))
                 recorded = {**{option: defaults[option] for option in value if option in defaults}, **recorded}
             if json.loads(json.dumps(recorded)) != json.loads(json.dumps(value)):
-                raise UserError(
-                    f"{name}: must be {manifest.get(name)}, with which the run in {folder} started; overwrite=true "
-                    "starts a new run"
+                difference = _DIFFERENCES.get(
+                    name, "{name}: must be {recorded}, with which the run in {folder} started"
                 )
+                difference = difference.format(name=name, recorded=manifest.get(name), value=value, folder=folder)
+                raise UserError(f"{difference}; overwrite=true starts a new run")
         states = newest[1] if newest else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.fabric.world_size > 1)
         set_model_state_dict(self.objective, {**states.get("model", {})}, options=options)

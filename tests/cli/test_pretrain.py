@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from command import LIMIT, TINY, one_line, start
+from images import picture, put
 from PIL import Image
 from runs import kill_after
+
+from ssvit import atomic_io
 
 RUN = "masked_patch_synthetic"
 SAME = (*TINY, "encoder.positions=learned_1d")  # the options of the fixture `pretrained`
@@ -40,8 +43,8 @@ def test_a_run_tells_and_leaves_what_it_should(pretrained):
     assert lines[-1].startswith("next: ")
     assert any("copying the nearest uncorrupted patch" in line for line in lines)
     assert any("the most frequent class" in line for line in lines)
-    for picture in ("mosaic.png", "learning.png", "probes.png"):
-        with Image.open(left / picture) as image:
+    for name in ("mosaic.png", "learning.png", "probes.png"):
+        with Image.open(left / name) as image:
             assert min(image.size) > 300
     assert yaml.safe_load((left / "config.yaml").read_text())["recipe"]["steps"] == 6
     assert sorted(path.name for path in left.glob("step_*")) == [f"step_{step:08d}" for step in (2, 4, 6)]
@@ -64,6 +67,22 @@ def test_another_configuration_is_refused(outputs, tool, no_torch, option):
     line = one_line(tool("pretrain", *SAME, option, status=1, PYTHONPATH=no_torch))
     assert "was started with" in line
     assert option.partition("=")[0].rpartition(".")[2] in line
+
+
+def test_a_run_is_not_continued_with_other_images(tool, tmp_path):
+    """A run of a version that did not record the contents is continued if names and sizes are equal."""
+    for number in range(24):
+        put(tmp_path / "photos" / f"{number:02d}.bmp", picture(number, "BMP", (16, 16)))
+    command = ("pretrain", *TINY[3:], "data=folder", "data.root=photos", "recipe.steps=2", "recipe.warmup=1")
+    tool(*command, "recipe.evaluate_every=2")
+    put(tmp_path / "photos" / "06.bmp", picture(100, "BMP", (16, 16)))
+    assert tool(*command, "recipe.evaluate_every=2", status=1).stderr.startswith("ssvit: data: ")
+    (stored,) = (tmp_path / "outputs").glob("*/step_00000002/manifest.json")
+    manifest = json.loads(stored.read_text())
+    assert manifest.pop("images") == 22
+    del manifest["contents"]
+    stored.write_bytes(atomic_io.sealed(manifest))
+    assert "is finished" in tool(*command, "recipe.evaluate_every=2").stdout
 
 
 def test_a_run_that_never_trained_may_be_configured_anew(tool, no_torch):

@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from images import picture, put
 
 from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.sources import decode
+from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Frozen, Pixels, cached, extract
@@ -179,6 +182,23 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     is_missed, found = missed(source=renamed)
     assert not is_missed
     assert found.labels.equal(renamed.labels)
+
+
+def test_features_of_replaced_files_or_of_another_decoding_are_computed(tmp_path, counted, monkeypatch):
+    paths = [str(put(tmp_path / "images" / f"{number}.bmp", picture(number, "BMP", (8, 8)))) for number in range(3)]
+
+    def found():
+        function = Frozen(vit(), [Reading(3)], identity="seal")
+        (values,) = cached(tmp_path / "cache", function, Files(paths), CROP, transform_options=VIEW).values.values()
+        return values
+
+    before = found()
+    put(tmp_path / "images" / "1.bmp", picture(7, "BMP", (8, 8)))
+    assert (found() != before).any(1).tolist() == [False, True, False]
+    assert len(counted) == 2
+    monkeypatch.setattr(decode, "VERSION", 0)
+    found()
+    assert len(counted) == 3
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty"])

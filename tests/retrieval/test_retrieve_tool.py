@@ -10,7 +10,7 @@ import prefork
 import pytest
 import tiny
 import torch
-from command import TINY
+from command import TINY, one_line
 from composing import composed
 from images import picture, put
 from PIL import Image
@@ -105,6 +105,24 @@ def test_a_store_has_the_features_of_readable_pictures_and_is_extended_by_new_on
     seal = manifest.read(folder / "outputs" / RUN / "step_00000006")["seal"]
     assert store.encoder == f"{seal[:16]} layer2_patch_mean"
     assert first.read_bytes() == before
+
+
+def test_an_updated_store_has_features_of_the_current_files_and_none_of_removed_ones(indexed, work, tool):
+    pictures = album(work / "own", first=0, count=4)
+    tool("retrieve", "action=index", "store=own_store", "own")
+    paint(pictures / "ant" / "0.png", 90)  # of the same size in pixels
+    shutil.copy(pictures / "bee" / "1.png", pictures / "bee" / "3.png")
+    (pictures / "ant" / "2.png").unlink()
+    told = tool("retrieve", "action=index", "store=own_store", "own").stdout
+    assert "0 pictures added, 2 have changed" in told
+    tool("retrieve", "action=remove", "store=own_store", "own/ant/2.png")
+    store = opened(work / "own_store")
+    assert sorted(store.names) == sorted(map(str, pictures.rglob("*.png")))
+    np.testing.assert_allclose(store.features.numpy(), features(work, store.names), atol=1e-4)
+    line = one_line(tool("retrieve", "action=remove", "store=own_store", "own/bee", "own/ant/2.png", status=2))
+    assert line.startswith("ssvit: images=own/ant/2.png: ")
+    tool("retrieve", "action=remove", "store=own_store", "own/bee")
+    assert opened(work / "own_store").names == [str(pictures / "ant" / "0.png")]
 
 
 def test_a_store_has_features_of_one_precision(work, tool):

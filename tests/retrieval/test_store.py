@@ -70,6 +70,22 @@ def test_names_may_have_any_bytes(tmp_path):
     assert (store.names, store.classes) == (odd, odd)
 
 
+def test_images_are_replaced_and_removed_by_name(tmp_path):
+    names, classes, features = images(9)
+    store = make(tmp_path / "store", 4, 2)
+    store.add(names[1:3], classes[5:7], features[6:8], contents=["x", "y"])
+    store.add(names[8:], classes[8:], features[8:], removed=[names[0], names[2], "another"])
+    store.add([], [], features[:0], removed=[names[5]])
+    rows = [(3, 3, ""), (4, 4, ""), (1, 6, "x"), (8, 8, "")]  # of names, and of features, and contents
+    for kept in (store, Store.open(tmp_path / "store", ENCODER)):
+        assert kept.names == [names[name] for name, *_ in rows]
+        assert kept.features.tolist() == [features[row].tolist() for _, row, _ in rows]
+        assert (kept.contents, kept.classes[2]) == ([content for *_, content in rows], classes[5])
+        assert kept.row_of == {name: row for row, name in enumerate(kept.names)}
+    store.add(names[5:6], classes[5:6], features[5:6])
+    assert Store.open(tmp_path / "store", ENCODER).names == [*kept.names, names[5]]
+
+
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
 def test_a_vector_without_direction_changes_nothing(tmp_path, value):
     store = make(tmp_path / "store", 6)
@@ -125,6 +141,7 @@ def part(features: torch.Tensor | None = None, **changes: object) -> bytes:
     "data",
     [
         pickle.dumps(Bomb()), b"", part(names=["a"]), part(classes=["b"]), part(names=["a", 3]), part(names=3),
+        part(contents=["x"]), part(removed=[3]),
         part(classes=[None, 3]), part(names=["a", "a"]), part(schema=SCHEMA + 1), part(schema=None), part(encoder=None),
         part(raw="[" * 100_000), part(raw="{"), part(images(2)[2].double()), part(images(2)[2][0]),
         safetensors.torch.save({"features": images(2)[2]}), safetensors.torch.save({"other": images(2)[2]}, {"a": "1"}),

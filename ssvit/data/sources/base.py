@@ -95,6 +95,15 @@ class Source(Protocol):
                 digest.update(b"unreadable")
         return digest.hexdigest()
 
+    @cached_property
+    def contents(self) -> str:
+        """Return a checksum of what `fingerprint` does not cover, "" if it covers the pixels."""
+        return ""
+
+    def content(self, index: int) -> str:
+        """Return a checksum of the content of one image, "" if unknown."""
+        return ""
+
 
 class Selection(Source):
     """Select images of a source.
@@ -131,6 +140,15 @@ class Selection(Source):
     def fingerprint(self) -> str:
         """Return the sha256 of the fingerprint of the source and of the indices."""
         return hashlib.sha256(f"{self.source.fingerprint} {self.indices.tolist()}".encode()).hexdigest()
+
+    @cached_property
+    def contents(self) -> str:
+        """Return the checksum of the contents of all images of the source."""
+        return self.source.contents
+
+    def content(self, index: int) -> str:
+        """Return the checksum of the content of an image of the source."""
+        return self.source.content(int(self.indices[index]))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
 from ssvit.options import UserError, printable
 
+VERSION = 2  # of the decoded pixels; increased when a file is decoded to other pixels than before
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -78,14 +79,18 @@ def values(data: Bytes, name: str) -> np.ndarray:
 
 def read_file(path: str) -> Bytes:
     """Return the bytes of a file, (bytes,) uint8; errors as for `decode_image`."""
-    # Non-blocking, so that opening a pipe does not wait for a writer.
-    with _named(path), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+    with _named(path), open(path, "rb", opener=without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("not a regular file")
         if status.st_size > BYTE_LIMIT:
             raise ValueError(f"{status.st_size} bytes, more than the limit of {BYTE_LIMIT}")
         return np.fromfile(file, dtype=np.uint8)
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file; opening a pipe does not wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_part(path: str, start: int, size: int, name: str) -> Bytes:

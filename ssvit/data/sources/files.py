@@ -8,13 +8,17 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import IO
 
 import numpy as np
 from torch import Tensor
 
 from ssvit.data.sources import decode
-from ssvit.data.sources.base import Labels, Source, Unreadable, checked_labels
+from ssvit.data.sources.base import Labels, Source, Unreadable, checked_labels, read_ahead
 from ssvit.data.sources.decode_options import RGB, PixelFormat
+
+_BLOCKS, _BLOCK = 8, 2048  # blocks of a large file, and bytes of a block, that identify its content
+_THREADS, _TASK = 8, 256  # threads that read blocks, since network disks have long latencies, and images per task
 
 
 def digest_of(names: Iterable[str], sizes: Iterable[int]) -> str:
@@ -28,6 +32,32 @@ def digest_of(names: Iterable[str], sizes: Iterable[int]) -> str:
 def size_of(path: str) -> int:
     """Return the size of a file in bytes, -1 if it does not exist."""
     return os.path.getsize(path) if os.path.isfile(path) else -1
+
+
+def checksum(file: IO[bytes], start: int = 0, size: int | None = None) -> str:
+    """Return a checksum of the bytes of an image, or of evenly spaced blocks of a large one.
+
+    Args:
+        file: The file.
+        start: Offset of the image in bytes.
+        size: Number of bytes; None for the size of the file.
+    """
+    size = file.seek(0, os.SEEK_END) if size is None else size
+    count, length = (1, size) if size <= _BLOCKS * _BLOCK else (_BLOCKS, _BLOCK)
+    digest = hashlib.sha256(b"%d" % size)
+    for block in range(count):
+        file.seek(start + (size - length) * block // max(1, count - 1))
+        digest.update(file.read(length))
+    return digest.hexdigest()[:32]
+
+
+def checksum_of(path: str, start: int = 0, size: int | None = None) -> str:
+    """Return the `checksum` of an image in a file; "" if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0, opener=decode.without_waiting) as file:
+            return checksum(file, start, size)
+    except OSError:  # also of a pipe
+        return ""
 
 
 class Encoded(Source):
@@ -53,6 +83,16 @@ class Encoded(Source):
             Unreadable: The file does not exist or cannot be read.
         """
         raise NotImplementedError
+
+    @cached_property
+    def contents(self) -> str:
+        """Return the sha256 of the checksums of all files."""
+
+        def checksums(start: int) -> str:
+            return " ".join(map(self.content, range(start, min(start + _TASK, len(self)))))
+
+        parts = read_ahead(checksums, range(0, len(self), _TASK), _THREADS)
+        return hashlib.sha256(" ".join(part for _, part in parts).encode()).hexdigest()
 
     def read(self, index: int) -> Tensor:
         """Read and decode one image, in the pixel format of the source."""
@@ -101,6 +141,11 @@ class Files(Encoded):
     def name(self, index: int) -> str:
         """Return the path of an image."""
         return self.paths[index]
+
+    def content(self, index: int) -> str:
+        """Return the checksum of an image's file, and of its mask if there are masks."""
+        content = checksum_of(self.paths[index])
+        return content if self.masks is None else f"{content} {checksum_of(self.masks[index])}"
 
     def inner_name(self, index: int) -> str:
         """Return the path of an image below the common folder of all images."""

@@ -18,7 +18,7 @@ from ssvit.data.sources import decode, huggingface_options
 from ssvit.data.sources.base import Data, Labels, Unreadable, number_labels
 from ssvit.data.sources.datasets import read_splits
 from ssvit.data.sources.decode_options import RGB, PixelFormat
-from ssvit.data.sources.files import Encoded, size_of
+from ssvit.data.sources.files import Encoded, checksum, checksum_of, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve, spellings
 from ssvit.options import OptionError, UserError, printable
 
@@ -70,6 +70,14 @@ class HubImages(Encoded):
     def name(self, index: int) -> str:
         """Return the name of the data set and the row."""
         return f"{self.called}/{index}"
+
+    def content(self, index: int) -> str:
+        """Return the checksum of an image's file, of which large ones in the table are not read completely."""
+        import pyarrow
+
+        image = self.dataset.data.column(self.image)[index]
+        data = image["bytes"].as_buffer() if image.is_valid else None
+        return checksum(pyarrow.BufferReader(data)) if data else checksum_of(str(image and image["path"]))
 
     @cached_property
     def fingerprint(self) -> str:

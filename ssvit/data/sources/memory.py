@@ -50,6 +50,10 @@ class Memory(Source):
         """Return the mask of an image, (h, w) uint8, or None without masks."""
         return None if self.masks is None else self.masks[index]
 
+    def content(self, index: int) -> str:
+        """Return a checksum of the pixels of an image."""
+        return hashlib.sha256(self.in_memory[index].numpy().data).hexdigest()[:32]
+
     @cached_property
     def fingerprint(self) -> str:
         """Return the sha256 of the shape and the pixels."""

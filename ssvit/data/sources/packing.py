@@ -68,7 +68,8 @@ class _Packer:
     def __init__(self, source: Source, folder: Path, options: packing_options.Pack) -> None:
         self.source, self.folder, self.options = source, folder, options
         stored = [options.size, options.quality, options.shard_size]
-        self.plan = json.dumps([source.fingerprint, list(source.classes), *stored])
+        self.former = json.dumps([source.fingerprint, list(source.classes), *stored])  # of earlier versions
+        self.plan = json.dumps([source.fingerprint, source.contents, list(source.classes), *stored])
 
     def check(self) -> None:
         """Check the source and the output folder before existing shards are deleted."""
@@ -88,7 +89,7 @@ class _Packer:
                     path.unlink()
         # The index of a shard is written before the shard is renamed to its final name.
         indices = [read_index(path) for path in sorted(self.folder.glob(f"*{SHARD}"))]
-        if any(index is None or index.plan != self.plan for index in indices):
+        if any(index is None or index.plan not in (self.plan, self.former) for index in indices):
             reason = f"must not contain other shards; overwrite=true replaces those of {self.folder}"
             raise OptionError("output", self.options.output, reason)
         written = [index for index in indices if index is not None]

@@ -27,7 +27,7 @@ from ssvit import atomic_io
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Label, Labels, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
-from ssvit.data.sources.files import Encoded, digest_of
+from ssvit.data.sources.files import Encoded, checksum_of, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.shard_folder import INDEX, ending
 from ssvit.options import UserError, printable
@@ -113,6 +113,11 @@ class Shards(Encoded):
     def name(self, index: int) -> str:
         """Return the path of the shard and the name of an image in it."""
         return f"{self.shards[self.locations[index, 0]]}/{self.inner_name(index)}"
+
+    def content(self, index: int) -> str:
+        """Return the checksum of an image's file in its shard."""
+        shard, offset, size = self.locations[index].tolist()
+        return checksum_of(self.shards[shard], offset, size)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -118,6 +118,12 @@ def test_an_interrupted_command_is_continued(tmp_path: Path, data: Data, after: 
 
 def test_shards_of_other_images_or_options_are_replaced_only_with_overwrite(tmp_path: Path, data: Data) -> None:
     packed(data, tmp_path / "shards")
+    image = tmp_path / "images" / "train" / "a" / "000.png"
+    stored = image.read_bytes()
+    image.write_bytes(stored[:-1] + b"\0")  # of the same size
+    with pytest.raises(OptionError, match=r"^output="):
+        packed(datasets.folder(Folder(root=str(tmp_path / "images"))), tmp_path / "shards")
+    image.write_bytes(stored)
     put(tmp_path / "foreign/train/photos.tar", b"mine")
     for output, changes in (("shards", {"size": 5}), ("foreign", {})):
         before = contents(tmp_path / output)

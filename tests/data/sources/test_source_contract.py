@@ -155,6 +155,28 @@ def test_the_fingerprint_tells_images_and_order_and_not_the_place(tmp_path: Path
 
 
 @every
+def test_equal_names_and_sizes_with_other_contents_are_other_images(tmp_path: Path, case: Case) -> None:
+    """A change of any length in a small file counts, and one of an eighth of a large file."""
+    for place, size in (("small", 0), ("large", 40_000)):
+        bodies = {number: body + bytes(size) for number, body in BODIES.items()}
+        body = bytearray(bodies[4])
+        if size:
+            body[20_000:25_000] = bytes(range(250)) * 20
+        else:
+            body[-1] ^= 1
+        one, other, changed = (
+            case.make(tmp_path / place / folder, PARTS, of_folder).train
+            for folder, of_folder in (("one", bodies), ("other", bodies), ("changed", bodies | {4: bytes(body)}))
+        )
+        assert one.fingerprint == other.fingerprint == changed.fingerprint
+        assert one.contents == other.contents != changed.contents
+        (row,) = (row for row, number in enumerate(case.ordered(PARTS["train"])) if number == 4)
+        differing = [i for i in range(len(one)) if one.content(i) != changed.content(i)]
+        assert differing == [row]
+        assert one.take(torch.tensor([row])).content(0) == one.content(row)
+
+
+@every
 def test_a_damaged_image_is_named_and_replaced(tmp_path: Path, case: Case) -> None:
     data = case.make(tmp_path / "set", PARTS, BODIES | {4: b"no image"})
     ordered = case.ordered(PARTS["train"])
