@@ -115,8 +115,14 @@ def folder(options: datasets_options.Folder) -> Data:
 
 def shards(options: datasets_options.Shards) -> Data:
     """Build a data set of uncompressed tar files in the layout of WebDataset."""
-    read = partial(find, options.root, pixels=options.pixels)
-    return read_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
+    unused = list[str]()
+    read = partial(find, options.root, pixels=options.pixels, unused=unused)
+    data = read_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
+    if not unused:
+        return data
+    rule = "a sample has one image, and its files have equal names up to the first dot before a letter"
+    summary = f"{len(unused):,} images or classes are not used, such as {printable(unused[0])}: {rule}"
+    return replace(data, summary=f"{data.summary}; {summary}")
 
 
 def csv(options: datasets_options.Csv) -> Data:

@@ -127,8 +127,7 @@ class _Packer:
                     if image is None:
                         continue
                     name, data = image
-                    key, suffix = ending(name)
-                    is_plain = "." not in suffix and key not in keys
+                    is_plain = os.path.basename(name).count(".") == 1 and ending(name)[0] not in keys
                     member = name if is_plain else f"{_without_dots(name)}.{name.rpartition('.')[2].lower()}"
                     key = ending(member)[0]
                     keys.add(key)

@@ -45,7 +45,10 @@ def splits(root: str, requested: Mapping[str, str | None]) -> Splits:
 
 
 def ending(path: str) -> tuple[str, str]:
-    """Return the key and suffix of a member, "a/1" and "jpg" of a/1.jpg, split at the first dot as in WebDataset."""
+    """Return the key and suffix of a member, "a/1" and "jpg" of a/1.jpg, "22.05" and "jpg" of 22.05.jpg.
+
+    They are split at the first dot before a letter. WebDataset splits at the first dot.
+    """
     folder, _, name = path.rpartition("/")
-    stem, _, suffix = name.partition(".")
+    stem, suffix = (*re.split(r"\.(?=[a-z])", name, maxsplit=1, flags=re.IGNORECASE), "")[:2]
     return (f"{folder}/{stem}" if folder else stem), suffix.lower()

@@ -1,9 +1,10 @@
 """Images in shards (uncompressed tar files in the layout of WebDataset), read at random offsets.
 
 Consecutive files of a shard with the same key form a sample: an image (a/1.jpg) and optionally its class (a/1.cls, or
-a/1.json with "cls", "label", "class" or "class_name"). Readers that stream shards shuffle within a buffer; here an
-image is read at its offset, so a batch remains a function of the step. The offsets are in the index that `ssvit pack`
-writes next to each shard; the headers of other shards are read at each start.
+a/1.json with "cls", "label", "class" or "class_name"), which may also be elsewhere in the shard. Readers that stream
+shards shuffle within a buffer; here an image is read at its offset, so a batch remains a function of the step. The
+offsets are in the index that `ssvit pack` writes next to each shard; the headers of other shards are read at each
+start.
 
 Letters: n images.
 """
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -131,7 +132,14 @@ class Shards(Encoded):
         return type(self)(self.shards, self.names[rows], self.locations[rows], labels, self.classes, pixels=self.pixels)
 
 
-def find(root: str, names: Sequence[str], classes: Sequence[str] = (), *, pixels: PixelFormat = RGB) -> Shards:
+def find(
+    root: str,
+    names: Sequence[str],
+    classes: Sequence[str] = (),
+    *,
+    pixels: PixelFormat = RGB,
+    unused: list[str] | None = None,
+) -> Shards:
     """Return the images of some shards.
 
     Args:
@@ -139,6 +147,7 @@ def find(root: str, names: Sequence[str], classes: Sequence[str] = (), *, pixels
         names: Names of the shards below it.
         classes: Class names that the labels index; () takes the classes of the shards.
         pixels: Pixel format of the images.
+        unused: Receives the names of further images of a sample, and of classes without an image.
 
     Raises:
         UserError: A shard cannot be read or differs from the index next to it, or a class is not among `classes`.
@@ -147,7 +156,7 @@ def find(root: str, names: Sequence[str], classes: Sequence[str] = (), *, pixels
     image_names, locations = list[np.ndarray](), list[np.ndarray]()
     labels, orders = list[Label](), set[tuple[str, ...]]()
     for number, shard in enumerate(tqdm(shards, f"list {root}", unit=" shards", delay=2, leave=False)):
-        index = read_index(shard) or Index(list(scan(shard)))
+        index = read_index(shard) or Index(scan(shard, [] if unused is None else unused))
         image_names.append(np.array([os.fsencode(row.name) for row in index.images], np.bytes_))
         locations.append(np.array([(number, row.offset, row.size) for row in index.images], np.int64).reshape(-1, 3))
         labels += [row.label for row in index.images]
@@ -189,16 +198,25 @@ def _text(label: str | list[str] | None) -> Label:
     return tuple(label) if isinstance(label, list) else label
 
 
-def scan(shard: str) -> Iterator[Row]:
-    """Yield the images of a shard in order, from the headers of its members.
+def scan(shard: str, unused: list[str]) -> list[Row]:
+    """Return the images of a shard in order, from the headers of its members.
+
+    Args:
+        shard: Path of the shard.
+        unused: Receives the names of further images of a sample, and of classes without an image.
 
     Raises:
         UserError: The shard is damaged, unreadable, or not an uncompressed tar file.
     """
+    rows, apart = list[Row](), dict[str, str]()
     try:
         with open(shard, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as file:
-            for _, members in groupby(_members(file), lambda member: ending(member.name)[0]):
-                yield from _sample(file, members)
+            for key, members in groupby(_members(file), lambda member: ending(member.name)[0]):
+                images, label = _sample(file, members)
+                rows += [Row(image.name, image.offset_data, image.size, label) for image in images[:1]]
+                unused += [image.name for image in images[1:]]
+                if label is not None and not images:
+                    apart[key] = label
             stream.seek(file.offset)  # tarfile stops at a damaged header; the end is a block of zeros
             if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"no header at byte {file.offset}")
@@ -206,6 +224,11 @@ def scan(shard: str) -> Iterator[Row]:
         raise UserError(f"{printable(shard)}: is not an uncompressed tar file, or is damaged: {error}") from None
     except OSError as error:
         raise UserError(f"{printable(shard)}: cannot be read: {error.strerror}") from None
+    # The images 7.0.jpg and 7.1.jpg may share the class 7.cls, as in WebDataset.
+    keys = [(key, key.rpartition(".")[0]) for key in (ending(row.name)[0] for row in rows)]
+    unused += sorted(apart.keys() - {*chain(*keys)})
+    labels = [row.label or apart.get(key, apart.get(start)) for row, (key, start) in zip(rows, keys, strict=True)]
+    return [row._replace(label=label) for row, label in zip(rows, labels, strict=True)]
 
 
 def _members(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -217,21 +240,20 @@ def _members(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             yield member
 
 
-def _sample(file: tarfile.TarFile, members: Iterable[tarfile.TarInfo]) -> Iterator[Row]:
-    """Yield the image of a sample with its class, if it has one; .npy counts if there is no image in another format."""
-    image, array, label = None, None, None
+def _sample(file: tarfile.TarFile, members: Iterable[tarfile.TarInfo]) -> tuple[list[tarfile.TarInfo], str | None]:
+    """Return the images of a sample, those in .npy files if there are no others, and its class, or None."""
+    images, arrays, label = list[tarfile.TarInfo](), list[tarfile.TarInfo](), None
     for member in members:
         suffix = ending(member.name)[1]
         if f".{suffix}".endswith(IMAGE_SUFFIXES):
-            image = image or member
+            images.append(member)
         elif f".{suffix}".endswith(NPY):
-            array = array or member
+            arrays.append(member)
         elif member.size <= _LARGEST and (suffix.startswith("cls") or suffix.endswith("json")):
             content = file.extractfile(member)
             assert content is not None  # not None for a regular file
             label = _label(content.read(), is_json=suffix.endswith("json")) or label
-    if image := image or array:
-        yield Row(image.name, image.offset_data, image.size, label)
+    return images or arrays[:1], label
 
 
 def _label(content: bytes, *, is_json: bool) -> str | None:

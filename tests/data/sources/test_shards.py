@@ -21,10 +21,11 @@ AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "au
     ("name", "parts"),
     [
         ("a/1.jpg", ("a/1", "jpg")), ("1.cls", ("1", "cls")), ("a.b/1.seg.PNG", ("a.b/1", "seg.png")),
-        ("a/README", ("a/README", "")), (".hidden", ("", "hidden")),
+        ("a/README", ("a/README", "")), (".hidden", ("", "hidden")), ("22.05.jpg", ("22.05", "jpg")),
+        ("a/v1.5.1.seg.png", ("a/v1.5.1", "seg.png")), ("3.", ("3.", "")), ("b.0/1 2.3.CLS", ("b.0/1 2.3", "cls")),
     ],
 )  # fmt: skip
-def test_the_first_dot_of_a_name_separates_key_and_suffix(name: str, parts: tuple[str, str]) -> None:
+def test_the_first_dot_before_a_letter_separates_key_and_suffix(name: str, parts: tuple[str, str]) -> None:
     assert ending(name) == parts
 
 
@@ -65,6 +66,37 @@ def test_layouts_of_other_programs(tmp_path: Path) -> None:
     assert [found.inner_name(i) for i in range(len(found))] == names
     assert class_names(found) == ["4", "7", "5", "4"]
     assert torch.equal(found.read(3), pixels(picture(6)))
+
+
+def test_names_with_dots_are_images_of_their_own(tmp_path: Path) -> None:
+    members = {}
+    for i in range(4):
+        members |= {f"22.{i:02d}.jpg": picture(i, "JPEG"), f"22.{i:02d}.cls": b"ab"[i % 2 :][:1]}
+    members |= {f"7.{i}.png": picture(i) for i in range(2)} | {"7.json": b'{"label": "c"}'}
+    put_tar(tmp_path / "a.tar", members)
+    found = shards.find(str(tmp_path), ["a.tar"])
+    assert [found.inner_name(i) for i in range(6)] == [name for name in members if name.endswith(("jpg", "png"))]
+    assert class_names(found) == ["a", "b", "a", "b", "c", "c"]
+
+
+@pytest.mark.parametrize("order", [("jpg", "cls"), ("cls", "jpg")])
+def test_classes_may_be_apart_from_the_images(tmp_path: Path, order: tuple[str, str]) -> None:
+    kinds = {
+        "jpg": {f"{i}.jpg": picture(i, "JPEG") for i in range(3)},
+        "cls": {f"{i}.cls": b"cab"[i:][:1] for i in (2, 0, 1)},
+    }
+    put_tar(tmp_path / "a.tar", kinds[order[0]] | kinds[order[1]])
+    found = shards.find(str(tmp_path), ["a.tar"])
+    assert class_names(found) == ["c", "a", "b"]
+
+
+def test_images_and_classes_without_a_sample_are_counted(tmp_path: Path) -> None:
+    body = picture(0, "JPEG")
+    put_tar(tmp_path / "a.tar", {"1.jpg": body, "1.left.jpg": body, "2.png": picture(2), "2.npy": b"", "9.cls": b"x"})
+    unused: list[str] = []
+    assert len(shards.find(str(tmp_path), ["a.tar"], unused=unused)) == 2
+    assert sorted(unused) == ["1.left.jpg", "9"]
+    assert "1.left.jpg" in datasets.shards(Shards(root=str(tmp_path), held_out=0.5)).summary
 
 
 def test_splits_follow_from_the_names_of_shards(tmp_path: Path) -> None:
