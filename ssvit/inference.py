@@ -59,8 +59,8 @@ def pictures(images: Pictures, pixels: PixelFormat = RGB) -> Iterator[Tensor]:
     if isinstance(images, str | os.PathLike):
         yield from (decode.load(path, pixels) for path in folder.paths([os.fspath(images)]))
     elif isinstance(images, PILImage.Image):
-        if pixels == RGB:
-            yield torch.from_numpy(decode.rgb(images)).permute(2, 0, 1)
+        if pixels.is_photo and pixels.channels == 3:
+            yield torch.from_numpy(decode.rgb(images, pixels.background)).permute(2, 0, 1)
         else:
             yield _taken(rasters.bands(images), pixels)
     elif isinstance(images, np.ndarray):

@@ -26,7 +26,8 @@ from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.options import aligned, folder_to_write, pair, print_lines, within
 from ssvit.progress import progress
 
-_OF_ENCODER = ("image_size", "channels", "range", "mean", "std")  # options of a data set that a checkpoint sets
+# Options of a data set that a checkpoint sets.
+_OF_ENCODER = ("image_size", "channels", "range", "background", "mean", "std")
 _FOREIGN = {f"encoder.{name}" for name in FOREIGN_OPTIONS}
 # Short forms of options.
 _ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}

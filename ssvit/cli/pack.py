@@ -21,7 +21,7 @@ def run(config: Config) -> Path:
     if options.data is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
     source = options.data.source
-    if options.size is not None and isinstance(source, ImageFiles) and source.pixels != RGB:
+    if options.size is not None and isinstance(source, ImageFiles) and source.pixels.changed(background=None) != RGB:
         raise OptionError("size", options.size, "must be null for images other than 8-bit RGB, which are not resized")
     config.line.announce()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Source, Unreadable, read_ahead
-from ssvit.data.sources.decode_options import GREY, PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.rasters import Moments
 from ssvit.options import UserError
 
@@ -81,7 +81,7 @@ def _reader(source: Source, pixels: PixelFormat) -> tuple[Callable[[int], np.nda
         return converted, False
     formats = {(len(image), image.dtype == np.uint8) for image in _sample(source)}
     is_bytes = all(is_bytes for _, is_bytes in formats)
-    if (pixels.channels == 3 and (3, True) in formats) or (pixels == GREY and is_bytes):  # photographs
+    if (pixels.channels == 3 and (3, True) in formats) or (pixels.channels == 1 and is_bytes):  # photographs
         return converted, True
     return source.values, is_bytes
 

@@ -57,16 +57,16 @@ def _write(
     classes = () if head is None else head.classes
     with within("view"):
         view = CenterCrop(**{**(manifest.get("view") or {}), "size": encoder.image_size})
-    description = preprocessing.sentence(view, manifest.get("range"))
-    is_scaled = manifest.get("range") and options.format != OURS  # ssvit reads the range from its own format
+    pixels = {name: manifest.get(name) for name in ("range", "background")}
+    description = preprocessing.sentence(view, pixels["range"], pixels["background"])
+    is_scaled = pixels["range"] and options.format != OURS  # ssvit reads the range from its own format
     scaling = ["images must be scaled to [0, 1] first, as the model card describes"] if is_scaled else []
     if options.format == OURS:
-        images = {"view": view.values(), "range": manifest.get("range")}
-        remarks = _ours(encoder, head, folder, images)
+        remarks = _ours(encoder, head, folder, {"view": view.values(), **pixels})
     else:
         if options.format in PROGRAMS:
             assert isinstance(encoder, ViT)  # `Export.check_model` has checked this
-            origin = {"range": manifest.get("range"), "step": manifest["step"], "checkpoint": manifest.get("seal")}
+            origin = {**pixels, "step": manifest["step"], "checkpoint": manifest.get("seal")}
             stored = {**_metadata(encoder, head), "view": view.values(), **origin}
             remarks = _program(encoder, head, folder, " ".join([description, *scaling]), options, stored)
         else:

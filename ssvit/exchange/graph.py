@@ -31,7 +31,8 @@ def read(path: Path) -> tuple[Any, dict[str, Any]]:
         path: The file.
 
     Returns:
-        The session, and the entries "encoder", "view", "range", "classifier", "step" and "precision" of the manifest.
+        The session, and the entries "encoder", "view", "range", "background", "classifier", "step" and "precision" of
+        the manifest.
 
     Raises:
         ForeignError: The file is damaged, or was not exported by ssvit.

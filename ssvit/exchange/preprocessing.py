@@ -7,12 +7,13 @@ from typing import Any
 from ssvit.data.augment.crop_options import CenterCrop
 
 
-def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None) -> str:
+def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None, background: str | None = None) -> str:
     """Return the description for a model card.
 
     Args:
         view: The evaluation transform.
         limits: Values that become 0 and 1, each one per channel; None: bytes.
+        background: Colour onto which transparent pixels are composited; None: black.
     """
     size = "x".join(map(str, view.size))
     if view.fit == "squash":
@@ -28,7 +29,7 @@ def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None) -> str:
         geometry = f"Images are resized to {target} (bilinear, antialiased), and the central {size} are cropped."
     unchanged = f"{geometry} Images of {size} pixels are not changed."
     if limits is None:
-        return unchanged
+        return unchanged + (f" Transparent pixels are composited onto {background}." if background else "")
     low, high = (", ".join(f"{value:g}" for value in end) for end in limits)
     return f"Values from [{low}] to [{high}] (by channel) are scaled to [0, 1] and clipped. {unchanged}"
 

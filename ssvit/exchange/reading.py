@@ -51,7 +51,7 @@ class Foreign(NamedTuple):
         notes: Remarks to print.
         weights: Returns the state dict of the encoder, under the names of ssvit. It raises ForeignError if a tensor
             is missing, cannot be read or has a wrong shape.
-        images: Entries "view" and "range" of a run's manifest; {} for a file that does not contain them.
+        images: Entries "view", "range" and "background" of a run's manifest; {} for a file that does not contain them.
     """
 
     name: str
@@ -242,10 +242,10 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
         return None
     try:
         encoder = timm_options.options_from(arguments)
-        images: dict[str, Any] = {name: description[name] for name in ("view", "range") if name in description}
+        images = {name: value for name, value in description.items() if name in ("view", "range", "background")}
         if "view" in images:
             CenterCrop(**images["view"])
-            PixelFormat(channels=encoder.channels, range=images.get("range"))
+            PixelFormat(channels=encoder.channels, range=images.get("range"), background=images.get("background"))
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: does not describe an encoder ({error})") from None
     if encoder.depth > len(names):  # reject a depth that the file cannot contain before a model is built

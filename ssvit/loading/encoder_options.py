@@ -244,6 +244,7 @@ def usual_size(checkpoint: Checkpoint, side: int = _LARGEST) -> int | tuple[int,
 def pixel_format(checkpoint: Checkpoint) -> PixelFormat:
     """Return the pixel format of a checkpoint's encoder; raise CheckpointError if its manifest is invalid."""
     try:
-        return PixelFormat(channels=checkpoint.encoder["channels"], range=checkpoint.manifest.get("range"))
+        images = {name: checkpoint.manifest.get(name) for name in ("range", "background")}
+        return PixelFormat(channels=checkpoint.encoder["channels"], **images)
     except OptionError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None

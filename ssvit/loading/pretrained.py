@@ -22,7 +22,6 @@ from ssvit.config.declaration import at
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
-from ssvit.data.sources.decode_options import RGB
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format, usual_size
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
@@ -133,14 +132,17 @@ def _selects_data(arguments: Mapping[str, str]) -> bool:
 def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
     """Return the options that make other images match the training images of a run's encoder.
 
-    These are the image size and, unless the images are photographs in colour or have another number of channels, the
-    channels, their range and their normalisation. Foreign weights keep the options in the file of the data set:
-    DINOv2's are trained at 518 px and used at 224.
+    These are the image size, the background of transparent pixels and, unless the images are photographs in colour or
+    have another number of channels, the channels, their range and their normalisation. Foreign weights keep the options
+    in the file of the data set: DINOv2's are trained at 518 px and used at 224.
     """
     if not checkpoint.describes_images or "data" not in arguments or "experiment" in arguments:
         return ()
     options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
-    if pixels != RGB and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
+    if pixels.background is not None:
+        options["background"] = pixels.background
+    is_rgb = pixels.channels == 3 and pixels.range is None
+    if not is_rgb and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}
     texts = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in options.items()}
     return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]

@@ -144,7 +144,7 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     values: list[tuple[rasters.Moments, bool] | None] = []
     for opened in sample.files:
         with suppress(Exception), opened() as file:  # the loader replaces unreadable images
-            values.append(rasters.grey(file))
+            values.append(rasters.grey(file, getattr(source, "background", None)))
         if None in values:
             break
     grey = {}

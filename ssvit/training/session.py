@@ -107,7 +107,7 @@ class Session:
             "data": data.train.fingerprint,
             "contents": data.train.contents,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
-            **({} if (pixels := getattr(images.source, "range", None)) is None else {"range": pixels}),
+            **{name: value for name in ("range", "background") if (value := getattr(images.source, name, None))},
             "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},
             "precision": runtime.precision(recipe, self.fabric.device),
         }

@@ -24,7 +24,7 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode import load, load_mask
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.files import Files
-from ssvit.options import UserError
+from ssvit.options import OptionError, UserError
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (24, 40), dtype=np.uint8)
@@ -78,6 +78,56 @@ def test_lossless_files_have_the_pixels_that_were_saved(
     assert np.abs(loaded(image, tmp_path / name, **options) - np.asarray(expected, float)).max() <= levels
     (tmp_path / name).rename(tmp_path / "b.jpg")  # the suffix does not decide
     assert (load(str(tmp_path / "b.jpg")) - torch.tensor(expected).movedim(2, 0)).abs().max() <= levels
+
+
+@pytest.mark.parametrize(
+    ("background", "colour"),
+    [(None, 0), ("white", 255), ("#0F8", (0, 255, 136)), ([0.2, 0, 1], (51, 0, 255)), (0.6, 153)],
+)
+def test_transparent_pixels_are_composited_onto_the_background(
+    tmp_path: Path, background: object, colour: object
+) -> None:
+    rgba, share = np.concatenate((RGB, ALPHA), 2), ALPHA / 255
+    expected = RGB * share + np.array(colour) * (1 - share)
+    opacity = np.where(GREY == 7, 0, 255)
+    of_palette = np.where((GREY == 7)[:, :, None], np.array(colour), COLOURS[GREY])
+    for suffix, options in (("png", {}), ("tiff", {}), ("webp", {"lossless": True, "exact": True})):
+        Image.fromarray(rgba).save(tmp_path / f"colours.{suffix}", **options)
+    PALETTE.save(tmp_path / "palette.png", transparency=7)
+    for path in sorted(tmp_path.iterdir()):
+        reference, alpha = (of_palette, opacity) if path.stem == "palette" else (expected, ALPHA[:, :, 0])
+        image = load(str(path), PixelFormat(background=background)).movedim(0, 2).numpy()
+        assert np.abs(image - reference).max() <= 1, path.name
+        found = decode.extrema(decode.read_file(str(path)), "", PixelFormat(background=background).background)
+        both = np.dstack([image, alpha]).reshape(-1, 4)
+        np.testing.assert_array_equal(found, np.stack([both.min(0), both.max(0)], axis=1))
+        luminance = load(str(path), PixelFormat(channels=1, background=background))[0].numpy()
+        assert np.abs(luminance - reference @ [0.299, 0.587, 0.114]).max() <= 2, path.name
+
+
+def test_a_fourth_band_of_a_tiff_is_alpha_only_if_it_is_declared(tmp_path: Path) -> None:
+    path = tmp_path / "a.tiff"
+    Image.fromarray(np.concatenate((RGB, ALPHA), 2)).save(path)
+    declared = path.read_bytes()
+    at = declared.rindex(struct.pack("<HHI", 338, 3, 1))  # the tag ExtraSamples becomes a private tag
+    path.write_bytes(declared[:at] + struct.pack("<H", 65000) + declared[at + 2 :])
+    for options in ({}, {"background": "white"}):
+        np.testing.assert_array_equal(load(str(path), PixelFormat(**options)).movedim(0, 2), RGB)
+    np.testing.assert_array_equal(load(str(path), PixelFormat(channels=4))[3], ALPHA[:, :, 0])
+
+
+@pytest.mark.parametrize("value", ["whte", "#12", [255, 255, 255], [0.5, 0.5], [], True, {"r": 1}, -0.1])
+def test_a_background_that_is_no_colour_is_an_error(value: object) -> None:
+    with pytest.raises(OptionError) as caught:
+        PixelFormat(background=value)
+    assert caught.value.name == "background"
+
+
+@pytest.mark.parametrize("options", [{"channels": 4}, {"range": [0, 255]}])
+def test_only_photographs_have_a_background(options: dict) -> None:
+    assert PixelFormat(background="black", **options) == PixelFormat(**options)  # the default
+    with pytest.raises(OptionError, match="background"):
+        PixelFormat(background="white", **options)
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
@@ -292,11 +342,14 @@ def test_headers_state_whether_values_have_8_bits(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "i.tiff", np.stack([WIDE] * 3, axis=2), photometric="rgb")
     tifffile.imwrite(tmp_path / "j.tiff", np.stack([WIDE] * 3, axis=2), photometric="rgb", compression="zlib")
     tifffile.imwrite(tmp_path / "k.tiff", GREY.astype(np.float32))
+    np.save(tmp_path / "l.npy", WIDE)
     for path in sorted(tmp_path.iterdir()):
         data = decode.read_file(str(path))
-        assert decode.is_8_bit(data) == (decode.values(data, "").dtype == np.uint8), path.name
-    np.save(tmp_path / "l.npy", WIDE)
-    assert not decode.is_8_bit(decode.read_file(str(tmp_path / "l.npy")))
+        image = decode.header(io.BytesIO(data))
+        if image is not None:
+            assert decode.is_8_bit(image) == (decode.values(data, "").dtype == np.uint8), path.name
+        else:
+            assert path.suffix == ".npy"
 
 
 def test_files_that_are_no_masks_are_named(tmp_path):

@@ -3,10 +3,11 @@
 The options of `torchvision_set` are `datasets_options.TorchvisionSet`, and so on.
 """
 
+import io
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from ssvit.data.sources import datasets_options, decode
+from ssvit.data.sources import datasets_options, decode, rasters
 from ssvit.data.sources.base import Data, Label, Source, number_labels, split_data
 from ssvit.data.sources.files import Encoded, Files
 from ssvit.data.sources.files_options import ImageFiles
@@ -25,7 +26,8 @@ from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
 from ssvit.data.sources.vtab import read as vtab_list
 from ssvit.options import UserError, printable
 
-_SAMPLED = 16  # images whose value type is checked at the start
+_SAMPLED = 16  # images whose headers are read at the start
+_COMPOSITED = 4  # maximum number of those with an alpha channel that are decoded
 
 
 def read_splits(
@@ -57,33 +59,40 @@ def read_splits(
             raise
         skipped = str(error)
     data = split_data(names, train, validation, test, held_out=options.held_out, seed=options.seed, skipped=skipped)
-    return replace(data, summary=data.summary + _depth_warning(train))
+    notes = _notes(train) if isinstance(train, Encoded) else ()
+    return replace(data, summary="; ".join([data.summary, *notes]))
 
 
-def _depth_warning(source: Source) -> str:
-    """Return a warning if a sample of images has 16-bit values without a range, or both 8 and 16 bits, or ""."""
-    if not isinstance(source, Encoded):
-        return ""
-    maxima = dict[str, float]()
+def _notes(source: Encoded) -> Iterator[str]:
+    """Yield notes on a sample of images: transparent pixels, 16-bit values without a range, 8 and 16 bits mixed."""
+    maxima, composited, transparent, vanished = dict[str, float](), 0, 0, 0
     for index in range(0, len(source), math.ceil(len(source) / _SAMPLED)):
         with suppress(UserError):  # the loader replaces unreadable images
-            if decode.is_8_bit(source.file(index)):
-                maxima.setdefault("uint8", 0)
+            data = source.file(index)
+            image = decode.header(io.BytesIO(data.data))
+            if image is None or not decode.is_8_bit(image):
+                values = source.values(index)
+                maxima[values.dtype.name] = max(maxima.get(values.dtype.name, 0), values.max().item())
                 continue
-            values = source.values(index)
-            maxima[values.dtype.name] = max(maxima.get(values.dtype.name, 0), values.max().item())
+            maxima.setdefault("uint8", 0)
+            if source.pixels.is_photo and composited < _COMPOSITED and rasters.has_alpha(image):
+                composited += 1
+                low, high = decode.extrema(data, source.name(index), source.pixels.background).T
+                transparent += int(low[3] < 255)
+                vanished += int(8 * max(high[:3] - low[:3]) < high[3] - low[3])
+    onto = source.pixels.background
+    if transparent:
+        verb = "have transparent pixels, which are composited onto"
+        yield f"{transparent} sampled images {verb} {onto or 'black'} (data.background)"
+    if vanished:
+        yield f"warning: {vanished} of these images become uniform; try data.background={'black' if onto else 'white'}"
     wide = maxima.keys() & {"uint16", "int32"}  # Pillow before 11.3 opens some 16-bit files as int32
-    if not wide:
-        return ""
-    largest = max(maxima[name] for name in wide)
-    if "uint8" in maxima:
-        return (
-            "; warning: 8-bit and 16-bit images are mixed, which are rescaled by different factors without data.range"
-        )
-    if source.pixels.range is not None:
-        return ""
-    remedy = f"data.range=[0,{largest:g}] uses the maximum of a sample, ssvit normalization measures all images"
-    return f"; warning: 16-bit values up to {largest:g} are divided by 65535, since data.range is not set: {remedy}"
+    if wide and "uint8" in maxima:
+        yield "warning: 8-bit and 16-bit images are mixed, which are rescaled by different factors without data.range"
+    elif wide and source.pixels.range is None:
+        largest = max(maxima[name] for name in wide)
+        remedy = f"data.range=[0,{largest:g}] uses the maximum of a sample, ssvit normalization measures all images"
+        yield f"warning: 16-bit values up to {largest:g} are divided by 65535, since data.range is not set: {remedy}"
 
 
 def folder(options: datasets_options.Folder) -> Data:

@@ -4,8 +4,9 @@ libjpeg (by way of torchvision) decodes a JPEG after its header has passed the s
 formats, restricted to a short list of decoders, since torchvision's PNG decoder can crash on damaged files.
 `ssvit.data.sources.rasters` reads .npy, TIFF and PNG files with other channels or value types.
 
-Conventions: transparent pixels are composited onto black in RGB; the first frame of an animation is read; 16-bit grey
-values v become round(v / 257) in RGB; images and masks are rotated and flipped as their EXIF orientation specifies.
+Conventions: transparent pixels are composited onto `PixelFormat.background`, black by default; the first frame of an
+animation is read; 16-bit grey values v become round(v / 257) in RGB; images and masks are rotated and flipped as their
+EXIF orientation specifies.
 
 Letters: h, w pixels.
 """
@@ -18,6 +19,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import IO
 
@@ -118,11 +120,21 @@ def header(file: str | IO[bytes]) -> Image.Image | None:
     return None
 
 
-def is_8_bit(data: Bytes) -> bool:
-    """Return whether the header of a file states values of at most 8 bits."""
-    image = header(io.BytesIO(data.data))
+def is_8_bit(image: Image.Image) -> bool:
+    """Return whether the header of an image, see `header`, states values of at most 8 bits."""
     # Pillow reduces colours of 16 bits to 8, with a decoder such as RGB;16B.
-    return image is not None and image.mode[0] not in "IF" and not any(";16" in str(tile) for tile in image.tile)
+    return image.mode[0] not in "IF" and not any(";16" in str(tile) for tile in image.tile)  # type: ignore[attr-defined]
+
+
+def extrema(data: Bytes, name: str, background: str | None) -> np.ndarray:
+    """Return the extrema of an image, (4, 2): red, green, blue as of `rgb`, and alpha; errors as for `decode_image`."""
+
+    def convert(image: Image.Image) -> np.ndarray:
+        opaque, alpha = rasters.opaque(image, background), image.convert("RGBA").getchannel("A")
+        return np.array([*opaque.convert("RGB").getextrema(), alpha.getextrema()])
+
+    with _named(name):
+        return _pillow(data.tobytes(), _FORMATS, convert)
 
 
 def upright_size(path: str) -> tuple[int, int] | None:
@@ -137,9 +149,9 @@ def upright_size(path: str) -> tuple[int, int] | None:
 
 def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
     start = data[:6].tobytes()
-    if pixels not in (RGB, GREY) or start.startswith(rasters.NPY):
+    if not pixels.is_photo or start.startswith(rasters.NPY):
         return torch.from_numpy(rasters.converted(_values(data, pixels.channels), pixels))
-    convert = rgb if pixels == RGB else grey
+    convert = partial(rgb if pixels.channels == 3 else grey, background=pixels.background)
     if not start.startswith(b"\xff\xd8\xff"):
         try:
             return torch.from_numpy(_pillow(data.tobytes(), _FORMATS, convert)).permute(2, 0, 1)
@@ -148,7 +160,7 @@ def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
                 raise
             # Channels or value types that Pillow does not support; the error explains which options they need.
             return torch.from_numpy(rasters.converted(rasters.tiff(data), pixels))
-    return _jpeg(data, ImageReadMode.RGB if pixels == RGB else ImageReadMode.GRAY)
+    return _jpeg(data, ImageReadMode.RGB if pixels.channels == 3 else ImageReadMode.GRAY)
 
 
 def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
@@ -223,29 +235,31 @@ def _pillow(data: bytes, formats: tuple[str, ...], convert: Callable[[Image.Imag
         return convert(image)
 
 
-def grey(image: Image.Image) -> np.ndarray:
-    """Convert an image to (h, w, 1) uint8: grey values, or the luminance of colours.
+def grey(image: Image.Image, background: str | None = None) -> np.ndarray:
+    """Convert an image to (h, w, 1) uint8: grey values, or the luminance of colours; `background` as in `rgb`.
 
     Raises:
         ValueError: The values have more than 8 bits.
     """
     if image.mode[0] in "IF":
         rasters.converted(rasters.bands(image), GREY)
-    plain = image.mode == "L" and not image.has_transparency_data
-    return np.array(image if plain else Image.fromarray(rgb(image)).convert("L"))[:, :, None]
+    plain = image.mode == "L" and not rasters.has_alpha(image)
+    return np.array(image if plain else Image.fromarray(rgb(image, background)).convert("L"))[:, :, None]
 
 
-def rgb(image: Image.Image) -> np.ndarray:
-    """Convert an image in any mode of Pillow to (h, w, 3) uint8."""
+def rgb(image: Image.Image, background: str | None = None) -> np.ndarray:
+    """Convert an image in any mode of Pillow to (h, w, 3) uint8, transparent pixels composited onto a colour.
+
+    Args:
+        image: The image.
+        background: The colour, #rrggbb; None: black.
+    """
     if image.mode == "I" or image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.int32).clip(0, 65535)
         return np.repeat(((grey + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
     if image.mode == "F":
         raise ValueError("has floating-point values, which require data.range")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
-    return np.array(image.convert("RGB"))
+    return np.array(rasters.opaque(image, background).convert("RGB"))
 
 
 def _check_pixels(height: int, width: int) -> None:

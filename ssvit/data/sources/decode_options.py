@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
+from pydantic import BeforeValidator
 
 from ssvit.config.declaration import Expect, Options
 from ssvit.options import OptionError, number
@@ -28,6 +29,24 @@ def bands(name: str, value: Sequence[int], channels: int) -> None:
         raise OptionError(name, value, f"must be three of the {channels} channels, from 0 to {channels - 1}")
 
 
+def _colour(value: Any) -> str | None:
+    """Return a colour as #rrggbb; None for black."""
+    if value is None:
+        return None
+    from PIL import ImageColor
+
+    if isinstance(value, int | float | list | tuple):
+        shares = value if isinstance(value, list | tuple) else [value]
+        for share in shares:
+            number("", share, 0, 1)
+        value = "#" + "".join(f"{round(255 * share):02x}" for share in shares) * (3 if len(shares) == 1 else 1)
+    red, green, blue = ImageColor.getrgb(str(value))
+    return f"#{red:02x}{green:02x}{blue:02x}" if red or green or blue else None
+
+
+_EXPECTED = Expect("a colour: a name, '#rrggbb', one or three numbers from 0 to 1, or mean")
+
+
 class PixelFormat(Options):
     """The pixel format to which image files are decoded."""
 
@@ -38,8 +57,19 @@ class PixelFormat(Options):
     """[minimum, maximum]: the values mapped to 0 and 1, one number or one for each channel; others are clipped. None:
     8-bit images, which stay 8-bit."""
 
+    background: Annotated[str | None, BeforeValidator(_colour), _EXPECTED] = None
+    """Colour onto which transparent pixels of photographs are composited: a name, '#rrggbb', one or three numbers from
+    0 to 1, or mean, which is data.mean. None: black."""
+
+    @property
+    def is_photo(self) -> bool:
+        """Return whether images are converted to 8-bit RGB or luminance."""
+        return self.range is None and self.channels in (1, 3)
+
     def check_consistency(self) -> None:
         """Check the range against the channels, and convert it to a minimum and a maximum of each."""
+        if self.background is not None and not self.is_photo:
+            raise OptionError("background", self.background, "must be null for images other than 8-bit RGB or grey")
         if self.range is None:
             return
         if len(self.range) != 2:

@@ -1,9 +1,11 @@
 """Define the options of data sets of image files."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ssvit.config.declaration import Name, Options, Run, Whole
+from pydantic import model_validator
+
+from ssvit.config.declaration import Name, Options, Run, Whole, at
 from ssvit.data.sources.base_options import FileImages, HeldOut
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.data.sources.splits import AUTO, Splits
@@ -14,6 +16,15 @@ class ChannelImages(FileImages):
 
     shown: Sequence[Whole] = (0, 1, 2)
     """The channels that pictures show as red, green and blue if images have more than three; 0 is the first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace background=mean by the mean of the channels."""
+        if at(values, "source.background") == "mean":
+            mean = values.get("mean", cls.model_fields["mean"].default)
+            return {**values, "source": {**values["source"], "background": mean}}
+        return values
 
     def check(self, run: Run) -> None:
         """Check that the images have the channels of the option `shown`."""
@@ -58,4 +69,4 @@ class ImageFiles(HeldOut, PixelFormat):
     @property
     def pixels(self) -> PixelFormat:
         """Return the pixel format of the images."""
-        return PixelFormat(channels=self.channels, range=self.range)
+        return PixelFormat(channels=self.channels, range=self.range, background=self.background)

@@ -20,7 +20,7 @@ NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 NANS = "contains NaNs: store a number instead, such as the minimum for missing data"
 VALUE_LIMIT = 3 << 27  # values of an image: 1.6 GB as float32
-ORIENTATION = 274  # tag of EXIF and TIFF
+ORIENTATION, _EXTRA_BANDS = 274, 338  # tags of TIFF; the first is also a tag of EXIF
 # Pillow modes that are converted before their values are read, since palette indices and single bits are no values.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "RGBa": "RGBA", "La": "LA", "YCbCr": "RGB"}
 
@@ -149,13 +149,32 @@ def bands(image: Image.Image) -> np.ndarray:
     return array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)
 
 
-def grey(file: IO[bytes]) -> tuple[Moments, bool] | None:
+def has_alpha(image: Image.Image) -> bool:
+    """Return whether an image has an alpha channel or a transparent colour; in a TIFF, it must be declared as such."""
+    is_declared = image.format != "TIFF" or any(image.tag_v2.get(_EXTRA_BANDS, ()))  # type: ignore[attr-defined]
+    return image.has_transparency_data and image.mode[0] not in "IF" and is_declared
+
+
+def opaque(image: Image.Image, background: str | None) -> Image.Image:
+    """Composite an image with transparency onto a colour, #rrggbb; None: black."""
+    if not has_alpha(image):
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, background or "black"), image)
+
+
+def grey(file: IO[bytes], background: str | None) -> tuple[Moments, bool] | None:
     """Return the statistics of an image without colours and whether it is uint8, or None if it has colours.
 
     A JPEG is decoded at a fraction of its size if 256 pixels or more remain. Exceptions of Pillow are not caught.
+
+    Args:
+        file: The file.
+        background: Colour onto which transparent pixels are composited, as in `opaque`.
     """
     image = Image.open(file)
     image.draft(None, (256, 256))
+    image = opaque(image, background)
     array = bands(image.convert("RGB") if image.mode in ("LA", "PA", "RGBA") else image)
     return (Moments.of_image(array[:1]), array.dtype == np.uint8) if (array == array[0]).all() else None
 

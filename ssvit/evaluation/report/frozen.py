@@ -228,6 +228,8 @@ def _split(
             sets = extract(function, source, transform, **loading)
         else:
             pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range")}
+            if background := getattr(encoder.source, "background", None):  # black has no entry, as in earlier caches
+                pixel_format["background"] = background
             view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
             sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})

@@ -14,6 +14,7 @@ import pytest
 import torch
 from command import error_of
 from images import class_names, picture, pixels, put, put_tar
+from PIL import Image
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
@@ -201,6 +202,24 @@ def test_images_of_many_channels_are_read_exactly(tmp_path: Path, case: Case) ->
     for place, number in enumerate(case.ordered(PARTS["train"])):
         assert (source.values(place) == arrays[number]).all()
         assert source.read(place).equal(torch.from_numpy(arrays[number] / np.float32(4000)))
+
+
+@every
+def test_transparent_pixels_become_the_background(tmp_path: Path, case: Case) -> None:
+    rgba = np.random.default_rng(0).integers(0, 256, (18, 6, 5, 4), dtype=np.uint8)
+    bodies = {}
+    for number, array in enumerate(rgba):
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, "PNG")
+        bodies[number] = file.getvalue()
+    data = case.make(tmp_path / "set", PARTS, bodies, background="#ff8000")
+    share = rgba[..., 3:] / 255
+    expected = torch.from_numpy(rgba[..., :3] * share + np.array([255, 128, 0]) * (1 - share)).movedim(-1, 1)
+    for source, numbers in ((data.train, case.ordered(PARTS["train"])), (data.test, case.ordered(PARTS["test"]))):
+        for place, number in enumerate(numbers):
+            assert (source.read(place) - expected[number]).abs().max() <= 1
+            assert source.take(torch.tensor([place])).read(0).equal(source.read(place))
+    assert "#ff8000" in data.summary
 
 
 @every
