@@ -16,6 +16,7 @@ from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.options import Evaluate
@@ -50,6 +51,8 @@ def run(config: Config) -> Path | None:
             line = f"against={quoted([*map(str, found)])}: the newest runs on these images; against=[] leaves them out"
             config.line.say(line)
         options = options.changed(against=[*map(str, found)])
+    if isinstance(options.data.source, PixelFormat):
+        config.line.say(options.data.view.note)
     others = against.others(options, checkpoint)
     if options.report:
         folder = Path(options.output or checkpoint.home(options.outputs) / features_options.FOLDER)

@@ -19,6 +19,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data.sources import folder
 from ssvit.kernels.inference_options import Inference
+from ssvit.loading.encoder_options import eval_transform
 from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Finetuned
 from ssvit.options import OptionError, UserError, file_to_write, print_lines
@@ -115,6 +116,7 @@ def run(config: Config) -> None:
 
     classifier = Classifier(checkpoint, precision=options.precision)
     names = classifier.classes
+    print_lines(eval_transform(checkpoint).note)
     print_lines(f"{checkpoint.path}: {len(names)} classes; precision: {checkpoint.precision or classifier.precision}")
     if options.as_table and classifier.is_multi_label:
         raise OptionError("output", options.output, "must be a JSON file, since a table has one class for each image")

@@ -1,7 +1,8 @@
-"""Expand the short forms of image options on the command line, data=PATH and data.normalization=FILE (no torch)."""
+"""Expand the short forms of options of images: data=PATH, data.normalization=FILE and data.fit=NAME (no torch)."""
 
 import json
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def expand(line: CommandLine, additions: Sequence[str] = ()) -> None:
     expanded = [part for option in line.options for part in data_set(option, line)]
     if len(expanded) > len(line.options):
         expanded += [option for option in additions if option.partition("=")[0] not in names]
+    expanded = [re.sub(r"^data\.fit=", "data.view.fit=", option) for option in expanded]
     line.options = [part for option in expanded for part in _normalization(option, names)]
 
 

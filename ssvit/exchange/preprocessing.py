@@ -18,6 +18,8 @@ def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None, backgro
     size = "x".join(map(str, view.size))
     if view.fit == "squash":
         geometry = f"Whole images are resized to {size} pixels, height x width (bilinear, antialiased)."
+    elif view.fit == "pad":
+        geometry = f"Images are resized to fit into {size} pixels (bilinear, antialiased) and padded with black."
     else:
         # A shorter side that is at least the crop's longer side covers it for every aspect ratio.
         if view.resize is not None and view.resize >= max(view.size):
@@ -38,6 +40,8 @@ def timm(view: CenterCrop) -> tuple[dict[str, Any], list[str]]:
     """Return the options of timm's evaluation transform, and remarks where they are not exact."""
     if view.fit == "squash":
         return {"crop_pct": 1.0, "crop_mode": "squash"}, []
+    if view.fit == "pad":
+        return {"crop_pct": 1.0, "crop_mode": "border"}, ["timm pads images with the mean colour, ssvit with black"]
     (height, width), shorter = view.size, min(view.size)
     resize = max(shorter, view.resize or shorter)
     remarks = []

@@ -23,7 +23,7 @@ from ssvit.config.declaration import find as find_options
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
-from ssvit.loading.encoder_options import LoadEncoder, pixel_format, usual_size
+from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format, usual_size
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
@@ -132,15 +132,17 @@ def _selects_data(arguments: Mapping[str, str]) -> bool:
 def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
     """Return the options that make other images match the training images of a run's encoder.
 
-    These are the image size, the background of transparent pixels and, unless the images are photographs in colour or
-    have another number of channels, the channels, their range and their normalisation. Foreign weights keep the options
-    in the file of the data set: DINOv2's are trained at 518 px and used at 224.
+    These are the image size, how images fit into it, the background of transparent pixels and, unless the images are
+    photographs in colour or have another number of channels, the channels, their range and their normalisation. Foreign
+    weights keep the options in the file of the data set: DINOv2's are trained at 518 px and used at 224.
     """
     if not checkpoint.describes_images or "data" not in arguments or "experiment" in arguments:
         return ()
     options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
     if pixels.background is not None:
         options["background"] = pixels.background
+    if (view := eval_transform(checkpoint)).fit != "cover":
+        options |= {"view.fit": view.fit, "view.resize": None}
     is_rgb = pixels.channels == 3 and pixels.range is None
     if not is_rgb and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}

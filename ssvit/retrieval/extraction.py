@@ -61,6 +61,12 @@ class Extraction:
         self.image_size = checked_size(self.checkpoint, self._size(config, store))
         self.transform = eval_transform(self.checkpoint).for_size(self.image_size)
         self.pixels = pixel_format(self.checkpoint)
+        if not self.checkpoint.describes_images:  # a run determines both
+            if "data.view.fit" in config.line.typed:
+                self.transform = self.transform.changed(fit=config.value("data.view.fit"))
+            if "data.background" in config.line.typed:
+                self.pixels = self.pixels.changed(background=self.options.data.source.background)
+        say(self.transform.note)
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)
 

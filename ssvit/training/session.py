@@ -47,7 +47,7 @@ class Session:
         with runtime.together():
             self._data: Data = config.build("data.source")
         if self._data.summary and is_main_process():
-            print_lines(self._data.summary)
+            print_lines(self._data.summary, config.options.data.view.note)
 
     @property
     def labelled(self) -> bool:

@@ -146,6 +146,7 @@ MISTAKES = (
     "pretrain objective=simclr augment@data.augment=multi_crop_small -> data.augment.local_views=4",
     "pretrain objective=dino augment@data.augment=multi_crop_small data.augment.local_size=18 -> data.augment.local",
     "pretrain data.view.fit=squash data.view.resize=40",
+    "pretrain data.fit=border -> data.view.fit=border",
     "pretrain objective=supervised objective.loss=multi_label objective.label_smoothing=0.1",
     "pretrain objective=supervised objective.trained=9",
     "pretrain objective=supervised 'objective.lora={rank: 4, alpha: 8}' -> objective.trained=all",

@@ -21,7 +21,7 @@ RUN = (
     "preset=null", "objective=mae", "objective.decoder.width=16", "objective.decoder.depth=1", "data.image_size=16",
     "encoder.patch_size=4", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "recipe.precision=32-true",
     "recipe.batch_size=4", "recipe.steps=2", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=2",
-    "recipe.log_every=1", "probe=[]", "fabric.accelerator=cpu", "workers=0",
+    "recipe.log_every=1", "probe=[]", "data.fit=pad", "fabric.accelerator=cpu", "workers=0",
 )  # fmt: skip
 
 
@@ -60,8 +60,8 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
     assert manifest.read(checkpoint)["background"] == "#336699"
     files = [sorted((run / name / "a").glob("*.png")) for name in ("set", "flat")]
     encoder = ssvit.load(checkpoint, precision=32)
-    reference, black = encoder.features(files[1]), CenterCrop(size=16)([load(str(file)) for file in files[0]])
-    crop = CenterCrop(size=16)([load(str(file)) for file in files[1]])
+    reference, pad = encoder.features(files[1]), CenterCrop(size=16, fit="pad")
+    black, crop = (pad([load(str(file)) for file in images]) for images in files)
     assert (encoder.prepare(files[0]).int() - crop).abs().max() <= 1
     assert (encoder.prepare(files[0]).int() - black).abs().max() > 50
     for images in (files[0], [Image.open(file) for file in files[0]]):
@@ -81,11 +81,13 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
         command = find("evaluate")
         config = command.compose(command.line([*common, *options]))
         assert (config.options.data.source.background, config.options.data.source.channels) == ("#336699", 3)
+        assert config.build("data.view") == pad
         source = config.build("data.source").train
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]
     tuned = find("finetune").call([*common[:2], f"data={run}/set", "name=tuned", "workers=0", *small])
-    assert manifest.read(manifest.complete(tuned)[-1])["background"] == "#336699"
+    images = manifest.read(manifest.complete(tuned)[-1])
+    assert (images["background"], images["view"]["fit"]) == ("#336699", "pad")
     with pytest.raises(Failure, match=r"data\.background"):
         find("pretrain").call([f"data={run}/set", "data.background=white", f"outputs={run}/outputs", "name=run", *RUN])
 

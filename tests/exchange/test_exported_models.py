@@ -84,7 +84,7 @@ def test_features_are_those_of_the_checkpoint(changes, view, limits, quantize, t
     assert str(embedded["encoder"]).startswith(f"{digest[:16]} {precision} layer2_class_token ")
 
 
-@pytest.mark.parametrize("view", [{"fit": "squash"}, {"resize": 56}])
+@pytest.mark.parametrize("view", [{"fit": "squash"}, {"resize": 56}, {"fit": "pad"}])
 @pytest.mark.parametrize("size", [[32, 48], [240, 240]])
 def test_an_export_in_the_format_of_ssvit_has_the_range_and_the_view_of_the_run(size, view, tool, tmp_path):
     limits = [[0.0, 900.0], [3000.0, 4000.0]]

@@ -32,6 +32,7 @@ from ssvit.data.augment.changes import (
     VerticalFlip,
     first_fit,
 )  # fmt: skip
+from ssvit.data.sources.base import IGNORED
 from ssvit.options import UserError
 from ssvit.randomness import uniform
 
@@ -231,7 +232,7 @@ class CenterCrop(crop_options.CenterCrop):
         if mask.shape == self.size:
             return mask
         resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
-        return center_crop_image(resized, self.size)[0, 0]
+        return IGNORED - center_crop_image(IGNORED - resized, self.size)[0, 0]  # padding is 0 before the subtraction
 
     def geometry(self, sides: Tensor, slots: Tensor | None = None, seed: int = 0, view: int = 0) -> Tensor:
         """Return the maps from views to their images: sides (b, 2) -> (b, 2, 3)."""
@@ -239,14 +240,20 @@ class CenterCrop(crop_options.CenterCrop):
         for h, w in sides.tolist():
             fitted = self.size if (h, w) == self.size else self._fitted(h, w)
             scales = h / fitted[0], w / fitted[1]
-            start = (round((n - m) / 2) * scale for n, m, scale in zip(fitted, self.size, scales, strict=True))
+            start = (
+                (round((n - m) / 2) if n > m else (n - m + 1) // 2) * scale
+                for n, m, scale in zip(fitted, self.size, scales, strict=True)
+            )
             boxes.append([*start, *(m * scale for m, scale in zip(self.size, scales, strict=True))])
         return geometry.cropped(torch.tensor(boxes, dtype=torch.float64, device=sides.device), self.size)
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
-        """Return the size to resize to before the crop; to cover, the longer side is rounded down as in torchvision."""
+        """Return the size before crop or padding; to cover, the longer side is rounded down as in torchvision."""
         if self.fit == "squash":
             return self.size
+        if self.fit == "pad":
+            factor = min(self.size[0] / h, self.size[1] / w)
+            return max(1, round(h * factor)), max(1, round(w * factor))
         if self.resize is not None:
             short = self.resize
             size = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)

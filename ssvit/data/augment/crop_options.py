@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le
+from pydantic import BeforeValidator
 
 from ssvit.config.choices import choice
-from ssvit.config.declaration import Count, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.models.encoder_options import Normalized, grid
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError
 
-Fit = Literal["cover", "squash"]
+_STORED = {"crop": "cover", "stretch": "squash"}  # values in checkpoints, by the names of data.fit
+_stored = BeforeValidator(lambda value: _STORED.get(str(value), value))
+Fit = Annotated[Literal["cover", "pad", "squash"], _stored, Expect("one of crop, pad, stretch")]
 SIGMA = (0.1, 2.0)  # DINO's range of the standard deviation of a blur
 MAGNITUDES = 30  # RandAugment's maximum magnitude
 
@@ -151,14 +154,25 @@ class CenterCrop(Crop):
     resize: Count | None = None
     """Pixels of the shorter side before the crop. None, or if those are too few: the smallest that covers `size`."""
     fit: Fit = "cover"
-    """cover: resize the shorter side, then crop the centre; squash: resize the entire image to `size` regardless of its
-    aspect ratio (vit_jax: input_pipeline.py)."""
+    """data.fit is short for this option. crop or cover: resize the shorter side, then crop the centre; pad: resize the
+    longer side, then pad with black; stretch or squash: resize the entire image to `size` regardless of its aspect
+    ratio (vit_jax: input_pipeline.py)."""
 
     def check_consistency(self) -> None:
         """Check that only a crop of the centre has a separate size."""
-        if self.fit == "squash" and self.resize is not None:
-            expected = "must be null with fit=squash, which resizes the whole image to its size"
+        if self.fit != "cover" and self.resize is not None:
+            expected = "must be null with data.fit=pad or stretch, which resize the whole image"
             raise OptionError("resize", self.resize, expected)
+
+    @property
+    def note(self) -> str:
+        """Return a line of output on how images of other aspect ratios are shown."""
+        ways = {
+            "cover": "and crops their centre (data.fit=pad or stretch keeps the entire image)",
+            "pad": "and pads them with black (data.fit=pad)",
+            "squash": "without their aspect ratio (data.fit=stretch)",
+        }
+        return f"evaluation resizes images to {'x'.join(map(str, self.size))} pixels {ways[self.fit]}"
 
     def for_size(self, size: tuple[int, int]) -> Self:
         """Return the options of a transform that shows the same part of an image at another size (height, width)."""

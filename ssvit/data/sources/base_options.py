@@ -13,8 +13,8 @@ from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError, RootOptionError
 
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an epoch's order
-# Short forms of options, as of `Command.expansions`: data=PATH and data.normalization=FILE.
-SHORT_FORMS = dict.fromkeys(("data", "data.normalization"), "ssvit.data.arguments.expand")
+# Short forms of options, as of `Command.expansions`: data=PATH, data.normalization=FILE and data.fit=NAME.
+SHORT_FORMS = dict.fromkeys(("data", "data.normalization", "data.fit"), "ssvit.data.arguments.expand")
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: put the images of each class into a separate folder, or set data=…"
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"

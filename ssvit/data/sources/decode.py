@@ -37,7 +37,7 @@ from ssvit.options import UserError, printable
 VERSION = 2  # of the decoded pixels; increased when a file is decoded to other pixels than before
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_FORMATS: tuple[str, ...] = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 if find_spec("PIL.AvifImagePlugin"):  # since Pillow 11.3
     _FORMATS += ("AVIF",)
 # Start-of-frame markers hold the size; 0xC4, 0xC8 and 0xCC in their range are other markers.
@@ -112,7 +112,7 @@ def read_part(path: str, start: int, size: int, name: str) -> Bytes:
         return data
 
 
-def header(file: str | IO[bytes]) -> Image.Image | None:
+def header(file: IO[bytes]) -> Image.Image | None:
     """Open an image without decoding its pixels; None if Pillow cannot read it."""
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
@@ -139,11 +139,10 @@ def extrema(data: Bytes, name: str, background: str | None) -> np.ndarray:
 
 def upright_size(path: str) -> tuple[int, int] | None:
     """Return height and width of an image in its EXIF orientation from the header; None where this is not possible."""
-    with suppress(Exception), open(path, "rb") as file:
-        image = header(file)
-        if image is not None and image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
-            swapped = image.getexif().get(rasters.ORIENTATION) in (5, 6, 7, 8)
-            return (image.width, image.height) if swapped else (image.height, image.width)
+    with suppress(Exception), Image.open(path, formats=_FORMATS) as image:
+        if image.format != "TIFF":  # whether the size is swapped depends on Pillow's version
+            width, height = image.size
+            return (width, height) if image.getexif().get(rasters.ORIENTATION, 1) > 4 else (height, width)
     return None
 
 

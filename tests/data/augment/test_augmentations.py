@@ -19,10 +19,11 @@ from ssvit.data.augment.changes import OPERATIONS
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop, resample
 from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
+from ssvit.data.sources.base import IGNORED
 from ssvit.data.sources.base_options import Images
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.models.vit_options import ViT
-from ssvit.options import UserError
+from ssvit.options import OptionError, UserError
 from ssvit.training.options import Training
 
 COUNT = 4000
@@ -212,7 +213,13 @@ def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -
 def test_center_crops_are_torchvisions(height: int, width: int) -> None:
     image = images(5, height, width)[4]
     squashed = {size: tvf.resize(image, list(size), antialias=True) for size in ((32, 32), (24, 40))}
-    cases = [(CenterCrop(size=size, fit="squash"), expected) for size, expected in squashed.items()]
+    cases = [(CenterCrop(size=size, fit="stretch"), expected) for size, expected in squashed.items()]
+    for rows, columns in squashed:  # the largest image that fits, between equal borders of zeros
+        factor = min(rows / height, columns / width)
+        whole = tvf.resize(image, [round(height * factor), round(width * factor)], antialias=True)
+        free = rows - whole.shape[1], columns - whole.shape[2]
+        padded = tvf.pad(whole, [free[1] // 2, free[0] // 2, -(-free[1] // 2), -(-free[0] // 2)])
+        cases.append((CenterCrop(size=(rows, columns), fit="pad"), padded))
     if min(height, width) > 40:
         theirs = v2.Compose([v2.Resize(40, antialias=True), v2.CenterCrop(32)])(image)
         cases.append((CenterCrop(size=32, resize=40), theirs))
@@ -225,7 +232,7 @@ def test_center_crops_are_torchvisions(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(13, 40), (40, 13), (24, 16), (50, 60), (5, 3)])
-@pytest.mark.parametrize("options", [{}, {"resize": 30}, {"fit": "squash"}])
+@pytest.mark.parametrize("options", [{}, {"resize": 30}, {"fit": "stretch"}, {"fit": "pad"}])
 def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[str, Any]) -> None:
     crop, mask = CenterCrop(size=(24, 16), **options), torch.zeros(shape, dtype=torch.uint8)
     mask[shape[0] // 2 :] += 1
@@ -239,7 +246,21 @@ def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[s
     for row in range(24):
         for column in range(16):
             x, y = (maps @ torch.tensor([column + 0.5, row + 0.5, 1], dtype=torch.float64)).tolist()
-            assert found[row, column] == mask[math.floor(y + 1e-9), math.floor(x + 1e-9)]
+            y, x = math.floor(y + 1e-9), math.floor(x + 1e-9)
+            is_inside = 0 <= y < shape[0] and 0 <= x < shape[1]
+            assert found[row, column] == (mask[y, x] if is_inside else IGNORED)
+    assert (found == IGNORED).any() == (options.get("fit") == "pad" and 2 * shape[0] != 3 * shape[1])
+
+
+def test_the_fit_of_earlier_versions_is_read() -> None:
+    for name, former in (("crop", "cover"), ("stretch", "squash"), ("pad", "pad")):
+        assert CenterCrop(size=8, fit=name) == CenterCrop(size=8, fit=former)
+    for value in ("border", 3, ["crop"], None):
+        with pytest.raises(OptionError, match="fit"):
+            CenterCrop(size=8, fit=value)
+    for fit in ("pad", "stretch"):
+        with pytest.raises(OptionError, match="resize=9"):
+            CenterCrop(size=8, fit=fit, resize=9)
 
 
 FACTORS, TURNS = torch.linspace(0, 2, 60), torch.linspace(-0.5, 0.5, 60)
