@@ -3,6 +3,7 @@
 Usage: ssvit embed checkpoint=PATH data=PATH output=features.npz.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from ssvit.config.command import Command
@@ -40,6 +41,8 @@ def run(config: Config) -> Path:
     splits = {part: PictureSet.of_files(of_part, extraction.pixels) for part, of_part in files.items()}
     if options.data is not None and by_name is None:
         data, name = extraction.data_set(), str(config.choices.get("data"))
+        if options.split == ALL and data.undivided is not None:  # the held-out images are a random choice
+            data = replace(data, train=data.undivided, test=None)
         parts = [part for part in PARTS if getattr(data, part) is not None] if options.split == ALL else [options.split]
         splits |= {part: PictureSet.of_split(data, part, name) for part in parts}
     print_lines(*gallery.embed(splits, extraction.describer(), Path(options.output)))

@@ -4,7 +4,6 @@ Usage: ssvit retrieve action=index|query|remove store=FOLDER IMAGES…|data=SET.
 """
 
 import json
-from functools import partial
 from pathlib import Path
 
 from ssvit import atomic_io
@@ -14,7 +13,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import AUTO
 from ssvit.options import print_lines
 from ssvit.retrieval.extraction import Extraction
-from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, REMOVE, Retrieve
+from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, PARTS, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed
 
 
@@ -31,7 +30,7 @@ def run(config: Config) -> None:
     extraction = Extraction(config, store=options.store)
 
     from ssvit.retrieval import gallery
-    from ssvit.retrieval.pictures import PictureSet, open_picture
+    from ssvit.retrieval.pictures import PictureSet, opener
     from ssvit.retrieval.store import Store
 
     index_options, name = config.build("index"), str(config.choices.get("data"))
@@ -51,7 +50,9 @@ def run(config: Config) -> None:
         if options.output is not None:
             atomic_io.replace(Path(options.output), (json.dumps(records, indent=1) + "\n").encode())
         if options.sheet is not None:
-            load = partial(open_picture, pixels=extraction.pixels, data=data, data_name=name)
+            sources = {f"{name}/{part}": getattr(data, part, None) for part in PARTS}
+            sets = [PictureSet.of_source(source, start) for start, source in sources.items() if source is not None]
+            load = opener(extraction.pixels, sets)
             atomic_io.replace(Path(options.sheet), gallery.sheet(records, load, extraction.display()).png())
         lines = gallery.report(records, store)
     config.line.announce()

@@ -1,12 +1,13 @@
 """Name the pictures of a command and their classes, compute their features, and open them by name.
 
-In a store, a file is named by its path, and a picture of a data set in memory by its index in the data set.
+In a store, a file is named by its path, an image in a shard by the path of the shard and its name in it, and an image
+of Hugging Face by data set, split and row. Images of other data sets are named by their index in the split.
 
 Letters: n pictures, d width, c channels, h, w pixels.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,9 +45,6 @@ class PictureSet:
     def of_split(cls, data: Data, split: str, name: str) -> "PictureSet":
         """Return the pictures of a split of a data set.
 
-        Files are named by their absolute path, other pictures by data set, split and index, such as cifar10/train/17.
-        The classes of a multi-label image are joined by |.
-
         Args:
             data: The data set.
             split: train, validation, test, or held_out for the split of the reported figure.
@@ -57,8 +55,18 @@ class PictureSet:
         """
         one_of("split", split, [*(part for part in PARTS if getattr(data, part) is not None), HELD_OUT])
         part, source = data.reported if split == HELD_OUT else (split, getattr(data, split))
-        paths = enumerate(map(source.name, range(len(source))))
-        names = [os.path.abspath(path) if os.path.isfile(path) else f"{name}/{part}/{index}" for index, path in paths]
+        return cls.of_source(source, f"{name}/{part}")
+
+    @classmethod
+    def of_source(cls, source: Source, name: str) -> "PictureSet":
+        """Return all pictures of a source, of which those without a name are called `name`/17, by their index.
+
+        The classes of a multi-label image are joined by |.
+        """
+        names = []
+        for path in map(source.name, range(len(source))):
+            unnamed = f"{name}/{path.removeprefix('image ')}"
+            names.append(os.path.abspath(path) if os.path.isfile(path) else path if "/" in path else unnamed)
         labels = () if source.labels is None else source.labels
         classes = [class_text(label, source.classes) or None for label in labels]
         return cls(source, names, classes or [None] * len(source))
@@ -108,21 +116,17 @@ class Describer:
         self.unreadable += len(failures)
 
 
-def open_picture(name: str, pixels: PixelFormat, data: Data | None, data_name: str) -> Tensor:
-    """Return a picture by its name in a store, (c, h, w).
+def opener(pixels: PixelFormat, sets: Sequence[PictureSet]) -> Callable[[str], Tensor]:
+    """Return a function that opens a picture by its name in a store, (c, h, w), or raises Unreadable.
 
     Args:
-        name: Name of the picture.
         pixels: Pixel format of files.
-        data: Data set with the pictures that are no files, or None.
-        data_name: Name of the data set.
-
-    Raises:
-        Unreadable: There is no such picture, or it is damaged.
+        sets: Pictures that are no files.
     """
-    start, _, index = name.rpartition("/")
-    for part in PARTS:
-        source = getattr(data, part, None)
-        if source is not None and start == f"{data_name}/{part}" and int(index) < len(source):
-            return source.read(int(index))
-    return load(name, pixels)
+    places = {name: (pictures.source, row) for pictures in sets for row, name in enumerate(pictures.names)}
+
+    def open_picture(name: str) -> Tensor:
+        source, row = places.get(name, (None, 0))
+        return load(name, pixels) if source is None else source.read(row)
+
+    return open_picture

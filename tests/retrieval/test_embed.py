@@ -2,11 +2,12 @@
 
 import os
 
+import datasets as hub
 import numpy as np
 import pytest
 import torch
 from command import TINY, one_line
-from images import picture, put
+from images import picture, put, put_tar
 
 import ssvit
 from ssvit.data.sources.base import Source, Unreadable
@@ -56,6 +57,28 @@ def test_a_table_is_written_with_its_splits(tool, tmp_path, photos):
         tool("embed", f"data={tmp_path}/t.csv", f"output={output}.npz", *options)
         found = np.load(tmp_path / f"{output}.npz")
         assert dict(zip((name[-5:-4] for name in found["names"]), found["splits"], strict=True)) == expected
+
+
+def test_rows_of_a_set_without_splits_have_its_order_and_names_that_lead_to_the_image(tool, tmp_path, photos):
+    files = sorted(photos.rglob("[0-9].png"), key=lambda path: int(path.stem) * 7 % 10)
+    expected = ssvit.load(tmp_path / "outputs" / "masked_patch_synthetic").features([*map(str, files)]).numpy()
+    (photos / "t.csv").write_text("\n".join(["path", *(str(file.relative_to(photos)) for file in files)]) + "\n")
+    members = {f"./{file.parent.name}/{file.stem}.0.png": file.read_bytes() for file in files}
+    put_tar(tmp_path / "shards" / "0.tar", members)
+    images = [{"bytes": file.read_bytes(), "path": None} for file in files]
+    hub.Dataset.from_dict({"image": images}, features=hub.Features({"image": hub.Image()})).save_to_disk(
+        str(tmp_path / "hub")
+    )
+    names = {
+        f"data={photos}/t.csv": [*map(str, files)],
+        f"data={tmp_path}/shards": [f"{tmp_path}/shards/0.tar/{member}" for member in members],
+        f"data=huggingface data.root={tmp_path}/hub": [f"{tmp_path}/hub/{row}" for row in range(10)],
+    }
+    for data, rows in names.items():
+        tool("embed", *data.split(), "output=f.npz", "overwrite=true")
+        file = np.load(tmp_path / "f.npz")
+        assert file["names"].tolist() == rows
+        np.testing.assert_allclose(file["features"], expected, rtol=1e-5, atol=1e-6)
 
 
 class Number:

@@ -31,7 +31,7 @@ from ssvit.options import OptionError, UserError
 from ssvit.retrieval import gallery, options
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import PART_FILES, encoder_of
-from ssvit.retrieval.pictures import Describer, PictureSet, open_picture
+from ssvit.retrieval.pictures import Describer, PictureSet, opener
 from ssvit.retrieval.store import Store
 
 RUN = "masked_patch_synthetic"
@@ -286,13 +286,12 @@ def test_pictures_of_a_set_in_memory_are_opened_by_name_and_any_other_name_is_a_
         assert pictures.names == [f"set/{part}/{row}" for row in range(len(classes))]
         assert pictures.classes == classes
         for row, name in enumerate(pictures.names):
-            assert torch.equal(open_picture(name, RGB, data, "set"), pictures.source.read(row))
+            assert torch.equal(opener(RGB, [pictures])(name), pictures.source.read(row))
     with pytest.raises(OptionError, match="split=test: "):
         PictureSet.of_split(replace(data, test=None), "test", "set")
     paint(tmp_path / "one.png", 1)
-    for other in (None, data):
-        picture = open_picture(str(tmp_path / "one.png"), RGB, other, "set")
-        assert torch.equal(picture, load(str(tmp_path / "one.png")))
+    for sets in ((), (pictures,)):
+        assert torch.equal(opener(RGB, sets)(str(tmp_path / "one.png")), load(str(tmp_path / "one.png")))
 
 
 class Mean:

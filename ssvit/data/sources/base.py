@@ -161,6 +161,7 @@ class Data:
         test: Test images, or None: the validation images then serve for both, under their name.
         classes: Class names of the training set, empty if it is unlabelled.
         summary: A console line on the origin of each split.
+        undivided: All images in their order, if test images were held out of them; else None.
     """
 
     train: Source
@@ -168,6 +169,7 @@ class Data:
     test: Source | None
     classes: tuple[str, ...]
     summary: str = ""
+    undivided: Source | None = None
 
     @property
     def watched(self) -> Source:
@@ -256,7 +258,7 @@ def split_data(
     if validation is None and test is None:
         part, rest = hold_out(train, fraction=held_out, seed=seed)
         line = f"{names[0]} {len(part):,} images for training, {len(rest):,} held out for testing"
-        return Data(part, None, rest, part.classes, f"{line} (data.held_out={held_out:g})")
+        return Data(part, None, rest, part.classes, f"{line} (data.held_out={held_out:g})", train)
     purposes = ("for validation", "for testing") if validation and test else ("for evaluation",) * 2
     lines = [f"{names[0]} {len(train):,} images for training"]
     for name, source, purpose in zip(names[1:], (validation, test), purposes, strict=True):

@@ -152,7 +152,7 @@ def find(
     Raises:
         UserError: A shard cannot be read or differs from the index next to it, or a class is not among `classes`.
     """
-    shards = [os.path.join(root, name) for name in names]
+    shards = [os.path.join(os.path.abspath(root), name) for name in names]  # stores of features keep the paths
     image_names, locations = list[np.ndarray](), list[np.ndarray]()
     labels, orders = list[Label](), set[tuple[str, ...]]()
     for number, shard in enumerate(tqdm(shards, f"list {root}", unit=" shards", delay=2, leave=False)):
