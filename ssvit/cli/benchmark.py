@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ssvit.cli import pretrain
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Name, Run
 from ssvit.options import OptionError, file_to_write
@@ -54,6 +55,12 @@ class Benchmark(Pretrain):
         """Return the file of the figure; None: no figure."""
         drawn = self.output is not None and self.part == "inference" and len(self.image_sizes) > 1
         return Path(str(self.output)).with_suffix(".png") if drawn else None
+
+
+def add_objective(line: CommandLine) -> None:
+    """Add an objective that accepts a model of timm to a command line of part=inference, which does not use it."""
+    if line.typed["part"] == "inference" and line.typed.get("encoder") == "timm" and "objective" not in line.typed:
+        line.added.append("objective=simclr")
 
 
 def cases(config: Config) -> list[Config]:
@@ -157,6 +164,7 @@ command = replace(
     options=Benchmark,
     dry_run=None,
     results=None,
+    expansions={"part": "ssvit.cli.benchmark.add_objective", **pretrain.command.expansions},
     common=(
         "part", "rounds", "batch_sizes", "image_sizes", "threads", "precisions", "output", "objective", "data.root",
         "data.image_size", "encoder.patch_size", "recipe.batch_size", "recipe.precision", "recipe.backend", "workers",

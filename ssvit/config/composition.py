@@ -26,7 +26,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from ssvit.config.choices import Choice, declared, is_group, lookup
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain, quoted, unquoted
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, completed, expected
+from ssvit.config.declaration import Options, at, completed, expected, find
 from ssvit.options import MISSING, Failure, OptionError
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
@@ -64,8 +64,12 @@ def compose(
         HydraConfig.instance().set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
+        chosen = HydraConfig.get().runtime.choices.items()
+        files = {group: file for group, file in chosen if not group.startswith("hydra/")}
+        composed = _container(composed, resolve=False)
+        _leave_out_inapplicable(composed, files)
         required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
-        options = completed(required | _container(composed, resolve=False), {"": options_class})
+        options = completed(required | composed, {"": options_class})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
         _shorten_warmup(options, line)
@@ -73,8 +77,6 @@ def compose(
         tree = OmegaConf.create(options)
         if not incomplete:
             _container(tree, resolve=True)
-        chosen = HydraConfig.get().runtime.choices.items()
-        files = {group: file for group, file in chosen if not group.startswith("hydra/")}
         config = Config(_settled(options, tree), files, line.overrides, line, options_class=options_class)
         if incomplete:
             return config
@@ -112,6 +114,15 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
             typed_as = str(override.input_line).removeprefix("probe@")
             raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
     return choices, values
+
+
+def _leave_out_inapplicable(options: Plain, choices: Mapping[str, Any]) -> None:
+    """Remove options that the objective sets for the encoder and that the encoder lacks, such as a ResNet's pooling."""
+    objective = lookup("objective", str(choices["objective"])) if "objective" in choices else None
+    encoder = find(str(at(options, "encoder._target_")))
+    if objective and encoder:
+        for option in objective.sets.get("encoder", {}).keys() - encoder.model_fields.keys():
+            del options["encoder"][option]
 
 
 def _shorten_warmup(options: Plain, line: CommandLine) -> None:
@@ -153,7 +164,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     for index, group in enumerate(groups):
         path = ".".join(groups[: index + 1])
         inner = node[group] if group in node else _unknown(options, name, path, node)
-        if inner in (None, {}, MISSING):
+        if inner in (None, MISSING) or (inner == {} and not force):
             expected_form = f"{path}={{{key}: …}}"
             raise OptionError(name, value, f"{path} is null, so all of its options must be set, as {expected_form}")
         if not isinstance(inner, dict):

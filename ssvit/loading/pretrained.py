@@ -63,7 +63,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         raise OptionError("encoder", arguments["encoder"], expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
-    line.finish = lambda config: _with_image_size(checkpoint, _without_token(config))
+    line.finish = lambda config: _with_image_size(checkpoint, _without_token(checkpoint, config))
     return checkpoint
 
 
@@ -181,10 +181,15 @@ def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
         return config.changed({"data.image_size": size_of_images(checkpoint, config, "data.image_size")})
 
 
-def _without_token(config: Config) -> Config:
-    """Remove the distillation token that distillation=deit adds: the weights have one, or their heads are the same."""
+def _without_token(checkpoint: Checkpoint, config: Config) -> Config:
+    """Remove the distillation token that distillation=deit adds: weights have one, or a single head is trained."""
     kept = {name: value for name, value in config.written["encoder"].items() if name != "distillation_token"}
-    return config if kept == config.written["encoder"] else config.changed({"encoder": kept})
+    if kept == config.written["encoder"] or "encoder.distillation_token" in config.line.values:
+        return config
+    if not checkpoint.encoder.get("distillation_token"):
+        reason = "the weights have no distillation token; one head learns the labels and the teacher's predictions"
+        config.line.say(f"distillation=deit: {reason}")
+    return config.changed({"encoder": kept})
 
 
 def _without_fixed_options(config: Config) -> Config:
@@ -198,7 +203,9 @@ def _without_fixed_options(config: Config) -> Config:
     if values.get("distillation_token") and not trained.get("distillation_token"):
         expected = "must have a distillation token, which distillation=… requires, or be null for random weights"
         raise OptionError("checkpoint", config.value("checkpoint"), expected)
-    fixed = _FIXED.difference(_REFERRED)
+    typed_options = {name.removeprefix("encoder.") for name in config.line.values}
+    inapplicable = set(CHANGEABLE) - options_class(trained).model_fields.keys() - typed_options  # set by the objective
+    fixed = _FIXED.difference(_REFERRED) | inapplicable
     kept = {name: value for name, value in config.written["encoder"].items() if name not in fixed}
     return config.changed({"encoder": kept})
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from ssvit.config.choices import lookup, name_of
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Expect, find
-from ssvit.models.encoder_options import POOLED, Normalized
+from ssvit.models.encoder_options import ANY_ENCODER, POOLED, Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, UserError
 
@@ -66,10 +66,8 @@ def check_objective(line: CommandLine) -> None:
     options = line.values
     if options["encoder"] == "timm" and "experiment" not in options:
         name = options.get("objective", "masked_patch")
-        part, choice = find(line.part("objective", name) or ""), lookup("objective", name)
-        sets = choice.sets.get("encoder", {}) if choice else {}
-        if getattr(part, "needs_patches", False) or sets.keys() - Timm.model_fields.keys():
-            raise OptionError("objective", name, "must be supervised with encoder=timm, which has no patches")
+        if getattr(find(line.part("objective", name) or ""), "needs_patches", False):
+            raise OptionError("objective", name, f"requires patches, which encoder=timm does not have; {ANY_ENCODER}")
 
 
 @cache

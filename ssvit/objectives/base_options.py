@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from ssvit.config.declaration import Options, Run
 from ssvit.data.sources.base_options import Augmentation
-from ssvit.models.encoder_options import Normalized
+from ssvit.models.encoder_options import ANY_ENCODER, Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.options import OptionError, RootOptionError, pair, typed
 from ssvit.schedule import Between, ScheduleFunction
@@ -86,7 +86,7 @@ class Objective(Options):
             OptionError: The objective cannot train this encoder with this augmentation, or with copies of an image.
         """
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
-            expected = "must be a ViT for this objective; objective=supervised, simclr and diet take any encoder"
+            expected = f"must be a ViT for this objective; {ANY_ENCODER}"
             raise RootOptionError("encoder", run.encoder.label, expected)
         if isinstance(run.encoder, Normalized):
             self.check_encoder(run.encoder)

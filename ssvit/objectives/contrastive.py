@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
+from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import contrastive_options
 from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
@@ -77,10 +78,9 @@ class SimCLR(Objective):
     without batch norm, whose statistics would differ between processes.
     """
 
-    encoder: ViT
     options: contrastive_options.SimCLR
 
-    def __init__(self, options: contrastive_options.SimCLR, *, encoder: ViT) -> None:
+    def __init__(self, options: contrastive_options.SimCLR, *, encoder: Encoder) -> None:
         super().__init__(options, encoder)
         self.head = SimCLRProjectionHead(
             encoder.width, options.hidden, options.projection, options.layers, batch_norm=False
@@ -98,6 +98,7 @@ class SimCLR(Objective):
         """
         if self.options.keep == 1:
             return ()
+        assert isinstance(self.encoder, ViT)  # checked by the options
         patches = self.encoder.patches
         orders = [uniform(seed, "kept patches", slots, patches, view).argsort(dim=1) for view in range(VIEWS)]
         return (torch.stack(orders, dim=1)[:, :, : self.options.count(patches)],)
@@ -119,6 +120,7 @@ class SimCLR(Objective):
         images = rearrange(views, "b v c h w -> (v b) c h w")
         if not noise:
             return self.head(self.encoder.represent(images, depth_noise=depth_noise))
+        assert isinstance(self.encoder, ViT)
         self.encoder.check_size(images)
         visible_ids = rearrange(noise[0], "b v m -> (v b) m")
         return self.head(self.encoder.represent(images, visible_ids=visible_ids, depth_noise=depth_noise))

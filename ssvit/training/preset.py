@@ -14,6 +14,7 @@ from operator import add
 from ssvit import processes
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
+from ssvit.config.declaration import find
 from ssvit.data import arguments
 from ssvit.data.sources.base_options import DataSet
 from ssvit.options import OptionError, UserError
@@ -95,6 +96,9 @@ def expand(line: CommandLine) -> None:
     fixed = set(typed)
     if typed.get("checkpoint", "null") != "null":
         fixed.update(_OF_ENCODER, () if "data.channels" in typed else _PIXELS)
+    encoder = find(line.part("encoder", typed.get("encoder", "small")) or "")
+    if encoder is not None and "patch_size" not in encoder.model_fields:
+        fixed.add("encoder.patch_size")
     if "continuation" in typed or typed.get("objective", OBJECTIVE) != OBJECTIVE:  # these have their own recipes
         fixed.update(("recipe.optimizer", "recipe.lr"))
     if any(name.partition(".")[0] in ("objective", "target") for name in typed):  # such as target=pixels

@@ -17,6 +17,7 @@ from runs import final, kill_after, rows, states
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
+import ssvit
 from ssvit.checkpoints import manifest
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
@@ -243,6 +244,22 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     longer = tmp_path / "outputs" / "longer" / "step_00000006"
     assert manifest.read(longer)["encoder"]["distillation_token"] is True
     assert any(name.startswith("distilled_head.") for name in states(longer)["model"])
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_token(tmp_path, capsys, has_token):
+    outputs = Path(__file__).parents[1] / "fixtures" / "outputs"
+    taught = {"distillation": "deit", "teacher": outputs / "finetune_masked_patch_synthetic"}
+    recipe = {"batch_size": 8, "steps": 1, "warmup": 0, "precision": "32-true", "fabric.accelerator": "cpu"}
+    images = {"data": "synthetic", "data.images": 16, "data.held_out_images": 8, "data.image_size": 16}
+    options = {**taught, **recipe, **images, "outputs": tmp_path}
+    start = outputs / RUN
+    if has_token:
+        vit = {"encoder.patch_size": 4, "encoder.width": 12, "encoder.depth": 1, "encoder.heads": 2}
+        start = ssvit.pretrain(**vit, **options, objective="supervised", probe=[], evaluator=[], verbose=False)
+    run = ssvit.finetune(start, **options)
+    assert any(name.startswith("distilled_head.") for name in states(run.folder)["model"]) is has_token
+    assert any(line.startswith("distillation=deit: ") for line in capsys.readouterr().out.splitlines()) is not has_token
 
 
 def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):

@@ -19,8 +19,9 @@ from ssvit.models import timm_options
 from ssvit.models.encoder_options import PATCHES
 from ssvit.models.timm import Timm
 from ssvit.models.timm_options import timm_models
-from ssvit.objectives import classify_options
+from ssvit.objectives import classify_options, contrastive_options
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.contrastive import SimCLR
 from ssvit.options import OptionError, UserError
 from ssvit.training import loop, runtime
 from ssvit.training.state import RunningStatistics
@@ -101,13 +102,20 @@ def classify(**arguments) -> Classify:
     return Classify(classify_options.Classify(classes=tiny.CLASSES), encoder=encoder)
 
 
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path):
-    tiny.train(tmp_path / "whole", objective=classify(), steps=6)
+def simclr() -> SimCLR:
+    torch.manual_seed(0)
+    encoder = Timm(timm_options.Timm(model="resnet10t", image_size=16, arguments={"drop_path_rate": 0.2}))
+    return SimCLR(contrastive_options.SimCLR(hidden=16, projection=8), encoder=encoder)
+
+
+@pytest.mark.parametrize("build", [classify, simclr])
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path, build):
+    tiny.train(tmp_path / "whole", objective=build(), steps=6)
     with pytest.raises(tiny.Interrupted):
-        tiny.train(tmp_path / "parts", objective=tiny.interrupted(classify(), 6), steps=6)
-    tiny.train(tmp_path / "parts", objective=classify(), steps=6)
+        tiny.train(tmp_path / "parts", objective=tiny.interrupted(build(), 6), steps=6)
+    tiny.train(tmp_path / "parts", objective=build(), steps=6)
     assert final(tmp_path / "parts") == final(tmp_path / "whole")
-    first = classify().state_dict()["encoder.model.bn1.running_var"]
+    first = build().state_dict()["encoder.model.bn1.running_var"]
     assert not torch.equal(states(tmp_path / "whole")["model"]["encoder.model.bn1.running_var"], first)
 
 
@@ -166,6 +174,23 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
         run_tool("visualize", f"checkpoint={run.folder}", f"outputs={outputs}")
 
 
+def test_simclr_pre_trains_a_model_of_timm_and_continues(tmp_path):
+    short = {"steps": 1, "warmup": 0, "data.images": 16, "data.held_out_images": 8, "probe": [], "evaluator": []}
+    options = {**SHORT, **short, "objective": "simclr", "outputs": tmp_path, "verbose": False}
+    model = {f"encoder.{name}": value for name, value in SWIN.items() if name != "image_size"}
+    run = ssvit.pretrain(encoder="timm", **model, **options)
+    assert "held_out/top1" in run.metrics
+    again = ssvit.pretrain(checkpoint=run, name="again", **options)
+    weights = [states(folder)["model"] for folder in (run.folder, again.folder)]
+    assert weights[0].keys() == weights[1].keys()
+    assert not all(map(torch.equal, *(of_run.values() for of_run in weights)))
+    pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    trained = {name.removeprefix("encoder."): value for name, value in weights[1].items() if "head" not in name}
+    model = build(**SWIN)
+    model.load_state_dict(trained)
+    torch.testing.assert_close(again.encoder(precision=32).features(pictures), model.represent(pictures).detach())
+
+
 @pytest.mark.parametrize("model", ["resnet10t", "vit_tiny_patch16_224"])
 def test_the_kernels_can_be_chosen_and_train_as_torch_does(model, tmp_path):
     composed("encoder=timm", f"encoder.model={model}", "objective=supervised", "recipe.backend=kernels").check()
@@ -176,6 +201,13 @@ def test_the_kernels_can_be_chosen_and_train_as_torch_does(model, tmp_path):
         tiny.train(tmp_path / backend, objective=objective, steps=4, backend=backend, optimizer="sgd")
     trained = [states(tmp_path / backend)["model"] for backend in ("kernels", "eager")]
     torch.testing.assert_close(*trained, rtol=1e-3, atol=1e-5)
+
+
+def test_an_argument_of_the_model_is_an_option():
+    options = composed(
+        "encoder=timm", "encoder.model=resnet10t", "objective=supervised", "encoder.arguments.drop_rate=0.2"
+    )
+    assert options.encoder.arguments == {"drop_rate": 0.2}
 
 
 def run_tool(name: str, *options: str) -> object:

@@ -29,6 +29,7 @@ def random_images(b: int = 3, c: int = 3, h: int = 16, w: int = 16) -> torch.Ten
     ("name", "patch", "expected"),
     [
         ("ti", 16, 5.52), ("s", 16, 21.67), ("b", 16, 85.80), ("b", 32, 87.46), ("l", 16, 303.30), ("h", 14, 630.76),
+        ("g", 14, 1011.20),
     ],
 )  # fmt: skip
 def test_parameter_counts_are_the_published_ones(name, patch, expected):

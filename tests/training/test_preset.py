@@ -107,6 +107,12 @@ def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
     assert by_preset(**typed, experiment="mae_imagenet") == by_preset(**typed, preset="null") == {}
 
 
+def test_a_model_of_timm_has_the_planned_options_except_for_its_patches(photographs):
+    names = by_preset(data="folder", data__root=photographs, encoder="timm").keys()
+    assert {"data.image_size", "recipe.steps"} <= names
+    assert "encoder.patch_size" not in names
+
+
 def test_a_run_uses_and_prints_the_chosen_options(photographs, tool, tmp_path):
     first, second, *_ = tool("pretrain", f"data={photographs}", *TINY).stdout.splitlines()
     assert first.startswith("preset=auto: 30 images ")
