@@ -4,6 +4,7 @@ The error of a model is fitted as b x^-c by a line in log-log coordinates, as in
 without their constant terms, for which small studies have too few points.
 """
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -40,6 +41,10 @@ class PowerLaw(NamedTuple):
     def accuracy(self, x: float) -> float:
         """Return the accuracy predicted at x."""
         return 1 - self.factor * x**-self.power
+
+    def x(self, accuracy: float) -> float:
+        """Return the x at which an accuracy is predicted, for a power above 0."""
+        return (self.factor / (1 - accuracy)) ** (1 / self.power)
 
 
 def fit(x: Sequence[float], accuracies: Sequence[float]) -> PowerLaw | None:
@@ -163,7 +168,40 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     name = FINETUNED if any(FINETUNED in point["scores"] for point in grid) else next(iter(grid[0]["scores"]))
     best = max((point for point in grid if name in point["scores"]), key=lambda point: point["scores"][name])
     score = spread(best["values"][name])
-    return [f"highest accuracy ({name}): {score} % by {best['objective']}, {model_of(best)}, {best['steps']} steps"]
+    highest = f"highest accuracy ({name}): {score} % by {best['objective']}, {model_of(best)}, {best['steps']} steps"
+    return [highest, *savings(grid, name)]
+
+
+def savings(grid: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """Return by which factor one line of the plot over compute needs less compute than another for equal accuracy.
+
+    The compute follows from the power laws, at both ends of the range of accuracies that both lines have.
+
+    Args:
+        grid: Points.
+        name: The score.
+    """
+    families = []
+    for key, line in series(grid, "flops").items():
+        scores = [point["scores"][name] for point in line if name in point["scores"]]
+        law = laws(line, "flops").get(name)
+        if law is not None and law.power > 0:
+            families.append((", ".join(key), law, min(scores), max(scores)))
+    lines = []
+    for (first, law, *ends), (second, other, *other_ends) in itertools.combinations(families, 2):
+        shared = max(ends[0], other_ends[0]), min(ends[1], other_ends[1], 1 - 1e-6)
+        if shared[0] >= shared[1]:
+            continue
+        ratios = [other.x(accuracy) / law.x(accuracy) for accuracy in shared]
+        where = f"{name}, {100 * shared[0]:.1f} to {100 * shared[1]:.1f} %"
+        if min(ratios) < 1 < max(ratios):
+            lines.append(f"compute for equal accuracy ({where}): the curves of {first} and {second} cross")
+            continue
+        if max(ratios) <= 1:
+            first, second, ratios = second, first, [1 / ratio for ratio in ratios]
+        factors = " to ".join(f"{ratio:.2g}" for ratio in sorted(ratios))
+        lines.append(f"compute for equal accuracy ({where}): {first} needs {factors} times less than {second}")
+    return lines
 
 
 def plot(grid: Sequence[Mapping[str, Any]]) -> Plot:

@@ -26,6 +26,8 @@ _KINDS = ("csv", "folder", "huggingface", "shards")  # choices of data that are 
 _VTAB = "vtab/"  # prefix of the rows of VTAB-1k
 _TASKS = {f"{_VTAB}{name}" for name in NAMES}
 _ALL = f"all {len(NAMES)}"
+_FIVE = "average of five"  # the mean of these data sets in Figure 5 and Table 7 of the paper
+_OF_FIVE = ("imagenet", "cifar10", "cifar100", "oxford_pets", "flowers102")
 
 Scores = dict[str, dict[int, FinalScore]]
 """Scores of a model by row of the table and seed."""
@@ -108,15 +110,20 @@ def columns(runs: Sequence[FinishedRun]) -> dict[str, Scores]:
 
 
 def accuracies(scores: Scores) -> dict[str, list[float]]:
-    """Return the accuracies of each row, and the means of the tasks of VTAB-1k in each group and in all groups.
+    """Return the accuracies of each row, and the means of five data sets of the paper and of groups of VTAB-1k.
 
-    Means are of each seed if all tasks have equally many seeds, otherwise of the tasks' means.
+    Means are of each seed if all rows have equally many seeds, otherwise of the rows' means. The mean of the five data
+    sets requires all of them, which may have validation images instead of test images.
     """
     values = {row: [of_seeds[seed].accuracy for seed in sorted(of_seeds)] for row, of_seeds in scores.items()}
+    five = [next(filter(scores.__contains__, (name, f"{name}, validation")), None) for name in _OF_FIVE]
+    means = {_FIVE: [] if None in five else five}
     for group, names in {**GROUPS, _ALL: NAMES}.items():
-        tasks = [values[task] for name in names if (task := f"{_VTAB}{name}") in scores]
-        seeds = zip(*tasks, strict=True) if len({*map(len, tasks)}) == 1 else [[*map(statistics.fmean, tasks)]]
-        values |= {f"{_VTAB}{group}": [*map(statistics.fmean, seeds)]} if tasks else {}
+        means[f"{_VTAB}{group}"] = [task for name in names if (task := f"{_VTAB}{name}") in scores]
+    for title, of_mean in means.items():
+        rows_ = [values[row] for row in of_mean]
+        seeds = zip(*rows_, strict=True) if len({*map(len, rows_)}) == 1 else [[*map(statistics.fmean, rows_)]]
+        values |= {title: [*map(statistics.fmean, seeds)]} if rows_ else {}
     return values
 
 
@@ -125,7 +132,9 @@ def table(models: Mapping[str, Scores]) -> str:
     values = {model: accuracies(scores) for model, scores in models.items()}
     examples = {row: next(iter(seeds.values())) for scores in models.values() for row, seeds in scores.items()}
     titles = {row: markdown(row) for row in examples if row not in _TASKS}
-    if len(titles) < len(examples):
+    if any(_FIVE in of_model for of_model in values.values()):
+        titles[_FIVE] = f"**{_FIVE}**, mean of ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers"
+    if _TASKS & examples.keys():
         for group, names in {**GROUPS, _ALL: ()}.items():
             titles |= {f"{_VTAB}{name}": name for name in names} | {f"{_VTAB}{group}": f"**{group}**, mean"}
     lines = [["accuracy (%)", "chance", *map(markdown, models)]]

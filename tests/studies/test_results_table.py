@@ -138,6 +138,24 @@ def test_tasks_of_vtab_have_means_over_tasks_of_each_seed(tmp_path):
     assert "a: 15 of 19 tasks are absent: caltech101, dtd," in below
 
 
+# Table 6 of the paper: ResNet50x1 and ResNet152x2 after 7 epochs; their averages are those of its Table 7 (Adam).
+PAPER = {"imagenet": (77.54, 84.97), "cifar10": (97.67, 99.06), "cifar100": (86.07, 92.05),
+         "oxford_pets": (91.11, 95.37), "flowers102": (94.26, 98.62)}  # fmt: skip
+
+
+def test_the_average_of_five_data_sets_is_the_papers(tmp_path):
+    for (data, values), part in product(PAPER.items(), ("test", "validation")):
+        for model, value in zip(("R50", "R152"), values, strict=True):
+            if (part == "validation") == (data == "imagenet"):  # which has no test images
+                metrics = {f"{part}/accuracy": value / 100, f"{part}/accuracy_real": 0.0}
+                finished(tmp_path / f"{model}_{data}", 0, data=data, path=model, metrics=metrics)
+    finished(tmp_path / "part", 0.5, path="incomplete")
+    cells, _, accuracies = tabulated(tmp_path, tmp_path)
+    (average,) = (row for title, row in cells.items() if title.startswith("**average of five**"))
+    assert (average["R50"], average["R152"], average["incomplete"]) == ("89.33", "94.01", ABSENT)
+    assert accuracies["R50"]["average of five"] == pytest.approx([0.8933])
+
+
 def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path):
     outputs = tmp_path / "outputs"
     finished(outputs / "a", 0.5)

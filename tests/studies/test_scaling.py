@@ -13,7 +13,7 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.synthetic_options import Synthetic
 from ssvit.options import UserError
 from ssvit.studies import methods
-from ssvit.studies.scaling import FINETUNED, fit, plot, points, series, table
+from ssvit.studies.scaling import FINETUNED, fit, plot, points, savings, series, table
 
 
 @pytest.fixture
@@ -103,6 +103,37 @@ def row(objective="mae", images=100, width=64, seed=0, accuracy=0.5, **more):
     return {
         "objective": objective, "seed": seed, **place, "cost": {"flops": width * 10**6, "images": 5}, "probes": found,
     } | more  # fmt: skip
+
+
+# Table 6 of the paper: exaFLOPs of pre-training, and the mean of ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers.
+TRANSFORMERS = {55: 0.92500, 224: 0.94076, 196: 0.94274, 783: 0.95122, 1567: 0.95440, 4262: 0.95822}
+RESNETS = {50: 0.89330, 199: 0.92012, 96: 0.91270, 141: 0.92406, 563: 0.94014, 1126: 0.94272, 3306: 0.95090}
+
+
+def of_families(**families) -> list[dict]:
+    """Return points of a study from accuracies by operations of each family."""
+    rows = {
+        f"{name} {flops}": row(name, width=flops, accuracy=accuracy, cost={"flops": flops, "images": 1}, steps=1)
+        for name, points_of_family in families.items()
+        for flops, accuracy in points_of_family.items()
+    }
+    return points(rows)
+
+
+def test_compute_for_equal_accuracy_is_the_ratio_of_the_laws():
+    family = {x: 1 - 3 * x**-0.25 for x in (400, 1600, 6400, 25600)}
+    dearer = {3 * x: accuracy for x, accuracy in family.items()}
+    ratios = re.compile(r"\): (\w+) needs ([\d.]+) to ([\d.]+) times less than (\w+)$")
+    for families in ({"a": family, "b": dearer}, {"b": dearer, "a": family}):
+        (line,) = savings(of_families(**families), "20-NN")
+        assert ratios.search(line).groups() == ("a", "3", "3", "b")
+    (line,) = savings(of_families(vit=TRANSFORMERS, resnet=RESNETS), "20-NN")
+    cheaper, low, high, _ = ratios.search(line).groups()
+    assert cheaper == "vit"
+    assert 2 < float(low) < 4 < float(high)  # "2 to 4 times less compute" (section 4.4), of the larger models
+    crossing = {x: 1 - 10 * x**-0.4 for x in family}
+    assert "needs" not in savings(of_families(a=family, b=crossing), "20-NN")[0]
+    assert not savings(of_families(a=family, b={1000: 0.1, 2000: 0.2}), "20-NN")  # no common accuracies
 
 
 def test_points_are_means_over_seeds():
