@@ -19,6 +19,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
+from ssvit.evaluation.report.folder import folder_of
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.finding import runs_on
@@ -55,7 +56,7 @@ def run(config: Config) -> Path | None:
         config.line.say(options.data.view.note)
     others = against.others(options, checkpoint)
     if options.report:
-        folder = Path(options.output or checkpoint.home(options.outputs) / features_options.FOLDER)
+        folder = Path(options.output or folder_of(checkpoint, config))
         folder_to_write("output", folder)
     config.line.announce()
 

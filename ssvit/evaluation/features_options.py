@@ -16,7 +16,6 @@ from ssvit.options import OptionError, one_of, whole
 AUTO: Final = "auto"
 POOLINGS = (*TOKENS, POOLED)
 BF16: Final = "bf16"  # part of the identity of features in this precision
-FOLDER = "evaluation"  # folder of the report, in the folder of the run
 
 
 @dataclass(frozen=True)

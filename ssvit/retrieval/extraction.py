@@ -10,7 +10,8 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
-from ssvit.evaluation.features_options import AUTO, FOLDER, Features, Reading, precision_of, reading_of, size_of
+from ssvit.evaluation.features_options import AUTO, Features, Reading, precision_of, reading_of, size_of
+from ssvit.evaluation.report.folder import report_for
 from ssvit.loading.encoder_options import check_reading, checked_size, eval_transform, pixel_format
 from ssvit.loading.finding import find
 from ssvit.loading.pretrained import size_of_images
@@ -48,7 +49,7 @@ class Extraction:
         identity = "" if store is None else encoder_of(store)
         self.stored = identity if identity.startswith(self.checkpoint.checksum[:16]) else ""
         layer, pooling, norm = (getattr(self.options.features, name) for name in ("layer", "pooling", "norm"))
-        chosen, origin = self._chosen(store)
+        chosen, origin = self._chosen(config, store)
         if layer == AUTO:
             layer, origin = chosen.layer if chosen else "last", f" ({origin})"
         with within("features"):
@@ -70,8 +71,8 @@ class Extraction:
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)
 
-    def _chosen(self, store: str | None) -> tuple[Reading | None, str]:
-        """Return the reading of the store, or that chosen by the first probe of the last evaluation, and its origin.
+    def _chosen(self, config: Config, store: str | None) -> tuple[Reading | None, str]:
+        """Return the reading of the store, or that chosen by the first probe of an evaluation, and its origin.
 
         The reading is None if there is neither; the command then uses the last layer with the encoder's default
         pooling.
@@ -83,7 +84,7 @@ class Extraction:
             return None, ""
         if self.checkpoint.graph is not None:
             return None, "the only features of the exported graph"
-        file = self.checkpoint.home(self.options.outputs) / FOLDER / "report.json"
+        file = report_for(self.checkpoint, config)
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             report, _ = read_json(file)
             readings = (reading_of(probe["best"]) for probe in report["measured"])

@@ -178,7 +178,8 @@ def test_the_commands_of_a_report_are_complete(tmp_path, tool):
     probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1"]
     for number, own in enumerate(((), ("data=other",))):
         tool("evaluate", "checkpoint=outputs/run", *own, *probes)
-        written = json.loads((tmp_path / "outputs" / "run" / "evaluation" / "report.json").read_text())
+        folder = tmp_path / "outputs" / "run" / "evaluation" / ("other" if own else "")
+        written = json.loads((folder / "report.json").read_text())
         for name, command in zip(("embed", "retrieve", "finetune"), written["commands"], strict=True):
             options = [option for option in shlex.split(command) if "=" in option]
             more = [f"{'name' if name == 'finetune' else 'output'}={number}.npz"] * (name != "retrieve")
@@ -190,6 +191,35 @@ def test_the_commands_of_a_report_are_complete(tmp_path, tool):
         assert all(f"/{('it' + chr(39) + 's {a}, b', 'other')[number]}/" in name for name in names.tolist())
         root = Configuration.read(tmp_path / "outputs" / f"{number}.npz" / "config.yaml").values["data"]["root"]
         assert Path(tmp_path, root).name in names[0]
+
+
+def test_each_data_set_has_a_report_of_its_own(tmp_path):
+    for place in ("raw/set", "corrected/set"):
+        for number in range(8):
+            put(tmp_path / place / "ab"[number % 2] / f"{number}.png", picture(number, size=(20, 20)))
+    small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
+    run = untrained(tmp_path / "run", *small, f"data={tmp_path}/raw/set", "data.image_size=16")
+
+    def written(*options):
+        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false", "features.layer=last"]
+        return evaluate.command.call([f"checkpoint={run}", f"outputs={tmp_path}", *probe, *options])
+
+    def reported(folder):
+        return json.loads((folder / "report.json").read_text())["metadata"]["path"]
+
+    home, corrected = run.parent / "evaluation", f"data={tmp_path}/corrected/set"
+    assert written() == written(f"data={tmp_path}/raw/set") == home
+    synthetic = ["data=synthetic", "data.images=8", "data.held_out_images=8"]
+    assert [written(corrected), written(*synthetic), written(corrected)] == [
+        home / name for name in ("set", "synthetic", "set")
+    ]
+    (tmp_path / "raw").rename(tmp_path / "new")
+    other = written(f"data={tmp_path}/new/set")
+    assert other.parent == home
+    assert other not in (home / "set", home / "synthetic")
+    assert other == written(f"data={tmp_path}/new/set")
+    roots = [reported(folder) for folder in (home, home / "set", home / "synthetic", other)]
+    assert roots == [f"{tmp_path}/raw/set", f"{tmp_path}/corrected/set", None, f"{tmp_path}/new/set"]
 
 
 def test_two_processes_measure_what_one_does(run, tmp_path, capsys):

@@ -253,6 +253,20 @@ def test_the_layer_is_that_of_an_evaluation_of_the_same_checkpoint_and_features(
     )
 
 
+def test_the_layer_is_that_of_the_evaluation_on_the_data_set(work, monkeypatch):
+    monkeypatch.chdir(work)
+    own = evaluated(work, "layer2_patch_mean")
+    other = evaluated(work, "layer1_patch_mean").rename(put(own.parent / "pictures" / "report.json"))
+    images = f"data={put(work / 'pictures' / 'a.png', picture(0)).parent}"
+    assert extracted().reading.layer == 1  # there is no other report
+    evaluated(work, "layer2_patch_mean")
+    assert extracted().reading.layer == 2
+    assert extracted(images).reading.layer == 1
+    other.unlink()
+    assert extracted(images).reading.layer == 2
+    own.unlink()
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"metadata": 3}'])
 def test_without_a_readable_report_the_layer_is_the_last(work, monkeypatch, content):
     monkeypatch.chdir(work)

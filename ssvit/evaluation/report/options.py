@@ -52,7 +52,8 @@ class Evaluate(Pretrained, Inference):
     report: bool = True
     """Whether to write a report; false: print the table of a single probe."""
     output: Name | None = None
-    """Folder of the report. None: evaluation/ in the run's folder. With report=false: a JSON file for the numbers."""
+    """Folder of the report. None: evaluation/ in the run's folder, with a subfolder for each data set other than the
+    run's. With report=false: a JSON file for the numbers."""
     fabric: Fabric = Fabric()
     """Devices and processes that compute features; probes are fitted in one process."""
 

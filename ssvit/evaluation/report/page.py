@@ -21,6 +21,7 @@ from ssvit.evaluation.leakage import sentence
 from ssvit.evaluation.report import comparison
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.comparison import Standing, percent
+from ssvit.evaluation.report.folder import path_of
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.figures.base import Figure, png
@@ -60,6 +61,7 @@ def metadata_of(
         "checkpoint": str(options.encoder.path),
         "checksum": checkpoint.checksum,
         "data": f"{name} in {root}" if root else str(name),
+        "path": path_of(source.values()),
         "train_images": len(train),
         "test_images": len(test),
         "measured_on": split.part,
