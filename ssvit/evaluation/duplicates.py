@@ -82,6 +82,7 @@ def duplicates(train: Tensor, test: Tensor, grey: Callable[[str, Tensor], Tensor
     sampled, others = torch.isin(rows, sample), columns[:, 2:]
     second = _correlations(of_test[sampled], of_train, torch.cat([columns[:, 1:2], others], 1)[sampled])
     first = _correlations(of_test, of_train, torch.cat([columns[:, :1], others], 1))
+    first[(of_test == of_train[columns[:, 0]]).flatten(1).all(1)] = 1  # also without details, in one colour
     minimum = (second.quantile(_QUANTILE) + _ABOVE).clamp(_LEAST, _MOST)
     pairs = [
         Pair(int(rows[pair]), int(shown[columns[pair, 0]]), float(first[pair]))

@@ -1,14 +1,16 @@
 """Count the evaluation images that were in the pre-training, by the fingerprints that its run recorded.
 
-Two images are identical if the hashes of their content are equal. Their distance is the number of bits in which their
-perceptual hashes differ. An evaluation image is a near-duplicate if its nearest image of the pre-training is within a
-threshold, which is half of the 1st percentile of the distances to the second nearest images. The threshold is 0 for
-images of one kind that hardly differ; only identical images are then counted.
+Two images are identical if the hashes of their content are equal. Near-duplicates among the training images of an
+evaluation are detected by `ssvit.evaluation.duplicates`. The other images of a pre-training are known by their
+fingerprints only: the distance of two images is the number of bits in which their perceptual hashes differ, and an
+evaluation image is a near-duplicate if its nearest image of the pre-training is within a threshold, which is half of
+the 1st percentile of the distances to the second nearest images. The threshold is 0 for images of one kind that hardly
+differ; only identical images are then counted.
 
 Shapes use m evaluation images, n images of the pre-training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from ssvit.data.fingerprints import CONTENT, fingerprints
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import Source
+from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import extract
 from ssvit.fast_faiss import faiss
 
@@ -84,26 +87,39 @@ class Overlap:
         }
 
 
-def overlap(recorded: np.ndarray, evaluated: np.ndarray) -> Overlap:
+def overlap(
+    recorded: np.ndarray,
+    evaluated: np.ndarray,
+    train: np.ndarray | None = None,
+    pairs: Sequence[Pair] = (),
+) -> Overlap:
     """Return the overlap of evaluation images with a pre-training.
 
     Args:
         recorded: Fingerprints of the pre-training, (n, 24) uint8; rows of 0 are ignored.
         evaluated: Fingerprints of the evaluation images, (m, 24) uint8.
+        train: Fingerprints of the training images of the evaluation, (k, 24) uint8; None if they are unknown.
+        pairs: Near-duplicates among these training images, with which perceptual hashes are therefore not compared.
     """
-    recorded = recorded[recorded.any(1)]
-    content, pictures = (np.ascontiguousarray(part) for part in np.split(recorded, [CONTENT], axis=1))
-    of_content, of_pictures = (np.ascontiguousarray(part) for part in np.split(evaluated, [CONTENT], axis=1))
-    identical = np.isin(of_content.view(np.uint64)[:, 0], content.view(np.uint64)[:, 0])
+    recorded = np.unique(recorded[recorded.any(1)], axis=0)
+    contents, of_contents, of_train = (
+        np.ascontiguousarray(rows[:, :CONTENT]).view(np.uint64)[:, 0]
+        for rows in (recorded, evaluated, evaluated[:0] if train is None else train)
+    )
+    pictures, of_pictures = (np.ascontiguousarray(rows[:, CONTENT:]) for rows in (recorded, evaluated))
+    identical = np.isin(of_contents, contents)
     bits, similar, false_matches = 0, np.zeros_like(identical), 1.0
     if len(recorded) > 1:
         index = faiss.IndexBinaryFlat(8 * pictures.shape[1])
         index.add(pictures)
-        first, second = index.search(of_pictures, 2)[0].T
+        (first, second), (nearest, _) = (columns.T for columns in index.search(of_pictures, 2))
         bits = int(_PART * np.quantile(second, _TYPICAL, method="lower"))
-        similar = (first <= bits) & ~identical if bits else similar
+        similar = (first <= bits) & ~np.isin(contents[nearest], of_train) & (bits > 0)
         wrong = int((second <= bits).sum())
         false_matches = float(beta.ppf(_CONFIDENCE, wrong + 1, len(second) - wrong)) if wrong < len(second) else 1.0
+    is_recorded = np.isin(of_train, contents)
+    similar[[pair.test for pair in pairs if is_recorded[pair.train]]] = True
+    similar &= ~identical
     return Overlap(len(recorded), torch.from_numpy(identical), torch.from_numpy(similar), bits, false_matches)
 
 

@@ -73,10 +73,12 @@ def test_a_copy_of_several_copies_is_found():
     assert found(train, test) == [Pair(4, 7, pytest.approx(1, abs=1e-4))]
 
 
-def test_pictures_of_one_colour_are_no_copies_and_one_image_has_no_second():
+def test_pictures_of_one_colour_are_copies_if_they_are_equal_and_one_image_has_no_second():
     train, test = pictures(20, 0), pictures(5, 1)
     train[3:5] = 0
     test[2] = 0
+    assert found(train, test) == [Pair(2, 3, 1)]
+    test[2] = 9
     assert found(train, test) == []
     assert found(train[:1], train[:1]) == []
     assert [(pair.test, pair.train) for pair in found(train[:2], train[:2])] == [(0, 0), (1, 1)]

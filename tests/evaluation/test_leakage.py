@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import binom
 
-from ssvit.data.fingerprints import BYTES, fingerprints
+from ssvit.data.fingerprints import BYTES, CONTENT, fingerprints
 from ssvit.data.sources.memory import Memory
+from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
 
 
@@ -58,7 +59,36 @@ def test_the_limit_of_false_matches_is_that_of_the_binomial_distribution():
     found = overlap(recorded, evaluated)
     assert binom.cdf(0, 100, found.false_matches) == pytest.approx(0.05)
     copies = np.repeat(evaluated[:50], 2, axis=0)  # the second nearest image is as near as the first
+    copies[::2, :CONTENT] += 1
     assert overlap(copies, evaluated).false_matches == pytest.approx(1.0, abs=0.7)
+
+
+def test_images_that_were_recorded_twice_are_counted_once():
+    recorded, evaluated = smooth(300, 0), smooth(100, 1)
+    evaluated[:5], evaluated[5:10] = recorded[:5], brighter(recorded[5:10])
+    once, again = (fingerprints(images).numpy() for images in (recorded, recorded.flip(0)))
+    prints = fingerprints(evaluated).numpy()
+    one, two = overlap(once, prints), overlap(np.concatenate([once, again]), prints)
+    assert (two.values({}), two.seen.tolist()) == (one.values({}), one.seen.tolist())
+    assert int(two.seen.sum()) == 10
+
+
+def test_near_duplicates_of_training_images_are_the_same_for_each_pretraining():
+    detail = torch.rand(400, 3, 20, 20, generator=torch.Generator().manual_seed(5))
+    images = smooth(400, 0) // 2 + (100 * F.interpolate(detail, size=48, mode="bicubic").clamp(0, 1)).to(torch.uint8)
+    train, test, others = images[:300], images[300:350], images[350:]
+    test[:4], test[4:8] = train[:4], brighter(train[4:8])
+    cropped = F.interpolate(train[8:12, :, 1:47, 1:47].float(), size=48, mode="bilinear")
+    test[8:12] = cropped.round().to(torch.uint8)
+    thumbnails = (Thumbnails()(of_split)["thumbnails"] for of_split in (train, test))
+    pairs = duplicates(*thumbnails, lambda which, rows: Grey()((train if which == "train" else test)[rows])["grey"])
+    assert sorted(pair.test for pair in pairs) == list(range(12))
+    known, shown, rest = (fingerprints(part).numpy() for part in (train, test, others))
+    for recorded in (known, np.concatenate([known, known]), np.concatenate([known, rest])):
+        assert overlap(recorded, shown, known, pairs).seen.tolist() == [True] * 12 + [False] * 38
+    assert overlap(rest, shown, known, pairs).seen.tolist() == [False] * 50
+    fewer = overlap(known[2:9], shown, known, pairs)
+    assert fewer.seen.nonzero()[:, 0].tolist() == list(range(2, 9))
 
 
 def test_rows_of_images_that_were_not_shown_are_ignored():

@@ -14,14 +14,14 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.data.fingerprints import read
+from ssvit.data.fingerprints import fingerprints, read
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import Data, masks, subset
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
 from ssvit.evaluation.features_options import Reading
-from ssvit.evaluation.leakage import fingerprints_of, overlap
+from ssvit.evaluation.leakage import Fingerprints, overlap
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate
@@ -160,7 +160,6 @@ def encoders_of(
 
     options: Evaluate = config.options
     view, source = options.data.view, options.data.source
-    data_of = {str(source): data}
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
     function = frozen(built(options.encoder), readings, weights)
     encoders = [Evaluated(OWN, "", function, view, source, data, checkpoint.run_folder)]
@@ -173,11 +172,10 @@ def encoders_of(
         encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.checksum}, resized as {other.loading.resize}"
         function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().run_folder
-        if (pixels := str(other.source)) not in data_of:
-            data_of[pixels] = _fewer(other.source.build(), options.train_images, options.test_images)
-        images = other.source, data_of[pixels]
-        sized = view.for_size(other.image_size)
-        encoders.append(Evaluated(other.name, f"{other.name} ", function, sized, *images, folder))
+        sized, images = view.for_size(other.image_size), data
+        if other.source != source:
+            images = _fewer(other.source.build(), options.train_images, options.test_images)
+        encoders.append(Evaluated(other.name, f"{other.name} ", function, sized, other.source, images, folder))
     return encoders
 
 
@@ -218,7 +216,8 @@ def _split(
     precision = resolved(options.precision, fabric.device)
 
     def extracted(encoder: Evaluated, which: str) -> FeatureSets:
-        function, transform = encoder.function, encoder.view.build()
+        function = encoder.function
+        transform = fingerprints if isinstance(function, Fingerprints) else encoder.view.build()
         source = encoder.data.train if which == "training" else encoder.data.reported[1]
         if isinstance(function, Frozen):
             function.prepare(fabric.device, precision)
@@ -234,11 +233,6 @@ def _split(
             sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
-    recorded = {
-        encoder.name: record
-        for encoder in encoders
-        if paired and encoder.run_folder and (record := read(encoder.run_folder)) is not None
-    }
     evaluated, *others = encoders
     part, _ = evaluated.data.reported
     feature_sets = []
@@ -262,9 +256,11 @@ def _split(
 
         pairs = duplicates(of_train, of_test, grey)
         for encoder in encoders:
-            if encoder.name in recorded:
-                shown = fingerprints_of(encoder.data.reported[1], test.indices, **reading)
-                overlaps[encoder.name] = overlap(recorded[encoder.name], shown)
+            if encoder.run_folder and (record := read(encoder.run_folder)) is not None:
+                printed = encoder._replace(name="fingerprints", prefix="", function=Fingerprints())
+                sets = test.joined(extracted(printed, part)), train.joined(extracted(printed, "training"))
+                shown, known = (of_split.values["fingerprints"].numpy() for of_split in sets)
+                overlaps[encoder.name] = overlap(record, shown, known, pairs)
     return Split(
         readings=tuple(evaluated.function.identities),
         train=train,
