@@ -6,7 +6,7 @@ Shapes use n images, k classes.
 import torch
 from torch import Tensor
 
-from ssvit.data.sources.base import is_multi_label
+from ssvit.data.sources.base import is_multi_label, members
 from ssvit.evaluation.statistics import chance
 
 
@@ -45,6 +45,19 @@ def share_of_class(truth: Tensor) -> float:
     return shares[shares > 0].mean().item()
 
 
-def chance_of(labels: Tensor) -> float:
-    """Return the accuracy of always the most frequent class, (n,), or the mAP of a random order, (n, k)."""
-    return share_of_class(labels) if is_multi_label(labels) else chance(labels.tolist())
+def chance_of(labels: Tensor, *, balanced: bool = False) -> float:
+    """Return the score of a model that ignores the image.
+
+    Args:
+        labels: Class numbers, (n,), or multi-label targets, (n, k) bool, for which it is the mAP of a random order.
+        balanced: Whether the model guesses each class equally often, instead of always the most frequent class. This is
+            also chance for the balanced accuracy.
+    """
+    if is_multi_label(labels):
+        return share_of_class(labels)
+    return 1 / len(labels.unique()) if balanced else chance(labels.tolist())
+
+
+def balanced_accuracy(correct: Tensor, labels: Tensor) -> float:
+    """Return the mean recall over the classes of labels (n,), from whether each prediction is correct, (n,)."""
+    return torch.stack([correct[of_class].mean() for of_class in members(labels)]).mean().item()

@@ -57,6 +57,6 @@ class Intervals(Figure):
             axis.grid(axis="x", color=PALE, linewidth=0.8)
             axis.spines[["top", "right", "left"]].set_visible(False)
         if chance:
-            name = "chance (most frequent class)"
+            name = "chance (ignoring the image)"
             figure.legend(chance[:1], [name], loc="outside lower center", frameon=False, fontsize=8)
         return figure

@@ -18,6 +18,7 @@ from peers import HEADS, of_timm
 from PIL import Image
 from plots import Page
 from safetensors.torch import save_file
+from sklearn.metrics import balanced_accuracy_score
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
@@ -26,6 +27,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import Logistic
+from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.report.figures import confusion, neighbours
 from ssvit.evaluation.report.scores import Split, score
 from ssvit.options import OptionError, UserError
@@ -77,6 +79,21 @@ def test_predictions_are_what_the_accuracy_is_of(split):
     expected = [[((guesses == j) & (split.test.labels == i)).sum().item() for j in (0, 1)] for i in (0, 1)]
     assert figure.counts.tolist() == expected
     assert [len(row) for row in neighbours(split, "pixels").rows] == [1 + 10] * 8
+
+
+def test_the_balanced_accuracy_is_that_of_a_library_and_few_shots_are_compared_with_a_uniform_guess(split):
+    rows = torch.cat([torch.arange(0, 20, 2), torch.tensor([1, 5, 9])])
+    test = replace(split.test, values={"pixels": split.test.values["pixels"][rows]}, indices=split.test.indices[rows])
+    unequal = replace(split, test=test)
+    found = score("logistic", Logistic(l2s=[0.01, 1.0]), unequal, quiet)
+    labels = test.labels.numpy()
+    assert found.balanced == {"": pytest.approx(balanced_accuracy_score(labels, found.predictions.numpy()))}
+    assert 0 < found.balanced[""] != found.values["pixels"][-1]
+    few = score("few_shot", Ridge(shots=2), unequal, quiet)
+    assert few.balanced[""] == pytest.approx(
+        np.mean([few.per_image[""].numpy()[labels == label].mean() for label in (0, 1)])
+    )
+    assert (found.chance, few.chance) == (10 / 13, 0.5)
 
 
 class Fixed(Probe):

@@ -73,7 +73,7 @@ class Probing(PlottingEvaluator):
         train_labels, test_labels = self._train.labels, self._test.labels
         assert train_labels is not None
         assert test_labels is not None
-        self._chance = chance_of(test_labels)
+        self._chance = {balanced: chance_of(test_labels, balanced=balanced) for balanced in (False, True)}
         self._multi_label = is_multi_label(test_labels)
         self.images = len(self._train) + len(self._test)
         for name, probe in probes.items():
@@ -128,7 +128,7 @@ class Probing(PlottingEvaluator):
         levels = (
             Level(None if start is None else 100 * start, self.start, "--", "{:.1f}"),
             level(history, f"{probe.name}_pixels", "pixels", ":", 100, "{:.1f}"),
-            chance(self._chance, *(["a random order"] if self._multi_label else [])),
+            chance(self._chance[probe.is_balanced], "ignoring the image"),
         )
         ylabel = f"{'mAP' if self._multi_label else 'top-1'} on held-out images (%)"
         return Panel(ylabel, (best, last), levels, title=probe.title)
@@ -143,8 +143,9 @@ class Probing(PlottingEvaluator):
         encoder = objective.backbone()
         layers = features_options.Features(layer="all").readings(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
-        metrics |= {"chance": self._chance, **self._pixels}
-        metrics |= {f"{probe.name}_chance": self._chance for probe in self.probes if probe.is_accuracy}
+        metrics |= {"chance": self._chance[False], **self._pixels}
+        of_chance = ((probe.name, self._chance[probe.is_balanced]) for probe in self.probes if probe.is_accuracy)
+        metrics |= {f"{name}_chance": chance for name, chance in of_chance}
         try:
             train, test = self._features(Frozen(encoder, layers, identity=""), next(encoder.parameters()).device)
         except UserError:
@@ -201,7 +202,8 @@ def describe(
         baselines: Values of other baselines by their description; None if unknown.
         multi_label: Whether the metrics are mAPs, whose standard errors are unknown.
     """
-    name, images, chance = probe.name, metrics["test_images"], metrics["chance"]
+    name, images = probe.name, metrics["test_images"]
+    chance = metrics.get(f"{name}_chance", metrics["chance"])
     value = metrics[name]
     if math.isnan(value):
         return f"{probe.title}: not measured, the features are not finite"

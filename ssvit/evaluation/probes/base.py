@@ -74,6 +74,11 @@ class Probe:
         """Return the name for display."""
         return title(self.name)
 
+    @property
+    def is_balanced(self) -> bool:
+        """Return whether the probe is trained on as many images of each class; chance is then a uniform guess."""
+        return False
+
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Check that the probe can be computed from images with these labels.
 

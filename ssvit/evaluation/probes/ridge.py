@@ -41,6 +41,11 @@ class Ridge(ridge_options.Ridge, Probe):
         """Return the name, ridge for all images and such as few_shot5 for five images of each class."""
         return "ridge" if self.shots[-1] == "all" else f"few_shot{self.shots[-1]}"
 
+    @property
+    def is_balanced(self) -> bool:
+        """Return whether the last column is of few images of each class."""
+        return self.shots[-1] != "all"
+
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless each class has a training image."""
         images = _counts(train_labels, len(classes))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssvit.evaluation import statistics
-from ssvit.evaluation.baselines import PIXELS, RANDOM
+from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, verdict
 
@@ -115,7 +115,8 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
         standings: Comparison of the encoders.
     """
     _, *others = scores[0].chosen
-    rows = [["probe", "%", f"{_LEVEL} interval", "chance", *(f"from {name}" for name in others), "features"]]
+    heads = "probe", "%", f"{_LEVEL} interval", "chance", "balanced %"
+    rows = [[*heads, *(f"from {name}" for name in others), "features"]]
     for result in scores:
         first, *baselines = (result.values[features][-1] for features in result.chosen.values())
         interval, differences = _MISSING, [percentage_points(first - other) for other in baselines]
@@ -123,7 +124,8 @@ def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[
             low, high = tested[0].interval
             interval = f"{percent(low)} to {percent(high)}"
             differences = [str(row.difference) for row in tested[1:]]
-        rows.append([result.title, percent(first), interval, percent(result.chance), *differences, result.best])
+        levels = percent(result.chance), percent(result.balanced.get(OWN))
+        rows.append([result.title, percent(first), interval, *levels, *differences, result.best])
     return rows
 
 

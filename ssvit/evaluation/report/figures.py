@@ -97,8 +97,7 @@ def by_layer(scores: Sequence[Scores], readings: Sequence[str]) -> Plot:
         )  # fmt: skip
         gain = values[result.best] - values[readings[-1]]
         title = f"{result.title}\nlayer {layers[result.best]} chosen, {gain:+.1f} points from the last"
-        chance_level = chance(result.chance, *([] if result.images else ["a random order"]))
-        levels = (Level(values.get(PIXELS), "pixels", ":", ""), chance_level)
+        levels = (Level(values.get(PIXELS), "pixels", ":", ""), chance(result.chance, "ignoring the image"))
         panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))
     across = math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)

@@ -65,7 +65,8 @@ def metadata_of(
         "train_images": len(train),
         "test_images": len(test),
         "measured_on": split.part,
-        "chance": split.chance,
+        "chance": split.chance(),
+        "chance_balanced": split.chance(balanced=True),
         "classes": list(split.classes),
         "multi_label": split.is_multi_label,
         "features": options.features.values(),
@@ -101,7 +102,8 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
     elif metadata["multi_label"]:
         labels = f"{len(metadata['classes'])} classes, multi-label (chance mAP {chance} %)"
     else:
-        labels = f"{len(metadata['classes'])} classes (chance {chance} %)"
+        balanced = f", balanced {percent(metadata.get('chance_balanced'))} %"
+        labels = f"{len(metadata['classes'])} classes (chance {chance} %{balanced})"
     images = f"{metadata['train_images']:,} training and {metadata['test_images']:,} {part} images"
     sentences = [f"{images}, {labels}; data: {metadata['data']}; precision: {metadata['precision']}"]
     sentences += metadata.get("remarks", [])

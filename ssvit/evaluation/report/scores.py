@@ -12,7 +12,7 @@ from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.leakage import Overlap
-from ssvit.evaluation.precision import chance_of
+from ssvit.evaluation.precision import balanced_accuracy, chance_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.statistics import above_chance
 from ssvit.evaluation.titles import title
@@ -57,10 +57,9 @@ class Split:
         """Return the class names."""
         return self.train.source.classes
 
-    @property
-    def chance(self) -> float | None:
+    def chance(self, *, balanced: bool = False) -> float | None:
         """Return the chance level on the test images, see `chance_of`; None without labels."""
-        return None if self.test.labels is None else chance_of(self.test.labels)
+        return None if self.test.labels is None else chance_of(self.test.labels, balanced=balanced)
 
     @property
     def is_multi_label(self) -> bool:
@@ -82,6 +81,8 @@ class Scores:
         options: Options of the probe.
         numbers: Numbers of the probe by feature set, as plain data.
         chance: Chance level of the last column; None if it is neither an accuracy nor an mAP.
+        balanced: Balanced accuracy of each encoder with its chosen features, whose chance level is that of a uniform
+            guess; empty if the last column is not an accuracy.
         images: Number of test images; None if the last column is not an accuracy.
         predictions: Predictions with the chosen feature set.
         chosen: Feature set of each encoder, `OWN` for the evaluated one, chosen by the same criterion.
@@ -99,6 +100,7 @@ class Scores:
     options: Mapping[str, object]
     numbers: Mapping[str, object]
     chance: float | None = None
+    balanced: Mapping[str, float] = field(default_factory=dict)
     images: int | None = None
     predictions: Tensor | None = None
     chosen: Mapping[str, str] = field(default_factory=dict)
@@ -143,9 +145,10 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         for encoder, sets in encoders.items()
     }
     best = chosen[OWN]
-    per_image = {encoder: results[name].per_image for encoder, name in chosen.items()}
+    per_image = {encoder: values for encoder, name in chosen.items() if (values := results[name].per_image) is not None}
     columns = tuple(results[best].scores)
     measure = " mAP" if probe.is_accuracy and split.is_multi_label else ""
+    is_accuracy = probe.is_accuracy and not split.is_multi_label
     # Probes name the reported images "test", whichever split they are.
     named = {} if split.part == "test" else {"test": split.part, "validation": "held out of train"}
     return Scores(
@@ -157,10 +160,15 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         chosen_by=probe.chosen_by if is_known else "being the last layer",
         options=probe.values() if isinstance(probe, Options) else {},
         numbers={name: result.numbers for name, result in results.items()},
-        chance=split.chance if probe.is_accuracy else None,
-        images=len(split.test) if probe.is_accuracy and not split.is_multi_label else None,
+        chance=split.chance(balanced=probe.is_balanced) if probe.is_accuracy else None,
+        balanced={
+            name: balanced_accuracy(values, split.test.known_labels)
+            for name, values in per_image.items()
+            if is_accuracy
+        },
+        images=len(split.test) if is_accuracy else None,
         predictions=results[best].predictions,
         chosen=chosen,
-        per_image={name: values for name, values in per_image.items() if values is not None and len(values) > 1},
+        per_image={name: values for name, values in per_image.items() if len(values) > 1},
         remark="" if split.train.labels is None else probe.remark(split.train.labels, split.classes),
     )

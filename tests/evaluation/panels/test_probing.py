@@ -294,6 +294,7 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31}
         ({"test_images": 450, "knn4_pixels": 0.6}, {"knn4": 0.31, "test_images": 450}, False,
          ["significantly better", "significantly worse"]),
         ({"knn4_pixels": 0.52}, {"knn4": 0.1}, True, ["better", "equal"]),
+        ({"knn4_chance": 0.45}, {}, False, []),
         ({}, {"knn4": 0.53}, True, ["worse", "better"]),
     ],
 )  # fmt: skip
@@ -305,6 +306,14 @@ def test_a_line_compares_a_probe_with_its_baselines(changes, start, multi_label,
         re.findall(r"((?:not )?(?:significantly )?(?:better|worse|different|equal))(?= than| from| to)", line)
         == verdicts
     )
+
+
+@torch.no_grad()
+def test_chance_is_the_most_frequent_class_or_with_few_shots_a_uniform_guess():
+    test = TEST.take(torch.tensor([0, 3, 6, 9, 1, 2]))
+    metrics = probing(test=test)(tiny.model().eval(), [{"step": 0}]).metrics
+    chances = [metrics[name] for name in ("chance", "knn4_chance", "few_shot3_chance")]
+    assert chances == pytest.approx([4 / 6, 4 / 6, 1 / 3])
 
 
 @torch.no_grad()

@@ -53,20 +53,21 @@ CLEAR, NEAR, LOST, HARMED = (
 
 def test_a_table_has_each_difference_with_its_interval():
     own, near, far = answers((0.52, 0.515, 0.4), 1000)
-    one = scores({OWN: own, RANDOM: far, "near": near[::-1].copy()})
+    one = replace(scores({OWN: own, RANDOM: far, "near": near[::-1].copy()}), balanced={OWN: 0.456, RANDOM: 0.2})
     untested = replace(scores({OWN: own, RANDOM: far, "near": near}, "mine"), per_image={})
     standings = comparison.compare([one, untested], "run")
     assert [standing.encoder for standing in standings] == ["run", RANDOM, "near"]
     rows = comparison.table([one, untested], standings)
-    assert [len(row) for row in rows] == [4 + 2 + 1] * 3
-    title, score, interval, chance, random, other, features = rows[1]
+    assert [len(row) for row in rows] == [5 + 2 + 1] * 3
+    title, score, interval, chance, balanced, random, other, features = rows[1]
     assert (title, score, chance, features) == (one.title, f"{100 * own.mean():.1f}", "10.0", "x")
+    assert (balanced, rows[2][4]) == ("45.6", "\N{EN DASH}")
     low, high = bootstrap(own[None])[0]
     assert interval == f"{100 * low:.1f} to {100 * high:.1f}"
     gain, (low, high) = own.mean() - far.mean(), bootstrap((own - far)[None])[0]
     assert random == f"+{100 * gain:.1f} (+{100 * low:.1f} to +{100 * high:.1f})*"
     assert other.endswith(f", detectable {100 * detectable(own - near[::-1]):.1f}")
-    assert rows[2][1:6] == [score, "\N{EN DASH}", chance, f"+{100 * gain:.1f}", "+0.5"]
+    assert [*rows[2][1:4], *rows[2][5:7]] == [score, "\N{EN DASH}", chance, f"+{100 * gain:.1f}", "+0.5"]
     dots = side_by_side(standings).probes[one.title]
     assert [(dot.name, dot.interval) for dot in dots] == [(row.encoder, row.interval) for row in standings]
     assert side_by_side(standings).png()

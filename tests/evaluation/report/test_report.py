@@ -29,7 +29,7 @@ OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")
 METADATA = {
     "checkpoint": "a/b", "data": "cifar10 in /data", "train_images": 3781, "test_images": 420, "image_size": [8, 8],
-    "measured_on": "validation", "precision": 32, "chance": 0.123, "multi_label": False,
+    "measured_on": "validation", "precision": 32, "chance": 0.123, "chance_balanced": 0.5, "multi_label": False,
     "classes": ["a", "b"], "against": {},
 }  # fmt: skip
 
@@ -117,7 +117,9 @@ def test_a_choice_is_stated_if_there_was_one():
 
 def test_the_data_are_described():
     images = "3,781 training and 420 validation images"
-    assert report.data(METADATA) == [f"{images}, 2 classes (chance 12.3 %); data: cifar10 in /data; precision: 32"]
+    assert report.data(METADATA) == [
+        f"{images}, 2 classes (chance 12.3 %, balanced 50.0 %); data: cifar10 in /data; precision: 32"
+    ]
     assert report.data(METADATA | {"chance": None}) == [f"{images}, no labels; data: cifar10 in /data; precision: 32"]
     (several,) = report.data(METADATA | {"multi_label": True})
     assert "mAP 12.3 %" in several
@@ -165,7 +167,7 @@ def test_layers_are_shown_next_to_their_baselines():
     assert drawn["encoder"] == pytest.approx([50, 70, 65])
     assert drawn["random weights"] == pytest.approx([10, 20, 30])
     assert drawn["pixels"] == pytest.approx(25)
-    assert drawn["chance (most frequent class)"] == pytest.approx(10)
+    assert drawn["chance (ignoring the image)"] == pytest.approx(10)
     assert [list(line.x) for line in figure.panels[0].lines] == [[1, 2, 3]] * 2
     for panel, found, gain in zip(figure.panels, BOTH, ("+5.0", "-4.0"), strict=True):
         # Layer 2 was chosen, although layer 3 is better on the test images of the second probe.
