@@ -33,6 +33,8 @@ from ssvit.options import Failure, OptionError, UserError, pair, typed
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
 _OF_IMAGES = {"image_size": "${data.image_size}", "image_mean": "${data.mean}", "image_std": "${data.std}"}
+_SMALL_RATE = {"recipe.optimizer": "adamw", "recipe.lr": 1e-4}  # for weights of other projects, see docs/starting.md
+_OF_OPTIMIZER = {"recipe", "recipe.optimizer", "experiment", "continuation"}  # determine these options
 _SAMPLED = 64  # number of images whose size is read
 
 
@@ -92,7 +94,9 @@ def select_initial_weights(line: CommandLine) -> None:
         *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
         *_pixels_of_encoder(checkpoint, line.typed),
     ]
-    line.finish = lambda config: _with_image_size(checkpoint, _without_fixed_options(config))
+    line.finish = lambda config: _with_small_rate(
+        checkpoint, _with_image_size(checkpoint, _without_fixed_options(config))
+    )
 
 
 def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
@@ -208,6 +212,17 @@ def _without_fixed_options(config: Config) -> Config:
     fixed = _FIXED.difference(_REFERRED) | inapplicable
     kept = {name: value for name, value in config.written["encoder"].items() if name not in fixed}
     return config.changed({"encoder": kept})
+
+
+def _with_small_rate(checkpoint: Checkpoint, config: Config) -> Config:
+    """Set AdamW and a small learning rate for weights of another project, unless other options determine them."""
+    typed, trains_part = config.line.typed, config.value("continuation") or config.value("objective.heads_only")
+    if not checkpoint.foreign or trains_part or typed.keys() & _OF_OPTIMIZER:
+        return config
+    changes = {name: value for name, value in _SMALL_RATE.items() if name not in typed}
+    chosen = " ".join(f"{name}={value}" for name, value in changes.items())
+    config.line.say(f"{chosen}: the weights are of another project; continuation=safe changes their features less")
+    return config.changed(changes)
 
 
 def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:

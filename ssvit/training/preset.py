@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import reduce
 from operator import add
+from pathlib import Path
 
 from ssvit import processes
+from ssvit.checkpoints.checkpoint import checkpoint_folder
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import find
@@ -96,6 +98,8 @@ def expand(line: CommandLine) -> None:
     fixed = set(typed)
     if typed.get("checkpoint", "null") != "null":
         fixed.update(_OF_ENCODER, () if "data.channels" in typed else _PIXELS)
+        if checkpoint_folder(Path(typed["checkpoint"])) is None:  # of another project, for which it has a recipe
+            fixed.update(("recipe.optimizer", "recipe.lr"))
     encoder = find(line.part("encoder", typed.get("encoder", "small")) or "")
     if encoder is not None and "patch_size" not in encoder.model_fields:
         fixed.add("encoder.patch_size")

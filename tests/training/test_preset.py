@@ -3,6 +3,7 @@
 import itertools
 import json
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ TINY = (
 
 
 LINE = CommandLine([])
+RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
 
 
 def by_preset(**typed) -> dict[str, str]:
@@ -103,7 +105,9 @@ def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
         own = {"recipe.optimizer", "recipe.lr"} if name == "objective" else set()
         assert by_preset(**typed, recipe__steps=7, **{name: 1}).keys() == names - {"recipe.steps", "objective"} - own
     of_encoder = {"encoder", "encoder.patch_size", "data.image_size"}
-    assert by_preset(**typed, checkpoint="run").keys() == names - of_encoder
+    assert by_preset(**typed, checkpoint=RUN).keys() == names - of_encoder
+    recipe = {"recipe.optimizer", "recipe.lr"}  # chosen for weights of other projects
+    assert by_preset(**typed, checkpoint="model.safetensors").keys() == names - of_encoder - recipe
     assert by_preset(**typed, experiment="mae_imagenet") == by_preset(**typed, preset="null") == {}
 
 

@@ -8,6 +8,7 @@ import tiny
 import torch
 import yaml
 from command import TINY, error_of, one_line
+from composing import composed
 from images import picture, put
 from peers import HEADS, of_timm, timm_plain
 from runs import final, kill_after, states
@@ -103,6 +104,36 @@ def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
     assert chosen.recipe.lr < usual == chosen.scratch["lr"]
     typed = tool.compose(tool.line([*options, "recipe.lr=0.01"])).options
     assert (typed.recipe.lr, typed.scratch) == (0.01, {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ([], ("adamw", 1e-4)), (["objective=simclr"], ("adamw", 1e-4)), (["recipe.lr=0.01"], ("adamw", 0.01)),
+        (["objective=diet_cp"], ("adamw", 1e-4)), (["continuation=safe", "recipe.lr=0.01"], ("adamw", 0.01)),
+        (["recipe.optimizer=muon"], None), (["continuation=full"], None), (["continuation=safe"], None),
+        (["objective=contrastive_tuning"], None),
+    ],
+)  # fmt: skip
+def test_weights_of_other_projects_are_continued_by_adamw_with_a_small_rate(tmp_path, outputs, typed, expected):
+    save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
+    options = [*typed, "data=synthetic", "data.image_size=16", "recipe.steps=200"]
+    foreign = composed(f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", *options).recipe
+    own = composed(f"checkpoint={outputs / RUN}", *options).recipe
+    assert (foreign.optimizer, foreign.lr) == (expected or (own.optimizer, own.lr))
+    if not typed:
+        assert (own.optimizer, own.lr) != expected
+
+
+def test_the_plan_of_own_images_has_no_rate_for_weights_of_other_projects(tmp_path, outputs):
+    save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
+    for number in range(6):
+        put(tmp_path / "photos" / f"{number}.png", picture(number, size=(32, 32)))
+    options = [f"data={tmp_path}/photos", "recipe.steps=200"]
+    foreign = composed(f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", *options).recipe
+    assert (foreign.optimizer, foreign.lr) == ("adamw", 1e-4)
+    own = composed(f"checkpoint={outputs / RUN}", *options, "data.image_size=16").recipe
+    assert own.optimizer == "muon"
 
 
 def test_a_folder_of_hugging_face_is_the_checkpoint_in_it(tmp_path):
