@@ -44,7 +44,7 @@ from ssvit.data.batch import Batch, named
 from ssvit.models import block
 from ssvit.objectives.teacher import local
 from ssvit.options import OptionError, aligned, file_to_write
-from ssvit.training import runtime
+from ssvit.training import launch
 from ssvit.training.benchmark import Steps
 from ssvit.training.options import Pretrain
 
@@ -164,18 +164,18 @@ def build(config: Config, mode: FakeTensorMode | None) -> tuple[Steps, list[Tens
     """
     use_operators_of_gpus()
     recipe = config.options.recipe
-    fabric = runtime.start(recipe, **config.options.fabric.values())
+    processes = launch.start(recipe, config.options.fabric)
     objective = config.build("objective")
     encoder = objective.encoder
     pixels = torch.zeros(1, encoder.channels, *encoder.image_size, dtype=torch.uint8)
     views = named(config.build("data.augment")(pixels, torch.arange(1), recipe.seed))
-    count = recipe.batch_size // (fabric.world_size * recipe.accumulate)
+    count = recipe.batch_size // (processes.world * recipe.accumulate)
     with mode or nullcontext():
         if mode is not None:  # the initialisation depends on values, which fake tensors do not have
-            objective.to_empty(device=fabric.device)
+            objective.to_empty(device=processes.device)
         views = {name: view.new_zeros(count, *view.shape[1:]) for name, view in views.items()}
         batch = Batch(views, None, torch.arange(count))
-    steps = Steps(fabric, objective, recipe, batch)
+    steps = Steps(processes, objective, recipe, batch)
     average = steps.state.average
     return steps, [*batch.tensors, *(() if average is None else average.by_name.values())]
 
@@ -187,7 +187,7 @@ def predict(rank: int, port: int, config: Config) -> Prediction:
     torch.distributed.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     steps, inputs = build(config, mode)
-    optimizer = steps.state.optimizer.optimizer
+    optimizer = steps.state.optimizer
     tracker = FSDPMemTracker(steps.state.objective, optimizer)
     tracker.track_inputs(tuple(inputs))
     snapshots: list[dict[str, int]] = []
@@ -224,7 +224,7 @@ def measure(rank: int, port: int, config: Config) -> Measurement:
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     steps()
     resident = _resident("VmHWM") - _resident("RssFile") - before
-    objective, optimizer = steps.state.objective, steps.state.optimizer.optimizer
+    objective, optimizer = steps.state.objective, steps.state.optimizer
     moments = [value for values in optimizer.state.values() for value in values.values()]
     kept = (*objective.parameters(), *objective.buffers(), *moments, *inputs)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -233,7 +233,7 @@ def measure(rank: int, port: int, config: Config) -> Measurement:
     assert recorded
     events = [event for event in recorded.events() if event.name() == "[memory]"]
     added = max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
-    runtime.part()
+    launch.part()
     return Measurement(allocated=sum(local(tensor).nbytes for tensor in kept) + added, resident=resident)
 
 

@@ -64,15 +64,15 @@ def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float
     steps = {}
     for name in names:
         contender = name.removesuffix(COMPILED)
-        backend = "kernels" if name == OURS and session.fabric.device.type == "cpu" else "eager"
+        backend = "kernels" if name == OURS and session.processes.device.type == "cpu" else "eager"
         numbers = recipe.changed(optimizer="adamw", backend=backend if name == contender else "compile")
         if contender in (OURS, EAGER):
-            steps[name] = Steps(session.fabric, copy.deepcopy(ours), numbers, images)
+            steps[name] = Steps(session.processes, copy.deepcopy(ours), numbers, images)
             continue
         peer = PEERS[config.choices["objective"]][contender.removesuffix(PLAIN)](config.options)
         if contender.endswith(PLAIN):
             with_plain_attention(peer)
-        steps[name] = Steps(session.fabric, peer, numbers, scaled)
+        steps[name] = Steps(session.processes, peer, numbers, scaled)
     return steps, gflop
 
 

@@ -1,17 +1,17 @@
 """Define the options of devices and processes of a command. No torch."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 from pydantic import AfterValidator
 
 from ssvit import processes
-from ssvit.config.declaration import Count, Expect, Options, Run, Text
+from ssvit.config.declaration import Count, Expect, Options, Run
 from ssvit.models.encoder_options import Normalized
 from ssvit.options import OptionError
 
-_DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")  # values that Lightning Fabric accepts
+_DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")
 
 
 def _devices(value: object) -> object:
@@ -28,13 +28,13 @@ Devices = Annotated[
 class Fabric(Options):
     """Devices and processes of a command. These options may change between a run and its continuation."""
 
-    accelerator: Text = "auto"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Type of device: cpu or cuda; auto: cuda if there is a GPU."""
     devices: Devices = "auto"
     """Devices per machine; auto: all GPUs, or one process on a CPU."""
     num_nodes: Count = 1
     """Number of machines."""
-    strategy: Text = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """ddp: each process has the complete model; fsdp: the model is sharded over the processes; auto: ddp if there are
     several processes."""
     timeout: Annotated[float, Ge(1)] = 600

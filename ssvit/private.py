@@ -1,15 +1,20 @@
 """Private interfaces of other libraries, used where no public one does the same.
 
-Tested with torch 2.15 and lightning_fabric 2.6.
+Tested with torch 2.15.
 """
 
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # A build without oneDNN, as on some ARM machines, has no such kernel.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 # oneDNN multiplies bfloat16 matrices on some processors only.
@@ -42,6 +47,40 @@ def has_matrix_units() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
 
+def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """Return torch.compiler.assume_constant_result(function), which would import torch._dynamo (3 s)."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def excluded_from_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """Return torch.compiler.disable(function), but import torch._dynamo (3 s) only when the function is called."""
+    return torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+
+def without_dynamo() -> None:
+    """Let optimisers work without torch._dynamo (3 s), which they import to be excluded from compiled functions."""
+    if "torch._dynamo" not in sys.modules:
+        for name in ("add_param_group", "zero_grad"):
+            method = getattr(torch.optim.Optimizer, name).__wrapped__
+            setattr(method, "__dynamo_disable", method)  # the name would be mangled in a class
+
+
+def step(optimizer: torch.optim.Optimizer, method: Callable[..., Any]) -> None:
+    """Call the method `step` of an optimiser, under torch.no_grad, without its import of torch._dynamo (3 s)."""
+    inspect.unwrap(method)(optimizer)
+
+
+def load_operators(package: str, pattern: str) -> bool:
+    """Load a library of torch operators in a package's folder without the package, and return whether there is one."""
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    libraries = [str(library) for folder in folders for library in sorted(Path(folder).glob(pattern))]
+    for library in libraries:
+        torch.ops.load_library(library)
+    return bool(libraries)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has hooks, so that it must be called instead of its `forward`."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
@@ -59,14 +98,3 @@ def tracing_errors() -> tuple[type[Exception], ...]:
 def end_workers(batches: Iterator[Any]) -> None:
     """End the processes of an iterator over a DataLoader now, and not when it is collected as garbage."""
     batches._shutdown_workers()  # type: ignore[attr-defined]
-
-
-def set_timeout(strategy: Any, timeout: timedelta) -> None:
-    """Set how long the processes of any Fabric strategy wait for each other."""
-    if hasattr(strategy, "_timeout"):  # only strategies with several processes
-        strategy._timeout = timeout
-
-
-def set_static_graph(strategy: Any, static: bool) -> None:
-    """Set whether Fabric's DDPStrategy assumes a static graph, after its construction."""
-    strategy._ddp_kwargs["static_graph"] = static

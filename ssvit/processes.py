@@ -3,31 +3,64 @@
 import ctypes
 import functools
 import os
+import re
 import signal
 import threading
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 _GRACE = 30  # seconds for a checkpoint, as between torchrun's SIGTERM and SIGKILL
 
 
+class Place(NamedTuple):
+    """Describe this process among the processes that a launcher has started.
+
+    Attributes:
+        rank: Number of this process.
+        world: Number of processes.
+        local_rank: Number of this process on its machine.
+        local_world: Number of processes that share the CPU cores of this process.
+        host: Host of the main process.
+        port: Port of the main process.
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    host: str
+    port: int
+
+
+def launched() -> Place | None:
+    """Return the place of this process among those of torchrun, srun or the same command; None without a launcher."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    if all(name in os.environ for name in names):
+        rank, world, local_rank, local_world, port = (int(os.environ[name]) for name in names)
+        return Place(rank, world, local_rank, local_world, os.environ["MASTER_ADDR"], port)
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        rank, world, local_rank = (int(os.environ[f"SLURM_{name}"]) for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID"))
+        host = re.sub(r"\[(\w+)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]
+        return Place(rank, world, local_rank, 1, host, 15000 + int(os.environ["SLURM_JOB_ID"]) % 10000)
+    return None
+
+
 def is_main_process() -> bool:
-    """Return whether this process is the first of its run, according to torchrun, SLURM or Fabric's launcher."""
+    """Return whether this process is the first of its run, according to torchrun or SLURM."""
     # Within a SLURM job, torchrun and SLURM order the machines differently.
-    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") == "0" for name in names)
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def count(devices: object, num_nodes: int) -> int | None:
-    """Return the number of processes of a run from torchrun, SLURM or the options; None if it depends on the machine.
+    """Return the number of processes of a run from its launcher or the options; None if it depends on the machine.
 
     Args:
         devices: Number of devices per machine; the result is None for other values, such as auto.
         num_nodes: Number of machines.
     """
-    for name, mark in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
-        if mark in os.environ and name in os.environ:
-            return int(os.environ[name])
+    if place := launched():
+        return place.world
     return devices * num_nodes if isinstance(devices, int) and devices > 0 else None
 
 
@@ -44,7 +77,7 @@ def keep_memory() -> None:
 
 @functools.cache
 def end_with_launcher() -> None:
-    """End this process when its launcher (torchrun, or the main process of Fabric) has ended.
+    """End this process when its launcher (torchrun, or the main process of the same command) has ended.
 
     torchrun stops its processes unless it is killed.
     """

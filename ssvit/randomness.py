@@ -12,6 +12,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from ssvit import private
+
 # splitmix64 (Steele, Lea, Flood 2014), with constants as signed 64-bit integers, since torch lacks unsigned arithmetic.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
@@ -28,7 +30,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-@torch.compiler.assume_constant_result  # the hash would otherwise break a compiled graph
+@private.constant_in_graphs  # the hash would otherwise break a compiled graph
 def key(seed: int, purpose: str, view: int = 0) -> int:
     """Return a 63-bit hash of seed, purpose and view, so that their random numbers are independent.
 

@@ -60,7 +60,7 @@ def tool(tmp_path):
 def pretrained(tmp_path_factory):
     """The outputs of a tiny pre-training run that has finished; not to be changed. Its text is in stdout.txt."""
     folder = tmp_path_factory.mktemp("pretrained")
-    options = ("outputs=outputs", *TINY, "encoder.positions=learned_1d")
+    options = ("outputs=outputs", *TINY, "encoder.positions=learned_1d", "figures=end")
     done = prefork.run("pretrain", *options, folder=folder)
     assert done.returncode == 0, done.stderr
     (folder / "stdout.txt").write_text(done.stdout)

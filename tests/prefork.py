@@ -15,7 +15,7 @@ from pathlib import Path
 
 from command import LIMIT, program
 
-_SLOW = ("torch", "torchvision.transforms.v2", "lightning_fabric", "hydra")
+_SLOW = ("torch", "torchvision.transforms.v2", "hydra")
 
 
 def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -101,7 +101,7 @@ def test_a_wrong_option_is_the_command_s_line(options, line, tmp_path):
 def test_nothing_of_the_process_is_changed(outputs):
     code = """
 import os, signal, sys
-import torch, faiss, lightning_fabric
+import torch, faiss
 import ssvit
 before = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
 arguments, state, threads = list(sys.argv), torch.get_rng_state(), torch.get_num_threads()

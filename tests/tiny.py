@@ -18,6 +18,7 @@ from ssvit.data.batch import Batch, named
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.devices import Fabric
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder, LoadTeacher
 from ssvit.models import vit_options
@@ -49,7 +50,7 @@ from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
 from ssvit.randomness import uniform
 from ssvit.schedule import Progress, Schedule
-from ssvit.training import loop, runtime
+from ssvit.training import launch, loop
 from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
@@ -320,25 +321,25 @@ def not_finite(result: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def train(
     folder: Path, *, data=None, workers=0, dropout=0.0, objective=None, evaluators=None, facts=None, strategy="auto",
-    double=False, timeout=runtime.TIMEOUT, **recipe,
+    double=False, timeout=600.0, **recipe,
 ) -> tuple[bool, Objective]:  # fmt: skip
     """Run the loop in `folder` like the command, and return its result and the trained objective."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = Recipe(**{**RECIPE, **recipe})
-    fabric = runtime.start(numbers, accelerator="cpu", strategy=strategy, timeout=timeout)
+    processes = launch.start(numbers, Fabric(accelerator="cpu", strategy=strategy, timeout=timeout))
     objective = objective or model(dropout)
     if double:
         objective.double()
     loader = Loader(
         source=labelled() if isinstance(objective, Classify) else source(data), transform=transform(objective),
-        seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=fabric.global_rank,
-        world=fabric.world_size, workers=workers, records=True,
+        seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=processes.rank,
+        world=processes.world, workers=workers, records=True,
     )  # fmt: skip
     options = tensorboard_options.TensorBoard()
     board = TensorBoard(options, folder=folder, name=folder.name, hyperparameters={"steps": numbers.steps})
     worked = loop.train(
-        fabric,
+        processes,
         objective,
         loader,
         numbers,
@@ -353,10 +354,10 @@ def train(
 def state(objective: Objective, *, strategy: str = "auto", **options) -> tuple[State, Loader]:
     """A training state of the objective, and batches for it."""
     recipe = Recipe(**{**RECIPE, **options})
-    fabric = runtime.start(recipe, accelerator="cpu", strategy=strategy)
+    processes = launch.start(recipe, Fabric(accelerator="cpu", strategy=strategy))
     source = labelled() if isinstance(objective, Classify) else Memory(pictures())
     size = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate}
-    return State(fabric, objective, recipe), Loader(source=source, transform=transform(objective), seed=0, **size)
+    return State(processes, objective, recipe), Loader(source=source, transform=transform(objective), seed=0, **size)
 
 
 class Table(torch.nn.Module):

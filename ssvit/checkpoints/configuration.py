@@ -22,7 +22,7 @@ from ssvit.options import UserError
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
 # records them (fingerprint of the images, precision, initial weights of a fine-tuning).
 FREE = (
-    "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "data.root",
+    "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "figures", "data.root",
     "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
     "recipe.accumulate", "recipe.best", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
     "probe", "probing", "command", "logger", "target.checkpoint", "preset", "origins",

@@ -107,9 +107,9 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
         Run(case.options).check()
 
     from ssvit.kernels.latency import latencies, paths, table
-    from ssvit.training import runtime
+    from ssvit.training import launch
 
-    device = runtime.start(options.recipe, **sizes[0].options.fabric.values()).device
+    device = launch.start(options.recipe, sizes[0].options.fabric).device
     rows = [
         row
         for encoder in (case.options.encoder.build() for case in sizes)

@@ -26,7 +26,7 @@ def run(config: Config) -> None:
     session = Session(config, Path(options.outputs), stage=PRETRAIN)
     with runtime.together():
         recipe, _, objective, loader = session.build(config)
-        cost = measure(session.fabric, objective, loader, recipe)
+        cost = measure(session.processes, objective, loader, recipe)
     print(json.dumps(cost))
 
 

@@ -63,16 +63,16 @@ def run(config: Config) -> Path | None:
     from ssvit.evaluation.report import comparison, frozen, page
     from ssvit.evaluation.report.figures import figures
     from ssvit.evaluation.report.scores import score
-    from ssvit.training import runtime
+    from ssvit.training import launch
     from ssvit.training.recipe import Recipe
 
     probes = {name: config.build(f"probes.{name}") for name in options.chosen}
     data = frozen.images(config, probes)
     encoders = frozen.encoders_of(config, data, checkpoint, readings, others)
-    splits = runtime.in_all_processes(
+    splits = launch.in_all_processes(
         Recipe(precision="32-true"),  # the encoders have a precision of their own
         options.fabric,
-        lambda fabric: frozen.features_of_probes(options, encoders, probes, fabric),
+        lambda processes: frozen.features_of_probes(options, encoders, probes, processes.device),
     )
     if splits is None:
         return None
@@ -100,7 +100,7 @@ def run(config: Config) -> Path | None:
             metadata=metadata,
             scores=scores,
             readings=feature_sets,
-            figures=figures(splits, scores, standings),
+            figures={} if options.figures == "none" else figures(splits, scores, standings),
             summary=summary,
             standings=standings,
             conclusion=conclusion,

@@ -473,6 +473,7 @@ Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
 Parts = Annotated[Mapping[str, Part], BeforeValidator(_without_null)]
 """Options of several parts by name; parts that are null are removed."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
+Figures = Literal["end", "each", "none"]  # when figures are drawn
 Size = Annotated[
     int | Sequence[int], AfterValidator(_pair), Expect("a whole number of pixels, 1 or more, or [height, width]")
 ]

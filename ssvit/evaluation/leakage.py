@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from scipy.stats import beta
+from scipy.special import betaincinv
 from torch import Tensor
 
 from ssvit.data.fingerprints import CONTENT, fingerprints
@@ -116,7 +116,7 @@ def overlap(
         bits = int(_PART * np.quantile(second, _TYPICAL, method="lower"))
         similar = (first <= bits) & ~np.isin(contents[nearest], of_train) & (bits > 0)
         wrong = int((second <= bits).sum())
-        false_matches = float(beta.ppf(_CONFIDENCE, wrong + 1, len(second) - wrong)) if wrong < len(second) else 1.0
+        false_matches = float(betaincinv(wrong + 1, len(second) - wrong, _CONFIDENCE)) if wrong < len(second) else 1.0
     is_recorded = np.isin(of_train, contents)
     similar[[pair.test for pair in pairs if is_recorded[pair.train]]] = True
     similar &= ~identical

@@ -86,11 +86,11 @@ def last_rise(steps: Sequence[int], values: Sequence[float]) -> int | None:
     Returns:
         The step; None if the second half has fewer than five points.
     """
-    from scipy import stats
-
     half = values[len(values) // 2 :]
     if len(half) < _POINTS:
         return None
+    from scipy import stats
+
     if stats.kendalltau(range(len(half)), half, alternative="greater").pvalue < _RISES:
         return steps[-1]
     reached = statistics.fmean(half) - statistics.stdev(half)

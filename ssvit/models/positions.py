@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 # Arguments of torch's `interpolate` by the choices of `vit_options.RESIZE`; "paper" matches scipy's zoom of order 1,
 # which the authors use.
@@ -50,6 +49,10 @@ class Positions(nn.Module):
 
     def covers(self, grid: Grid) -> bool:
         """Return whether a grid is the module's grid; symbolic sizes of an exported graph never are."""
+        if not torch.compiler.is_compiling():
+            return grid == self.grid
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+
         return all(statically_known_true(a == b) for a, b in zip(grid, self.grid, strict=True))
 
     def resampled(self, grid: Grid, how: str) -> dict[str, Tensor]:

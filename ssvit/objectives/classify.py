@@ -6,14 +6,14 @@ Letters: b images, c channels, d width, k classes.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.transforms import v2
 
+from ssvit import private
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import is_multi_label
 from ssvit.models import lora
@@ -149,9 +149,13 @@ class Classify(Objective):
         self.register_buffer("class_weights", weights, persistent=False)
         self.head = self._head()
         self.distilled_head = None if encoder.distillation_token is None else self._head()
-        transforms = [(v2.MixUp, options.mixup), (v2.CutMix, options.cutmix)]
-        mixing = [transform(alpha=alpha, num_classes=len(self.classes)) for transform, alpha in transforms if alpha]
-        self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0] if mixing else None
+        self.mixing: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        if options.mixup or options.cutmix:
+            from torchvision.transforms import v2
+
+            transforms = [(v2.MixUp, options.mixup), (v2.CutMix, options.cutmix)]
+            mixing = [transform(alpha=alpha, num_classes=len(self.classes)) for transform, alpha in transforms if alpha]
+            self.mixing = v2.RandomChoice(mixing) if len(mixing) == 2 else mixing[0]
         lora.restrict(encoder, options.trained, options.lora)
 
     def references(self) -> Iterable[nn.Module]:
@@ -263,7 +267,7 @@ class Classify(Objective):
         return loss / len(logits)
 
     # Excluded from the compiled graph, which would be recompiled for the mixing ratio of each step.
-    @torch.compiler.disable
+    @private.excluded_from_graphs
     def _mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mix each image with another one: images in [0, 1] (b, c, h, w) and labels as shares of the classes (b, k).
 

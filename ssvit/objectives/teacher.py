@@ -5,7 +5,6 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 Student = TypeVar("Student", bound=nn.Module)
 
@@ -58,4 +57,11 @@ def approach(weights: list[Tensor], others: list[Tensor], rate: Tensor) -> None:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the shard of a tensor on this rank, without a copy, or the tensor itself if it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    to_local = getattr(tensor, "to_local", None)  # of a DTensor, whose module takes a second to import
+    return tensor if to_local is None else to_local()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor in every process. All processes must call this function."""
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()

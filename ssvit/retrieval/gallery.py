@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2.functional import resize
 
 from ssvit import atomic_io
 from ssvit.data.sources.base import Unreadable
@@ -58,8 +57,8 @@ def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int
         contents = [*map(pictures.source.content, range(len(pictures.names)))]
         changed = {name: row for row, name in enumerate(pictures.names) if stored.get(name) != contents[row]}
         for rows, features in describe(pictures, [*changed.values()]):
-            columns = (pictures.names, pictures.classes, contents)
-            names, classes, checksums = ([column[row] for row in rows] for column in columns)
+            names, checksums = ([column[row] for row in rows] for column in (pictures.names, contents))
+            classes = [pictures.classes[row] for row in rows]
             replaced += len(stored.keys() & names)
             store.add(names, classes, features, contents=checksums)
     if all(store.row_of.keys().isdisjoint(pictures.names) for pictures in sets):
@@ -260,6 +259,7 @@ def sheet(records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], d
         load: Opens a picture by its name, or raises Unreadable.
         display: Converts pictures to RGB.
     """
+    from torchvision.transforms.v2.functional import resize
 
     def small(record: Mapping[str, Any]) -> Tensor:
         try:

@@ -129,8 +129,8 @@ class Store:
         if removed := self.row_of.keys() & part["removed"]:
             rows = [row for row, name in enumerate(self.names) if name not in removed]
             self._parts = [self.features[rows]]
-            columns = (self.names, self.classes, self.contents)
-            self.names, self.classes, self.contents = ([column[row] for row in rows] for column in columns)
+            self.names, self.contents = ([column[row] for row in rows] for column in (self.names, self.contents))
+            self.classes = [self.classes[row] for row in rows]
             self.row_of = {name: row for row, name in enumerate(self.names)}
         self.row_of |= {name: row for row, name in enumerate(part["names"], start=len(self))}
         self.names += part["names"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from lightning_fabric import Fabric
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -28,6 +27,7 @@ from ssvit.training import runtime
 from ssvit.training.estimate import few
 from ssvit.training.loop import update
 from ssvit.training.recipe import Recipe
+from ssvit.training.runtime import Processes
 from ssvit.training.session import Session
 from ssvit.training.state import State
 
@@ -114,16 +114,16 @@ class Steps:
     """Run training steps on the same images; each call is one update and returns its number of images.
 
     Args:
-        fabric: The processes and devices.
+        processes: The processes.
         objective: The objective, which is trained.
         recipe: The hyperparameters.
         images: The batch of each step.
     """
 
-    def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe, images: Batch) -> None:
+    def __init__(self, processes: Processes, objective: Objective, recipe: Recipe, images: Batch) -> None:
         self.recipe = recipe.changed(steps=1_000_000, warmup=0, decay="constant")
-        self.state = State(fabric, objective, self.recipe)
-        images = images.to(fabric.device)
+        self.state = State(processes, objective, self.recipe)
+        images = images.to(processes.device)
         slots = (torch.arange(first, first + len(images.slots)) for first in itertools.count(step=len(images.slots)))
         self.batches = (images._replace(slots=step_slots) for step_slots in slots)
         self.step = 0
@@ -153,7 +153,7 @@ def measure_steps(steps: Mapping[str, Steps], *, gflop: float, rounds: int, refe
         The rate of each step with its share of the peak, and the peak in GFLOP per second.
     """
     state = next(iter(steps.values())).state
-    device = state.fabric.device
+    device = state.processes.device
     dtype = torch.bfloat16 if runtime.precision(state.recipe, device) == "bf16-mixed" else torch.float32
     side = _SIDE[device.type]
     matrix = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
@@ -178,13 +178,13 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     torch.compiler.reset()  # a new batch size would otherwise compile a dynamic shape
     session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
     recipe, _, objective, loader = session.build(config)
-    device = session.fabric.device
+    device = session.processes.device
     case = f"step, {recipe.batch_size} images, {runtime.precision(recipe, device)}"
     gflop = recipe.passes * gflop_of_image(objective, loader)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     try:
-        steps = Steps(session.fabric, objective, recipe, next(loader.batches(0, 1)))
+        steps = Steps(session.processes, objective, recipe, next(loader.batches(0, 1)))
         steps.state.prepare(loader)
         step, peak = measure_steps({case: steps}, gflop=gflop, rounds=rounds)
     except torch.OutOfMemoryError:
@@ -215,11 +215,11 @@ def table(title: str, rates: Sequence[Rate]) -> str:
     return "\n".join([title, *(f"  {line}".rstrip() for line in aligned(list(zip(*shown, strict=True))))])
 
 
-def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe) -> dict[str, float | str]:
+def measure(processes: Processes, objective: Objective, loader: Loader, recipe: Recipe) -> dict[str, float | str]:
     """Measure the cost of an update in several rounds of steps. Nothing is saved.
 
     Args:
-        fabric: A Fabric with a single process.
+        processes: A single process.
         objective: The objective, which is trained.
         loader: The training batches.
         recipe: The hyperparameters.
@@ -232,7 +232,7 @@ def measure(fabric: Fabric, objective: Objective, loader: Loader, recipe: Recipe
         flops: Floating-point operations of the forward and backward passes and of Muon's matrix products.
         backend: The implementation of the layers, as in `recipe.backend`.
     """
-    state = State(fabric, objective, recipe)
+    state = State(processes, objective, recipe)
     began = time.process_time()
     state.prepare(loader)
     preparation = time.process_time() - began
@@ -264,7 +264,7 @@ def _flops_of_update(state: State) -> int:
     for weight in state.objective.parameters():
         weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
     with FlopCounterMode(display=False) as counter:
-        state.optimize(torch.zeros((), dtype=torch.bool, device=state.fabric.device))
+        state.optimize(torch.zeros((), dtype=torch.bool, device=state.processes.device))
     return counter.get_total_flops()
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 from tqdm import tqdm
 
@@ -18,7 +17,6 @@ from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import COST, Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import local
-from ssvit.training import sharding
 from ssvit.training.state import State
 
 _SECONDS = 1.0  # maximum duration of the timed step
@@ -69,15 +67,15 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) 
         loader: The training batches.
         evaluators: Evaluators by name.
     """
-    fabric, objective, recipe = state.fabric, state.objective, state.recipe
+    processes, objective, recipe = state.processes, state.objective, state.recipe
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     held = _bytes([*objective.parameters(), *objective.buffers()])
     gradients = _bytes(trained)
-    micro = recipe.batch_size // (recipe.accumulate * fabric.world_size)
-    timed = fabric.world_size == 1 and recipe.backend != "compile"
+    micro = recipe.batch_size // (recipe.accumulate * processes.world)
+    timed = processes.world == 1 and recipe.backend != "compile"
     images, seconds, update, activations = 0, 0.0, 0.0, 0
-    if not sharding.is_sharded(fabric):
-        with _restored(objective, fabric):
+    if not processes.is_sharded:
+        with _restored(objective, processes.device):
             few = min(_FIRST, micro)
             for _ in range(2):  # the first step is slower, since it initialises libraries
                 seconds, _ = _step(state, loader, few, backward=timed)
@@ -111,10 +109,10 @@ def few(loader: Loader, images: int) -> Batch:
 
 def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:
     """Return the seconds of the passes of a batch, and the bytes that the forward pass keeps for the backward pass."""
-    fabric, objective = state.fabric, state.objective
-    batch = few(loader, images).to(fabric.device)
+    processes, objective = state.processes, state.objective
+    batch = few(loader, images).to(processes.device)
     began = time.perf_counter()
-    noise = fabric.to_device(objective.sample(batch.slots, seed=state.recipe.seed))
+    noise = objective.sample(batch.slots, seed=state.recipe.seed)
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -122,7 +120,7 @@ def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with fabric.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with processes.computing(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = objective(batch, noise, state.schedule(0))["loss"]
     for tensor in (*objective.parameters(), *objective.buffers(), *batch.views.values()):
         kept.pop(tensor.untyped_storage().data_ptr(), None)
@@ -135,7 +133,7 @@ def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple
 def _update(state: State) -> float:
     """Return the seconds of an optimiser update that is skipped and changes nothing."""
     began = time.perf_counter()
-    state.optimize(torch.zeros((), dtype=torch.bool, device=state.fabric.device))
+    state.optimize(torch.zeros((), dtype=torch.bool, device=state.processes.device))
     return time.perf_counter() - began
 
 
@@ -148,10 +146,10 @@ def _moments(state: State) -> int:
 
 
 @contextmanager
-def _restored(objective: Objective, fabric: Fabric) -> Iterator[None]:
+def _restored(objective: Objective, device: torch.device) -> Iterator[None]:
     """Restore buffers, gradients and random states after the block."""
     buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
-    devices = [fabric.device] if fabric.device.type == "cuda" else []
+    devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
     with torch.no_grad():

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
+from ssvit.config.declaration import Figures
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
@@ -32,6 +32,7 @@ from ssvit.training import best, runtime
 from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import MetricsLog, Numbers, Readings
 from ssvit.training.recipe import Recipe
+from ssvit.training.runtime import Processes
 from ssvit.training.state import State
 
 
@@ -102,7 +103,7 @@ class Stop:
 
 @runtime.together()
 def train(
-    fabric: Fabric,
+    processes: Processes,
     objective: Objective,
     loader: Loader,
     recipe: Recipe,
@@ -111,11 +112,12 @@ def train(
     evaluators: Mapping[str, Evaluator],
     run_identity: Mapping[str, object],
     loggers: Sequence[Logger] = (),
+    figures: Figures = "end",
 ) -> bool:
     """Train an objective in a run folder until `recipe.steps` updates are complete, from its newest checkpoint if any.
 
     Args:
-        fabric: The processes and devices.
+        processes: The processes.
         objective: The objective with its initial weights.
         loader: The training batches.
         recipe: The hyperparameters.
@@ -123,6 +125,7 @@ def train(
         evaluators: Evaluators and probes by name.
         run_identity: Entries of each checkpoint's manifest that a continuation must match.
         loggers: Destinations of metrics in addition to metrics.jsonl, used by the main process only.
+        figures: When figures are drawn.
 
     Returns:
         Whether the run was trained; False if it had already finished.
@@ -132,16 +135,16 @@ def train(
         UserError: The run cannot continue, for example with another identity or out of memory.
         PeerGone: Another process of the run has ended or does not respond.
     """
-    report = print_lines if fabric.is_global_zero else lambda text: None
-    state = State(fabric, objective, recipe)
+    report = print_lines if processes.is_main else lambda text: None
+    state = State(processes, objective, recipe)
     first = state.restore(folder, run_identity, report)
-    history = [row for row in rows(folder) if row["step"] <= first] if first and fabric.is_global_zero else []
+    history = [row for row in rows(folder) if row["step"] <= first] if first and processes.is_main else []
     # A checkpoint without a row of evaluation (a row without a loss) means that the evaluation was interrupted.
     evaluated = any(row["step"] == first and "train/loss" not in row for row in history)
-    due = bool(first and fabric.is_global_zero and _due(evaluators, recipe, first))
-    pending = runtime.any_process(fabric, due and not evaluated)
+    due = bool(first and processes.is_main and _due(evaluators, recipe, first))
+    pending = processes.any_process(due and not evaluated)
     finished = first == recipe.steps and not pending
-    if fabric.is_global_zero:  # finish the work of an interrupted run
+    if processes.is_main:  # finish the work of an interrupted run
         if finished:
             storage.merge(Checkpoint.open(folder))
         top = best.find(history, recipe)
@@ -153,15 +156,15 @@ def train(
     weights = sum(parameter.numel() for parameter in objective.encoder.parameters())
     report(
         f"{folder}: {f'continues after step {first}' if first else 'starts'}; encoder with {weights / 1e6:.2f} million "
-        f"weights, {len(loader.source)} images, {fabric.world_size} x {fabric.device.type}, {recipe.backend}"
+        f"weights, {len(loader.source)} images, {processes.world} x {processes.device.type}, {recipe.backend}"
     )
-    log = MetricsLog(folder, recipe, first_step=first, is_main=fabric.is_global_zero, loggers=loggers)
+    log = MetricsLog(folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures)
     readings = Readings(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
         if first == 0 and (line := state.prepare(loader)):
             log.print_line(line)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)
-        if fabric.world_size == 1:  # multiple processes agree on the last step instead
+        if processes.world == 1:  # multiple processes agree on the last step instead
             batches = stop.interrupting(batches)
         for complete in range(first + (first > 0 and not pending), recipe.steps + 1):
             step, stopping = complete - 1, False
@@ -177,12 +180,12 @@ def train(
                     raise Stopped(stop.signum, step) from None
                 except torch.OutOfMemoryError:
                     raise UserError(
-                        f"recipe.accumulate={recipe.accumulate}: {fabric.device} is out of memory; a larger value "
+                        f"recipe.accumulate={recipe.accumulate}: {processes.device} is out of memory; a larger value "
                         "divides the batch into smaller micro-batches"
                     ) from None
                 due = bool(_due(evaluators, recipe, complete)) or recipe.due(complete, recipe.log_every)
                 stopping = readings.read(every=due or recipe.due(complete, recipe.save_every))
-                if fabric.world_size == 1:
+                if processes.world == 1:
                     stopping = bool(stop.signum)
                 if stopping:
                     readings.read(every=True)
@@ -198,7 +201,7 @@ def train(
                 if saves:
                     shown = loader.take_fingerprints()
                     state.save(folder, complete, run_identity, shown=shown, wait=stopping or is_best)
-                if is_best and fabric.is_global_zero:
+                if is_best and processes.is_main:
                     best.keep(folder, complete)
             if stopping and not ended:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
@@ -217,7 +220,7 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
     Returns:
         The metrics of the update, on the device.
     """
-    fabric, recipe, scheduled = state.fabric, state.recipe, state.schedule(step)
+    processes, recipe, scheduled = state.processes, state.recipe, state.schedule(step)
     if recipe.sam:
         micro_batches = [next(batches) for _ in range(recipe.accumulate)]
         logged, outputs = accumulate(state, iter(micro_batches), step, scheduled)
@@ -225,10 +228,10 @@ def update(state: State, batches: Iterator[Batch], step: int, stop: Stop | None 
             accumulate(state, iter(micro_batches), step, scheduled)
     else:
         logged, outputs = accumulate(state, batches, step, scheduled)
-    norm = runtime.clip(fabric, state.model, state.optimizer, recipe.clip)
+    norm = runtime.clip(state.optimizer, recipe.clip)
     values = [*logged.values(), norm.double(), torch.full_like(norm, stop.signum if stop else 0, dtype=torch.float64)]
     # All processes decide from the same numbers: the mean is not finite if the loss of any process is not.
-    numbers = Numbers(tuple(logged), runtime.mean(fabric, torch.stack(values)))
+    numbers = Numbers(tuple(logged), processes.mean(torch.stack(values)))
     state.apply(outputs, scheduled, numbers.applied)
     return numbers
 
@@ -247,17 +250,18 @@ def accumulate(
     Returns:
         The means over micro-batches of the objective's scalars, to be logged, and of its tensors, for `after_step`.
     """
-    fabric, recipe = state.fabric, state.recipe
+    processes, recipe = state.processes, state.recipe
     logged: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     for micro in range(recipe.accumulate):
-        batch = next(batches).to(fabric.device)._replace(seed=recipe.seed)
+        batch = next(batches).to(processes.device)._replace(seed=recipe.seed)
         # Dropout samples from torch's global generator, which is seeded by the step for reproducibility.
-        torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {fabric.global_rank}"))
-        noise = fabric.to_device(state.sample(batch.slots, seed=recipe.seed))
-        with fabric.no_backward_sync(state.model, enabled=micro + 1 < recipe.accumulate):
-            result = state.model(batch, noise, scheduled)
-            fabric.backward(result["loss"] / recipe.accumulate)
+        torch.manual_seed(key(recipe.seed, f"dropout {step} {micro} {processes.rank}"))
+        noise = state.sample(batch.slots, seed=recipe.seed)
+        with processes.accumulating(state.model, more=micro + 1 < recipe.accumulate):
+            with processes.computing():
+                result = state.model(batch, noise, scheduled)
+            (result["loss"] / recipe.accumulate).backward()
         for name, value in result.items():
             means, part = (logged, value.detach().double()) if value.ndim == 0 else (outputs, value.detach())
             means[name] = means.get(name, 0.0) + part / recipe.accumulate
@@ -305,15 +309,15 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
         if ended and top is not None and top.is_noise:
             atomic_io.remove(log.folder / best.NAME)
         is_best = top is not None and top.step == step and not (ended and top.is_noise)
-        is_best = runtime.any_process(state.fabric, is_best)
+        is_best = state.processes.any_process(is_best)
         log.record(step, row)
         if log.is_main:
             _report(log, step, evaluations, ended=ended)
         if log.is_main and ended:
             if top is not None and top.step < step:
                 log.print_line(top.conclusion(log.folder))
-            if figures := sorted(path.name for path in log.folder.glob("*.png")):
-                log.print_line(f"figures in {log.folder}: {', '.join(figures)}")
+            if drawn := sorted(path.name for path in log.folder.glob("*.png")):
+                log.print_line(f"figures in {log.folder}: {', '.join(drawn)}")
     return is_best
 
 
@@ -322,8 +326,9 @@ def _report(log: MetricsLog, step: int, evaluations: Mapping[str, Evaluation], *
     for name, evaluation in evaluations.items():
         for line in evaluation.warnings:
             log.print_line(f"step {step}, {name.replace('_', '-')}: {line}")
-        for title, figure in evaluation.figures.items():
-            log.show(step, title, figure)
+        if log.figures == "each" or (ended and log.figures == "end"):
+            for title, figure in evaluation.figures.items():
+                log.show(step, title, figure)
         for line in evaluation.lines if ended else ():
             log.print_line(f"{name.replace('_', '-')}: {line}")
         for file, text in evaluation.tables.items() if ended else ():

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
+from ssvit.config.declaration import Figures
 from ssvit.data.loader import Loader
 from ssvit.figures.base import Figure
 from ssvit.options import UserError, printable
@@ -45,11 +46,20 @@ class MetricsLog:
         first_step: Number of complete steps.
         is_main: Whether this is the main process; logs of all other processes have no output.
         loggers: Loggers in addition to metrics.jsonl.
+        figures: When figures are drawn.
     """
 
     def __init__(
-        self, folder: Path, recipe: Recipe, *, first_step: int, is_main: bool = True, loggers: Sequence[Logger] = ()
+        self,
+        folder: Path,
+        recipe: Recipe,
+        *,
+        first_step: int,
+        is_main: bool = True,
+        loggers: Sequence[Logger] = (),
+        figures: Figures = "end",
     ) -> None:
+        self.figures = figures
         self.folder, self.recipe, self.is_main, self.loggers = folder, recipe, is_main, loggers
         self.history: list[dict[str, float | None]] = []
         self._since, self._since_step, self._waited = time.perf_counter(), first_step, 0.0

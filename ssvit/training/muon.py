@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ssvit import private
 from ssvit.models.block import Block
 from ssvit.objectives.teacher import local
+from ssvit.training.sharding import part
 
 # Each iteration computes a x + b x^3 + c x^5. Four of them map the singular values from 0.003 to 1 times the Frobenius
 # norm to 0.78 to 1.22; five equal iterations of Jordan et al. map them to 0.68 to 1.20. Each polynomial minimises the
@@ -113,7 +114,7 @@ class Muon(torch.optim.AdamW):
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["matrices"]]
         try:
-            super().step()
+            private.step(self, torch.optim.AdamW.step)
         finally:
             self.param_groups = groups
         by_shape: dict[tuple[int, int], list[_Part]] = {}
@@ -147,9 +148,11 @@ class Muon(torch.optim.AdamW):
             before.copy_(after if applied is None else torch.where(applied, after, before))
 
 
-def _unpacked(part: Tensor, weight: Tensor, count: int) -> Tensor:
+def _unpacked(part: Tensor, weight: Any, count: int) -> Tensor:
     """Gather a shard of a tensor like `weight`, and unpack its matrices (count, r, c), transposed so that r <= c."""
-    if isinstance(weight, DTensor):
+    if hasattr(weight, "device_mesh"):
+        from torch.distributed.tensor import DTensor
+
         layout = weight.device_mesh, weight.placements
         part = DTensor.from_local(part, *layout, shape=weight.shape, stride=weight.stride()).full_tensor()
     matrices = part.unflatten(0, (count, -1))
@@ -159,6 +162,4 @@ def _unpacked(part: Tensor, weight: Tensor, count: int) -> Tensor:
 def _packed(matrices: Tensor, weight: Tensor) -> Tensor:
     """Pack matrices (count, r, c) as `weight` is, and return this process's shard."""
     whole = (matrices if matrices.shape[2] == weight.shape[1] else matrices.mT).flatten(0, 1)
-    if isinstance(weight, DTensor):  # all processes have computed the full matrix; each takes its shard
-        return distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
-    return whole
+    return part(whole, weight)

@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Le, MinLen
 from pydantic import Field
 
-from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Positive, Run, Runs, Whole
+from ssvit.config.declaration import (
+    Count,
+    Figures,
+    Name,
+    NotNegative,
+    Options,
+    Part,
+    Parts,
+    Positive,
+    Run,
+    Runs,
+    Whole,
+)
 from ssvit.data.sources.base_options import Subset
 from ssvit.devices import Fabric
 from ssvit.evaluation.panels.online_options import Probing
@@ -61,6 +73,8 @@ class Training(RunOptions):
     """The hyperparameters of the optimisation."""
     target: Part = None
     """Prediction target of a patch, if the objective has one."""
+    figures: Figures = "end"
+    """When figures are drawn: at the end of the run, after each evaluation, or none."""
 
     def check(self, run: Run) -> None:
         """Check that a checkpoint can store the class of the encoder by name."""

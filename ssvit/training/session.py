@@ -24,7 +24,7 @@ from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
-from ssvit.training import loop, runtime
+from ssvit.training import launch, loop, runtime
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.options import Pretrain, Training
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
         self.folder, self.stage = folder, stage
-        self.fabric = runtime.start(config.options.recipe, **config.options.fabric.values())
+        self.processes = launch.start(config.options.recipe, config.options.fabric)
         with runtime.together():
             self._data: Data = config.build("data.source")
         if self._data.summary and is_main_process():
@@ -60,7 +60,7 @@ class Session:
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
                 folder.open(Configuration.of_run(config), overwrite=config.options.overwrite)
-            self.fabric.barrier()  # no process may look for checkpoints while rank 0 clears the folder
+            self.processes.barrier()  # no process may look for checkpoints while rank 0 clears the folder
             self.train(config, folder.path)
         return rows(folder.path)
 
@@ -68,7 +68,7 @@ class Session:
     def preview(self, config: Config) -> None:
         """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
         recipe, data, objective, loader = self.build(config)
-        state = State(self.fabric, objective, recipe)
+        state = State(self.processes, objective, recipe)
         line = estimate(state, loader, _all_evaluators(config, data)).line
         parameters = {
             "encoder": objective.encoder.parameters(),
@@ -82,7 +82,7 @@ class Session:
                 f"parameters: {', '.join(sizes)}",
                 f"images: {len(data.train)} for training, {len(data.watched)} held out",
                 f"steps: {recipe.steps} of {recipe.batch_size} images, {epochs:.1f} epochs",
-                f"devices: {self.fabric.world_size} x {self.fabric.device.type}",
+                f"devices: {self.processes.world} x {self.processes.device.type}",
                 line,
             )
 
@@ -93,11 +93,11 @@ class Session:
         evaluators = _all_evaluators(config, data)
         images = config.options.data
         recorded = False
-        if self.fabric.is_global_zero:
+        if self.processes.is_main:
             encoder = config.options.encoder
             initial = encoder.checkpoint().run_folder if hasattr(encoder, "path") else None
             recorded = fingerprints.start(folder, len(loader.source) if loader.records else 0, initial)
-        if runtime.any_process(self.fabric, recorded) and self.stage == FINETUNE:
+        if self.processes.any_process(recorded) and self.stage == FINETUNE:
             for evaluator in evaluators.values():
                 evaluator.run_folder = folder
         run_identity = objective.metadata | {
@@ -109,22 +109,23 @@ class Session:
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **{name: value for name in ("range", "background") if (value := getattr(images.source, name, None))},
             "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},
-            "precision": runtime.precision(recipe, self.fabric.device),
+            "precision": self.processes.precision,
         }
         loop.train(
-            self.fabric,
+            self.processes,
             objective,
             loader,
             recipe,
             folder,
             evaluators=evaluators,
             run_identity=run_identity,
-            loggers=self._loggers(config, folder) if self.fabric.is_global_zero else (),
+            loggers=self._loggers(config, folder) if self.processes.is_main else (),
+            figures=config.options.figures,
         )
 
     def end(self) -> None:
         """End the communication between the processes, each of which continues independently."""
-        runtime.part()
+        launch.part()
 
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
@@ -160,7 +161,7 @@ class Session:
         objective = config.build("objective", **objects)
         if continuation is not None:
             objective = config.build("continuation", objective=objective)
-        backend, reason = runtime.backend(self.fabric, recipe, objective.encoder)
+        backend, reason = runtime.backend(self.processes.device, self.processes.world, recipe, objective.encoder)
         if recipe.backend == "auto" and is_main_process():
             print_lines(f"recipe.backend=auto: {backend} ({reason})")
         recipe = recipe.changed(backend=backend)
@@ -171,12 +172,12 @@ class Session:
             batch_size=recipe.batch_size,
             accumulate=recipe.accumulate,
             repeats=recipe.repeats,
-            rank=self.fabric.global_rank,
-            world=self.fabric.world_size,
+            rank=self.processes.rank,
+            world=self.processes.world,
             order=getattr(images, "order", PERMUTATION),
             workers=options.workers,
             timeout=options.loader_timeout,
-            device=self.fabric.device,
+            device=self.processes.device,
             records=self.stage == PRETRAIN,
         )
         return recipe, data, objective, loader

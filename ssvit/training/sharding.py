@@ -6,59 +6,52 @@ The weights of a layer are gathered only while the layer computes. The weights a
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from ssvit.models.block import Block
 from ssvit.objectives.base import Objective
+from ssvit.objectives.teacher import whole
 
 
-def is_sharded(fabric: Fabric) -> bool:
-    """Return whether the strategy shards the model."""
-    return isinstance(fabric.strategy, ModelParallelStrategy)
-
-
-def strategy(*, half: bool) -> ModelParallelStrategy:
-    """Return Fabric's strategy for a sharded model. Buffers are not sharded and keep their data type.
+def shard(objective: Objective, device: torch.device, processes: int, *, half: bool, compiles: bool) -> Objective:
+    """Shard an objective in place and return it. Buffers are not sharded and keep their data type.
 
     Args:
+        objective: The objective.
+        device: The device of this process.
+        processes: Number of processes.
         half: Whether layers compute in bfloat16; gradients are always reduced in float32.
+        compiles: Whether to compile each layer. The graphs exclude the hooks that gather the weights of a layer: torch
+            2.11 fails to compile these on a GPU.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if half:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-
-    def shard(objective: nn.Module, nodes: DeviceMesh) -> nn.Module:
-        mesh = init_device_mesh(nodes.device_type, (nodes.size(),))
-        layers = [part for part in objective.modules() if isinstance(part, Block)]
-        for unit in (*layers, objective):
-            sharded = fully_shard(unit, mesh=mesh, mp_policy=policy)
-            # gloo returns the sum when the mean is requested (torch's issue 162338).
-            sharded.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
-        return objective
-
-    return ModelParallelStrategy(shard)
+    mesh = init_device_mesh(device.type, (processes,))
+    layers = [part for part in objective.modules() if isinstance(part, Block)]
+    for layer in layers if compiles else ():
+        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+    for unit in (*layers, objective):
+        sharded = fully_shard(unit, mesh=mesh, mp_policy=policy)
+        # gloo returns the sum when the mean is requested (torch's issue 162338).
+        sharded.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
+    return objective
 
 
-def compile_layers(objective: Objective) -> None:
-    """Compile each layer, in place, before the model is sharded.
+def part(full: Tensor, like: Any) -> Tensor:
+    """Return this process's shard of a full tensor, sharded like another one; the tensor itself without shards."""
+    if not hasattr(like, "device_mesh"):
+        return full
+    from torch.distributed.tensor import distribute_tensor
 
-    The graphs exclude the hooks that gather the weights of a layer: torch 2.11 fails to compile these on a GPU.
-    """
-    for part in objective.modules():
-        if isinstance(part, Block):
-            part.forward = torch.compile(part.forward)  # type: ignore[method-assign]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor in every process. All processes must call this function."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    # All processes have the full tensor; each takes its shard.
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 class Twin:

@@ -13,20 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.state_dict import (
-    OptimizerStateType,
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ssvit import private
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
@@ -42,6 +33,7 @@ from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe
+from ssvit.training.runtime import Processes
 
 _UNRECORDED = ("images", "contents")  # entries of a run's identity that manifests of earlier versions lack
 _DIFFERENCES = {
@@ -49,8 +41,7 @@ _DIFFERENCES = {
     "data": "data: the names, sizes or labels of training images have changed since the run in {folder} started",
     "contents": "data: the contents of training images have changed since the run in {folder} started",
 }  # messages of entries whose values say little
-
-Moments = dict[str, dict[str, Tensor]]  # optimiser state: {parameter: {name: tensor}}
+_ADAM, _MOMENTUM = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # running means of the optimisers
 
 
 class Average:
@@ -114,17 +105,17 @@ class RunningStatistics:
         self._before = [statistic.clone() for statistic in self._now]
 
     @torch.no_grad()
-    def follow(self, fabric: Fabric, applied: Tensor) -> None:
+    def follow(self, processes: Processes, applied: Tensor) -> None:
         """Average the statistics over the processes after the forward passes of an update, or restore them.
 
         Args:
-            fabric: The processes.
+            processes: The processes.
             applied: () bool, whether the update is applied; if not, the statistics are restored.
         """
         # Counts of forward passes include skipped updates and are identical in all processes.
         averaged = [statistic for statistic in self._now if statistic.is_floating_point()]
         if averaged:
-            means = runtime.mean(fabric, torch.cat(averaged))
+            means = processes.mean(torch.cat(averaged))
             torch._foreach_copy_(averaged, means.split([len(statistic) for statistic in averaged]))
         for now, before in zip(self._now, self._before, strict=True):
             if now.is_floating_point():
@@ -144,28 +135,22 @@ class State:
     `model` computes the loss: it is the objective, compiled and sharded according to the recipe and the strategy.
 
     Args:
-        fabric: Lightning Fabric with its processes and devices.
+        processes: The processes.
         objective: The objective with its initial weights.
         recipe: The hyperparameters.
     """
 
-    def __init__(self, fabric: Fabric, objective: Objective, recipe: Recipe) -> None:
-        self.fabric, self.recipe = fabric, recipe
+    def __init__(self, processes: Processes, objective: Objective, recipe: Recipe) -> None:
+        self.processes, self.recipe = processes, recipe
         self.objective = objective.train()  # an encoder loaded from a checkpoint is in eval mode
         accelerate(objective, recipe.backend == "kernels")
         for module in objective.references():
-            accelerate(module.to(fabric.device), recipe.backend == "kernels")
+            accelerate(module.to(processes.device), recipe.backend == "kernels")
             pack(module)
-        self._twin = sharding.Twin(objective, fabric.device) if sharding.is_sharded(fabric) else None
-        compiled: nn.Module = objective
-        self.sample = objective.sample
-        if recipe.backend == "compile":
-            self.sample = torch.compile(objective.sample)
-            if sharding.is_sharded(fabric):
-                sharding.compile_layers(objective)
-            else:
-                compiled = torch.compile(objective)  # type: ignore[assignment]  # a module for a module
-        self.model = runtime.spread(fabric, compiled, recipe)
+        self.sample = torch.compile(objective.sample) if recipe.backend == "compile" else objective.sample
+        self._twin = sharding.Twin(objective, processes.device) if processes.is_sharded else None
+        self.model = processes.spread(objective, recipe)
+        private.without_dynamo()
         # Sharding replaces the parameters, so the optimiser is created after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)
         optimizer: torch.optim.Optimizer
@@ -179,11 +164,11 @@ class State:
                 lr=recipe.lr,
                 betas=(beta1, beta2),
                 momentum=recipe.momentum,
-                dtype=torch.bfloat16 if runtime.precision(recipe, fabric.device) == "bf16-mixed" else None,
+                dtype=torch.bfloat16 if processes.precision == "bf16-mixed" else None,
             )
         else:
             optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(beta1, beta2), fused=True)
-        self.optimizer = cast(_FabricOptimizer, fabric.setup_optimizers(optimizer))
+        self.optimizer = optimizer
         self._saves: ProcessGroup | None = None  # of the checkpoint thread, created by the first save
         self._saving: Callable[[], None] | None = None
         self.average = Average(objective, recipe.ema) if recipe.ema else None
@@ -198,8 +183,8 @@ class State:
         # Global batches, so that the result does not depend on the number of processes.
         batches = replace(loader, rank=0, world=1, accumulate=1).batches(0, sys.maxsize)
         with self.evaluating() as objective, contextlib.closing(batches):
-            line = objective.prepare(batches) if self.fabric.is_global_zero else ""
-        for buffer in self.objective.buffers() if self.fabric.world_size > 1 else ():
+            line = objective.prepare(batches) if self.processes.is_main else ""
+        for buffer in self.objective.buffers() if self.processes.world > 1 else ():
             torch.distributed.broadcast(buffer, 0)
         return line
 
@@ -217,7 +202,7 @@ class State:
             if group["decays"]:
                 group["weight_decay"] = self._weight_decay(Progress(step, self.recipe.steps))
         # `torch.full` creates the value on the device: copying a number from the host would synchronise.
-        as_tensor = partial(torch.full, (), dtype=torch.float64, device=self.fabric.device)
+        as_tensor = partial(torch.full, (), dtype=torch.float64, device=self.processes.device)
         self._values = self.scheduled(step)
         return {name: as_tensor(fill_value=value) for name, value in self._values.items()}
 
@@ -233,7 +218,7 @@ class State:
         The perturbation has norm `recipe.sam`. The gradient at the perturbed weights approximates that of the largest
         loss within this radius (Foret et al. 2021, arXiv 2010.01412).
         """
-        norm = runtime.clip(self.fabric, self.model, self.optimizer, 0)
+        norm = runtime.clip(self.optimizer, 0)
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         moved = [local(weight.detach()) for weight in weights if weight.grad is not None]
         before = [weight.clone() for weight in moved]
@@ -257,16 +242,16 @@ class State:
         self.optimize(applied)
         if self.average is not None:
             self.average.follow(applied)
-        self._statistics.follow(self.fabric, applied)
+        self._statistics.follow(self.processes, applied)
         if type(self.objective).after_step is not Objective.after_step:  # otherwise the means are not needed
-            means = {name: runtime.mean(self.fabric, value) for name, value in outputs.items()}
+            means = {name: self.processes.mean(value) for name, value in outputs.items()}
             self.objective.after_step(means, scheduled, applied)
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def optimize(self, applied: Tensor) -> None:
         """Update the weights from their gradients; the weights are unchanged if `applied`, () bool, is false."""
-        optimizer: Any = self.optimizer.optimizer
+        optimizer: Any = self.optimizer
         if self.recipe.optimizer == "sgd":
             # If the first step is skipped, torch leaves a newly created momentum buffer uninitialised.
             for group in optimizer.param_groups:
@@ -275,15 +260,15 @@ class State:
                         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         self._freeze(optimizer)
         optimizer.found_inf = (~applied).float()  # fused optimisers skip the step if it is 1
-        self.optimizer.step()
+        private.step(self.optimizer, type(self.optimizer).step)
 
     def _freeze(self, optimizer: Any) -> None:
         """Clear the gradients of weights that the objective freezes at this step, so that the optimiser skips them."""
         frozen = [weight for weight in self.objective.frozen(self._values) if weight.grad is not None]
         if self.recipe.optimizer != "sgd" and any(weight not in optimizer.state for weight in frozen):
             # A checkpoint contains the optimiser state of all weights; a skipped step initialises it.
-            optimizer.found_inf = torch.ones((), device=self.fabric.device)
-            self.optimizer.step()
+            optimizer.found_inf = torch.ones((), device=self.processes.device)
+            private.step(self.optimizer, type(self.optimizer).step)
         for weight in frozen:
             weight.grad = None
 
@@ -302,7 +287,7 @@ class State:
             if self._twin is not None:
                 objective = stack.enter_context(self._twin.filled(objective))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(self.fabric.autocast())
+            stack.enter_context(self.processes.computing())
             yield objective.eval().measured()
             objective.train()
 
@@ -329,7 +314,7 @@ class State:
         if recorded:
             self._in_main(lambda: fingerprints.record(folder, recorded))
         states, metadata = self._states(), dict(run_identity)
-        if not sharding.is_sharded(self.fabric):
+        if not self.processes.is_sharded:
             self._in_main(lambda: storage.save(folder, step, states, metadata))
             return
         from ssvit.checkpoints import parts
@@ -351,19 +336,18 @@ class State:
     def _in_main(self, write: Callable[[], object]) -> None:
         """Call `write` on rank 0 while all processes wait; raise CheckpointError in all of them if it fails."""
         failure = ""
-        if self.fabric.is_global_zero:
+        if self.processes.is_main:
             try:
                 write()
             except UserError as error:
                 failure = str(error)
-        if runtime.any_process(self.fabric, bool(failure)):
+        if self.processes.any_process(bool(failure)):
             raise CheckpointError(failure or "rank 0 could not write the checkpoint")
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by kind ("model", "optimizer", "ema") and name, possibly sharded."""
-        weights = cast(dict[str, Tensor], get_model_state_dict(self.objective))
-        optimizer = get_optimizer_state_dict(self.objective, self.optimizer.optimizer)
-        moments = cast(Moments, optimizer.get("state", {}))
+        weights = self.objective.state_dict()
+        moments = {name: self.optimizer.state.get(weight, {}) for name, weight in self.objective.named_parameters()}
         states = {
             "model": weights,
             "optimizer": {f"{name}/{key}": value for name, values in moments.items() for key, value in values.items()},
@@ -371,6 +355,29 @@ class State:
         if self.average is not None:
             states["ema"] = weights | self.average.by_name
         return states
+
+    def _moments(self) -> dict[str, Tensor]:
+        """Return the optimiser's state, initialised with zeros, under the names of `_states`."""
+        names = {weight: name for name, weight in self.objective.named_parameters()}
+        moments: dict[str, Tensor] = {}
+        for group in self.optimizer.param_groups:
+            is_adam = self.recipe.optimizer != "sgd" and not group.get("matrices")
+            for weight in group["params"]:
+                state = {key: torch.zeros_like(weight) for key in (_ADAM if is_adam else _MOMENTUM)}
+                if is_adam:
+                    state["step"] = torch.zeros((), device=weight.device)
+                self.optimizer.state[weight] = state
+                moments |= {f"{names[weight]}/{key}": value for key, value in state.items()}
+        return moments
+
+    def _fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Set tensors, which may be sharded, to the full values in the main process, which sends them to the others."""
+        for name, tensor in tensors.items():
+            full = values[name] if self.processes.is_main else torch.empty(tensor.shape)
+            full = full.to(tensor.device, tensor.dtype)
+            if self.processes.world > 1:
+                torch.distributed.broadcast(full.contiguous(), 0)
+            local(tensor.detach()).copy_(sharding.part(full, tensor))
 
     def restore(self, folder: Path, run_identity: Mapping[str, object], report: Callable[[str], None]) -> int:
         """Restore the newest usable checkpoint, which rank 0 reads and distributes.
@@ -386,8 +393,8 @@ class State:
         Raises:
             UserError: The checkpoint was written by a run with another identity or another optimizer.
         """
-        newest = storage.newest(folder, report) if self.fabric.is_global_zero else None
-        manifest: Mapping[str, Any] | None = self.fabric.broadcast(newest and dict(newest[0].manifest))
+        newest = storage.newest(folder, report) if self.processes.is_main else None
+        manifest: Mapping[str, Any] | None = self.processes.broadcast(newest and dict(newest[0].manifest))
         if manifest is None:
             return 0
         for name, value in run_identity.items():
@@ -403,27 +410,18 @@ class State:
                 difference = difference.format(name=name, recorded=manifest.get(name), value=value, folder=folder)
                 raise UserError(f"{difference}; overwrite=true starts a new run")
         states = newest[1] if newest else {}
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.fabric.world_size > 1)
-        set_model_state_dict(self.objective, {**states.get("model", {})}, options=options)
-        self._statistics = RunningStatistics(self.objective)
-        if self.average is not None:
-            with self.average.swapped_in():
-                set_model_state_dict(self.objective, {**states.get("ema", {})}, options=options)
-        optimizer = self.optimizer.optimizer
-        # Hyperparameters of the optimiser come from the recipe and not from the checkpoint.
-        groups = get_optimizer_state_dict(self.objective, optimizer)["param_groups"]
-        moments: Moments = {}
-        for name, value in states.get("optimizer", {}).items():
-            parameter, key = name.rsplit("/", 1)
-            moments.setdefault(parameter, {})[key] = value
-        state = cast(OptimizerStateType, {"state": moments, "param_groups": groups} if newest else {})
-        try:
-            set_optimizer_state_dict(self.objective, optimizer, state, options=options)
-        except KeyError:
+        moments = self._moments()
+        if self.processes.broadcast(states.get("optimizer", {}).keys() != moments.keys()):
             raise UserError(
                 f"recipe.optimizer={self.recipe.optimizer}: must be the optimizer with which the run in {folder} "
                 "started; overwrite=true starts a new run"
-            ) from None
-        if self.fabric.is_global_zero:
+            )
+        self._fill(moments, states.get("optimizer", {}))
+        self._fill(self.objective.state_dict(), states.get("model", {}))
+        self._statistics = RunningStatistics(self.objective)
+        if self.average is not None:
+            with self.average.swapped_in():
+                self._fill(self.objective.state_dict(), states.get("ema", {}))
+        if self.processes.is_main:
             storage.set_aside_after(folder, manifest["step"])
         return manifest["step"]

@@ -32,7 +32,7 @@ def predicted(folder: Path, *options: str) -> None:
 def counted(folder: Path, *options: str) -> None:
     """Run two steps in a real process, and write the bytes of its shards when the optimiser starts the second one."""
     steps, _ = memory.build(case(*options), None)
-    optimizer = steps.state.optimizer.optimizer
+    optimizer = steps.state.optimizer
     sizes: dict[str, int] = {}
 
     def size(tensors) -> int:

@@ -37,7 +37,7 @@ def counted(run: Path) -> int:
 
 
 def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool):
-    done = tool("finetune", *SHORT, "evaluators.test.batch_size=7")
+    done = tool("finetune", *SHORT, "evaluators.test.batch_size=7", "figures=end")
     run = outputs / f"finetune_{RUN}"
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"checkpoint=newest: {outputs / RUN / 'step_00000006'}")

@@ -83,7 +83,7 @@ def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, 1, 12, [0], [0, 3], "0,3"])
-def test_devices_of_lightning_are_permitted(devices):
+def test_every_form_of_devices_is_permitted(devices):
     assert Fabric(timeout=30, devices=devices).devices == devices
 
 

@@ -30,7 +30,7 @@ def path(tmp_path):
 
 def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     kill_after(tmp_path, "step 3/6", *MEASURED, "name=killed", PYTHONPATH=path)
-    done = tool("pretrain", *MEASURED, "name=killed", PYTHONPATH=path)
+    done = tool("pretrain", *MEASURED, "name=killed", "figures=end", PYTHONPATH=path)
     assert "continues after step 2" in done.stdout
     assert "spread: the features of different images have a standard deviation of " in done.stdout
     assert "probe: nearest mean " in done.stdout

@@ -114,9 +114,9 @@ def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
 def test_frameworks_stay_where_they_belong(module):
     part = package_of(module)
     homes = {
-        "lightning_fabric": ("evaluation", "training"), "hydra": ("config",), "omegaconf": ("config",),
+        "hydra": ("config",), "omegaconf": ("config",),
         "onnxruntime": ("exchange",), "timm": ("models",), "wandb": ("training",), "matplotlib": ("figures",),
-        **dict.fromkeys(("pytorch_lightning", "transformers", "vit_pytorch", "sklearn"), ()),
+        **dict.fromkeys(("lightning_fabric", "pytorch_lightning", "transformers", "vit_pytorch", "sklearn"), ()),
     }  # fmt: skip
     astray = {package for package in outside(module) if package in homes and part not in homes[package]}
     assert not astray
@@ -133,8 +133,8 @@ for name in sys.argv[1].split():
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ((f"ssvit.{module}" for module in WITHOUT_TORCH), "torch numpy lightning_fabric"),
-        ((module for module in KNOWN if module.endswith("_options")), "torch numpy lightning_fabric hydra"),
+        ((f"ssvit.{module}" for module in WITHOUT_TORCH), "torch numpy"),
+        ((module for module in KNOWN if module.endswith("_options")), "torch numpy hydra"),
     ],
     ids=["fast", "options"],
 )

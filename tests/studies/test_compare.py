@@ -9,9 +9,10 @@ import torch
 
 from ssvit.cli import compare
 from ssvit.data.loader import Loader
+from ssvit.devices import Fabric
 from ssvit.options import UserError
 from ssvit.studies import methods
-from ssvit.training import benchmark, runtime
+from ssvit.training import benchmark, launch
 from ssvit.training.recipe import Recipe
 
 COST = {"masked_patch": 0.2, "mae": 0.1, "dino": 0.4, "two": 0.05}
@@ -209,13 +210,13 @@ def test_the_order_at_equal_amounts_is_that_of_interpolated_curves():
 def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
     monkeypatch.setattr(benchmark, "_STEPS", 2)
     recipe = Recipe(**{**tiny.RECIPE, "accumulate": 2, "clip": 0.0})
-    fabric = runtime.start(recipe, accelerator="cpu", devices=1)
+    processes = launch.start(recipe, Fabric(accelerator="cpu", devices=1))
     objective = tiny.model()
     loader = Loader(
         source=tiny.source(), transform=tiny.transform(objective), seed=0, batch_size=recipe.batch_size,
         accumulate=recipe.accumulate,
     )  # fmt: skip
-    found = benchmark.measure(fabric, objective, loader, recipe)
+    found = benchmark.measure(processes, objective, loader, recipe)
     # Multiplications and additions of the products, image by image, as in a plain reading of the model.
     d, n, t, patch = 16, 16, 17, 48
     corrupted = objective.masking.count(n)

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -44,22 +43,21 @@ def test_auto_uses_kernels_that_are_built_and_compiles_long_runs(
 ):
     monkeypatch.setattr(runtime, "_compiles", lambda: works)
     monkeypatch.setattr(runtime.operators, "library", lambda: object() if built else None)
-    fabric = SimpleNamespace(device=torch.device(device), world_size=world)
-    choice, reason = runtime.backend(fabric, Recipe(**recipe), tiny.encoder(0.0))
+    choice, reason = runtime.backend(torch.device(device), world, Recipe(**recipe), tiny.encoder(0.0))
     assert choice == expected
     assert reason
 
 
 def test_kernels_must_be_built_before_they_are_required(monkeypatch):
     monkeypatch.setattr(runtime.operators, "version", lambda: "amx")
-    fabric = SimpleNamespace(device=torch.device("cpu"), world_size=1)
+    alone = torch.device("cpu"), 1
     half, single = (Recipe(backend="kernels", precision=precision) for precision in ("bf16-mixed", "32-true"))
     monkeypatch.setattr(runtime.operators, "library", lambda: None)
-    assert runtime.backend(fabric, single, tiny.encoder(0.0))[0] == "kernels"
+    assert runtime.backend(*alone, single, tiny.encoder(0.0))[0] == "kernels"
     with pytest.raises(UserError, match="build-kernels"):
-        runtime.backend(fabric, half, tiny.encoder(0.0))
+        runtime.backend(*alone, half, tiny.encoder(0.0))
     monkeypatch.setattr(runtime.operators, "library", lambda: object())
-    assert runtime.backend(fabric, half, tiny.encoder(0.0))[0] == "kernels"
+    assert runtime.backend(*alone, half, tiny.encoder(0.0))[0] == "kernels"
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

@@ -54,7 +54,7 @@ def snapshot(folder: Path) -> None:
         for weight in state.objective.parameters():
             weight.zero_()
     state._finish_saving()
-    if state.fabric.is_global_zero:
+    if state.processes.is_main:
         safetensors.torch.save_file(whole, folder / "whole.safetensors")
 
 

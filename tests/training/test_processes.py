@@ -28,7 +28,7 @@ from torch import distributed
 from ssvit.cli.knn import command as knn
 from ssvit.evaluation import features
 from ssvit.options import UserError
-from ssvit.training import runtime
+from ssvit.training import launch
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")  # which takes a free port
@@ -270,13 +270,13 @@ def test_the_port_of_an_earlier_attempt_is_ignored():
         ports = [str(listener.getsockname()[1]) for listener in (ended, served)]
         store.set("port", ports[0])
         with ThreadPoolExecutor() as pool:
-            port = pool.submit(runtime._served_port, store, "127.0.0.1", LIMIT)
+            port = pool.submit(launch._served_port, store, "127.0.0.1", LIMIT)
             time.sleep(0.2)
             store.set("port", ports[1])
-            assert port.result(LIMIT) == ports[1]
+            assert port.result(LIMIT) == int(ports[1])
         store.set("port", ports[0])
         with pytest.raises(ConnectionRefusedError):
-            runtime._served_port(store, "127.0.0.1", 0.1)
+            launch._served_port(store, "127.0.0.1", 0.1)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from lightning_fabric import Fabric
 from ranks import start
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,14 +31,14 @@ def spread(work, folder: Path, world: int, *arguments) -> None:
 def alone():
     """A group of this process alone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    yield
     distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("method", "layers"), [("model", 2), ("mae", 3), ("dino", 4)])
 def test_each_layer_is_a_unit_of_its_own(alone, method, layers):
     objective = getattr(tiny, method)()
-    sharding.strategy(half=False)._parallelize_fn(objective, alone)
+    sharding.shard(objective, torch.device("cpu"), 1, half=False, compiles=False)
     units = [part for part in objective.modules() if isinstance(part, FSDPModule)]
     assert len(units) == layers + 1  # and one for all other weights
     assert all(isinstance(weight, torch.distributed.tensor.DTensor) for weight in objective.parameters())
@@ -49,7 +47,7 @@ def test_each_layer_is_a_unit_of_its_own(alone, method, layers):
 def test_in_half_precision_gradients_are_reduced_in_float32_and_buffers_stay(alone):
     objective = tiny.model()
     before = {name: buffer.clone() for name, buffer in objective.named_buffers()}
-    sharding.strategy(half=True)._parallelize_fn(objective, alone)
+    sharding.shard(objective, torch.device("cpu"), 1, half=True, compiles=False)
     with torch.autocast("cpu", torch.bfloat16):
         batch = Batch.of_view(tiny.pictures(2))
         objective(batch, objective.sample(batch.slots, seed=0))["loss"].backward()
@@ -65,12 +63,10 @@ def test_in_half_precision_gradients_are_reduced_in_float32_and_buffers_stay(alo
 @pytest.mark.parametrize(
     ("changes", "static"), [({}, True), ({"accumulate": 2}, False), ({"backend": "compile"}, False)]
 )
-def test_copies_share_gradients_as_they_lie_and_no_buffers(alone, monkeypatch, changes, static):
-    recipe = Recipe(**tiny.RECIPE | changes)
-    chosen = runtime.strategy({"accelerator": "cpu", "devices": 2, "strategy": "auto"}, recipe, torch.device("cpu"))
-    fabric = Fabric(accelerator="cpu", strategy=chosen)
-    monkeypatch.setattr(fabric, "_launched", True)
-    copies = runtime.spread(fabric, tiny.model(), recipe)._forward_module
+def test_copies_share_gradients_as_they_lie_and_no_buffers(alone, changes, static):
+    processes = runtime.Processes(torch.device("cpu"), "32-true", world=2)
+    copies = processes.spread(tiny.model(), Recipe(**tiny.RECIPE | changes))
+    copies = getattr(copies, "_orig_mod", copies)  # of a compiled module
     assert isinstance(copies, DistributedDataParallel)
     assert (copies.static_graph, copies.gradient_as_bucket_view) == (static, True)
     assert not getattr(copies, "forward_sync_buffers", copies.broadcast_buffers)
@@ -83,13 +79,13 @@ def count(folder: Path, optimizer: str) -> None:
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight)
     state.optimizer.step()
-    moments = [value for values in state.optimizer.optimizer.state.values() for value in values.values() if value.ndim]
+    moments = [value for values in state.optimizer.state.values() for value in values.values() if value.ndim]
     teacher = [*state.objective.teacher.parameters()]
     parts = {"weights": [*state.objective.parameters()], "teacher": teacher, "average": state.average._average,
              "moments": moments}  # fmt: skip
     held = {name: sum(local(part).nbytes for part in tensors) for name, tensors in parts.items()}
     whole = {name: sum(part.numel() * part.element_size() for part in tensors) for name, tensors in parts.items()}
-    Path(folder, f"{state.fabric.global_rank}.json").write_text(json.dumps([held, whole]))
+    Path(folder, f"{state.processes.rank}.json").write_text(json.dumps([held, whole]))
     before = dict(tiny.dino().named_parameters())
     with state.evaluating() as evaluated:  # the gradients were 0, so the average equals the initial weights
         assert all(torch.equal(weight, before[name]) for name, weight in evaluated.named_parameters())

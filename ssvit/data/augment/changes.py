@@ -13,11 +13,11 @@ Letters: b images, c channels, h, w pixels, k taps of a filter, n consecutive op
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torchvision.transforms.v2.functional as tvf
 from torch import Tensor
 
 from ssvit.data.augment import crop_options, geometry
@@ -350,9 +350,16 @@ def _between(first: Tensor, second: Tensor, factors: Tensor) -> Tensor:
     return (second * _each(factors) + first * _each(1 - factors)).clamp_(0, 255).to(torch.uint8)
 
 
+def _torchvision() -> ModuleType:
+    """Import torchvision's operations, which takes as long as importing torch."""
+    from torchvision.transforms.v2 import functional
+
+    return functional
+
+
 def _affine(images: Tensor, **changed: Any) -> Tensor:
     unchanged = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
-    return tvf.affine(images, **(unchanged | changed))
+    return _torchvision().affine(images, **(unchanged | changed))
 
 
 def _shear(strength: float) -> float:
@@ -374,16 +381,16 @@ OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "shear_y": lambda x, s: _affine(x, shear=[0.0, _shear(s)], center=[0, 0]),
     "translate_x": lambda x, s: _affine(x, translate=[_shift(s, x.shape[3]), 0]),
     "translate_y": lambda x, s: _affine(x, translate=[0, _shift(s, x.shape[2])]),
-    "rotate": lambda x, s: tvf.rotate(x, _TURN * s),
-    "brightness": lambda x, s: tvf.adjust_brightness(x, 1 + 0.9 * s),
-    "saturation": lambda x, s: tvf.adjust_saturation(x, 1 + 0.9 * s),
+    "rotate": lambda x, s: _torchvision().rotate(x, _TURN * s),
+    "brightness": lambda x, s: _torchvision().adjust_brightness(x, 1 + 0.9 * s),
+    "saturation": lambda x, s: _torchvision().adjust_saturation(x, 1 + 0.9 * s),
     "contrast": lambda x, s: _contrast(x, 1 + 0.9 * s),
-    "sharpness": lambda x, s: tvf.adjust_sharpness(x, 1 + 0.9 * s),
+    "sharpness": lambda x, s: _torchvision().adjust_sharpness(x, 1 + 0.9 * s),
     "identity": lambda x, s: x,
-    "posterize": lambda x, s: tvf.posterize(x, bits=round(8 - 4 * s)),
-    "solarize": lambda x, s: tvf.solarize(x, threshold=255 * (1 - s)),
-    "autocontrast": lambda x, s: tvf.autocontrast(x),
-    "equalize": lambda x, s: tvf.equalize(x),
+    "posterize": lambda x, s: _torchvision().posterize(x, bits=round(8 - 4 * s)),
+    "solarize": lambda x, s: _torchvision().solarize(x, threshold=255 * (1 - s)),
+    "autocontrast": lambda x, s: _torchvision().autocontrast(x),
+    "equalize": lambda x, s: _torchvision().equalize(x),
 }
 _SIGNED = 9
 

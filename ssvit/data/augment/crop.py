@@ -15,7 +15,6 @@ from functools import cached_property, lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2.functional import center_crop_image
 
 from ssvit.data.augment import crop_options, geometry
 from ssvit.data.augment.changes import (
@@ -224,7 +223,7 @@ class CenterCrop(crop_options.CenterCrop):
         size = self._fitted(*images.shape[2:])
         out = images.new_empty(*images.shape[:2], *self.size)
         for part, target in zip(images.split(_chunk(images)), out.split(_chunk(images)), strict=True):
-            target.copy_(center_crop_image(resize(part, size), self.size))
+            target.copy_(_center(resize(part, size), self.size))
         return out
 
     def mask(self, mask: Tensor) -> Tensor:
@@ -232,7 +231,7 @@ class CenterCrop(crop_options.CenterCrop):
         if mask.shape == self.size:
             return mask
         resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
-        return IGNORED - center_crop_image(IGNORED - resized, self.size)[0, 0]  # padding is 0 before the subtraction
+        return IGNORED - _center(IGNORED - resized, self.size)[0, 0]  # padding is 0 before the subtraction
 
     def geometry(self, sides: Tensor, slots: Tensor | None = None, seed: int = 0, view: int = 0) -> Tensor:
         """Return the maps from views to their images: sides (b, 2) -> (b, 2, 3)."""
@@ -355,6 +354,16 @@ def _flat_rows(rows: Tensor, c: int, h: int) -> Tensor:
     """Convert rows of each image, (b, r, k), to rows of the batch as a matrix (b * c * h, w): (b, c, r, k)."""
     start = torch.arange(len(rows) * c, device=rows.device).view(-1, c, 1, 1) * h
     return rows[:, None] + start
+
+
+def _center(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Crop the centre of images, (..., h, w) -> (..., *size), after padding with 0 as torchvision does."""
+    (h, w), (height, width) = images.shape[-2:], size
+    rows, columns = max(height - h, 0), max(width - w, 0)
+    if rows or columns:
+        images = F.pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+    top, left = (round((side - cropped) / 2) for side, cropped in zip(images.shape[-2:], size, strict=True))
+    return images[..., top : top + height, left : left + width]
 
 
 def _chunk(images: Tensor) -> int:

@@ -27,12 +27,16 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
+from ssvit import private
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
 from ssvit.options import UserError, printable
+
+# torchvision imports its models and, with them, torch._dynamo, which takes as long as importing torch.
+if not private.load_operators("torchvision", "image*.so"):
+    import torchvision.io  # noqa: F401
 
 VERSION = 2  # of the decoded pixels; increased when a file is decoded to other pixels than before
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
@@ -159,7 +163,7 @@ def _decoded(data: Bytes, pixels: PixelFormat) -> Tensor:
                 raise
             # Channels or value types that Pillow does not support; the error explains which options they need.
             return torch.from_numpy(rasters.converted(rasters.tiff(data), pixels))
-    return _jpeg(data, ImageReadMode.RGB if pixels.channels == 3 else ImageReadMode.GRAY)
+    return _jpeg(data, 3 if pixels.channels == 3 else 1)
 
 
 def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
@@ -170,7 +174,7 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
     if start.startswith(rasters.TIFF):
         return rasters.tiff(data)
     if start.startswith(b"\xff\xd8\xff"):
-        return _jpeg(data, ImageReadMode.UNCHANGED).numpy()
+        return _jpeg(data).numpy()
     if start.startswith(b"\x89PNG") and start[24:25] == b"\x10" and start[25:] != b"\0":
         return rasters.png(data)
     return _pillow(data.tobytes(), _FORMATS, rasters.bands)
@@ -198,9 +202,11 @@ def _named(path: str) -> Iterator[None]:
         raise Unreadable(os.fspath(path), _reason(error)) from None
 
 
-def _jpeg(data: Bytes, mode: ImageReadMode) -> Tensor:
+def _jpeg(data: Bytes, channels: int = 0) -> Tensor:
+    """Decode a JPEG with this number of channels; 0: as it is stored."""
     _check_jpeg(data.data)
-    return decode_jpeg(torch.from_numpy(data), mode=mode, apply_exif_orientation=True).contiguous()
+    decoded: Tensor = torch.ops.image.decode_jpeg(torch.from_numpy(data), channels, True)  # upright by its EXIF
+    return decoded.contiguous()
 
 
 def _check_jpeg(data: memoryview) -> None:

@@ -40,7 +40,7 @@ def _colour(value: Any) -> str | None:
         for share in shares:
             number("", share, 0, 1)
         value = "#" + "".join(f"{round(255 * share):02x}" for share in shares) * (3 if len(shares) == 1 else 1)
-    red, green, blue = ImageColor.getrgb(str(value))
+    red, green, blue = ImageColor.getrgb(str(value))  # type: ignore[misc]  # not with alpha
     return f"#{red:02x}{green:02x}{blue:02x}" if red or green or blue else None
 
 

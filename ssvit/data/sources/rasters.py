@@ -172,9 +172,9 @@ def grey(file: IO[bytes], background: str | None) -> tuple[Moments, bool] | None
         file: The file.
         background: Colour onto which transparent pixels are composited, as in `opaque`.
     """
-    image = Image.open(file)
-    image.draft(None, (256, 256))
-    image = opaque(image, background)
+    stored = Image.open(file)
+    stored.draft(None, (256, 256))
+    image = opaque(stored, background)
     array = bands(image.convert("RGB") if image.mode in ("LA", "PA", "RGBA") else image)
     return (Moments.of_image(array[:1]), array.dtype == np.uint8) if (array == array[0]).all() else None
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
-from torchmetrics.classification import MulticlassJaccardIndex
 
 from ssvit.data.sources.base import IGNORED
 from ssvit.evaluation.features import Features
@@ -139,6 +138,8 @@ def label(scores: Tensor, size: Sequence[int]) -> Tensor:
 
 def mean_iou(answers: Tensor, masks: Tensor, classes: int) -> float:
     """Return the mIoU over all images, (m, h, w) uint8, without pixels of value 255 and without absent classes."""
+    from torchmetrics.classification import MulticlassJaccardIndex  # takes as long to import as torch
+
     metric = MulticlassJaccardIndex(classes, ignore_index=IGNORED)
     for answer, mask in zip(answers, masks, strict=True):
         metric.update(answer.long()[None], mask.long()[None])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -32,6 +31,7 @@ from ssvit.loading.encoder import load_encoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
 from ssvit.options import UserError, within
+from ssvit.processes import is_main_process
 from ssvit.progress import progress
 from ssvit.randomness import key
 
@@ -93,7 +93,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
 
 
 def features_of_probes(
-    options: Evaluate, encoders: Sequence[Evaluated], probes: Mapping[str, Probe], fabric: Fabric
+    options: Evaluate, encoders: Sequence[Evaluated], probes: Mapping[str, Probe], device: torch.device
 ) -> dict[str, Split]:
     """Compute the features for each probe in all processes, or read them from the cache.
 
@@ -101,7 +101,7 @@ def features_of_probes(
         options: The options of the evaluation.
         encoders: The encoders, as `encoders_of` returns them.
         probes: The probes, by name.
-        fabric: The processes.
+        device: The device of this process.
 
     Returns:
         Feature sets by probe. All probes of whole images share one feature set, which comes first. Each probe of
@@ -109,7 +109,7 @@ def features_of_probes(
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     paired = options.duplicates and options.report  # near-duplicates are reported once, for the first probe's split
-    splits = dict.fromkeys(of_images, _split(encoders, options, fabric, paired=paired)) if of_images else {}
+    splits = dict.fromkeys(of_images, _split(encoders, options, device, paired=paired)) if of_images else {}
     for name, probe in probes.items():
         if probe.features == PATCHES:
             limits = getattr(probe, "train_images", None), getattr(probe, "test_images", None)
@@ -121,7 +121,7 @@ def features_of_probes(
                 )
                 for encoder in encoders
             ]
-            splits[name] = _split(of_patches, options, fabric, masked=masked, paired=first)
+            splits[name] = _split(of_patches, options, device, masked=masked, paired=first)
     return splits
 
 
@@ -197,7 +197,7 @@ def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -
 def _split(
     encoders: Sequence[Evaluated],
     options: Evaluate,
-    fabric: Fabric,
+    device: torch.device,
     *,
     masked: bool = False,
     paired: bool = False,
@@ -207,21 +207,21 @@ def _split(
     Args:
         encoders: The encoders, the evaluated one first.
         options: The options of the evaluation.
-        fabric: The processes.
+        device: The device of this process.
         masked: Whether to read segmentation masks.
         paired: Whether to detect near-duplicates and images of the pre-training.
     """
     reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
-    loading: dict[str, Any] = {**reading, "batch_size": options.batch_size, "device": fabric.device}
-    precision = resolved(options.precision, fabric.device)
+    loading: dict[str, Any] = {**reading, "batch_size": options.batch_size, "device": device}
+    precision = resolved(options.precision, device)
 
     def extracted(encoder: Evaluated, which: str) -> FeatureSets:
         function = encoder.function
         transform = fingerprints if isinstance(function, Fingerprints) else encoder.view.build()
         source = encoder.data.train if which == "training" else encoder.data.reported[1]
         if isinstance(function, Frozen):
-            function.prepare(fabric.device, precision)
-        if fabric.is_global_zero:
+            function.prepare(device, precision)
+        if is_main_process():
             loading["progress"] = progress(f"{encoder.name or 'encoder'}, {which} images", " images")
         if options.cache is None:
             sets = extract(function, source, transform, **loading)

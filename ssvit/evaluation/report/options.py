@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ssvit.config.declaration import Count, Counts, Expect, Name, NotNegative, Options, Part, Parts, Whole
+from ssvit.config.declaration import Count, Counts, Expect, Figures, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.devices import Fabric
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
@@ -41,6 +41,8 @@ class Evaluate(Pretrained, Inference):
     """Maximum number of test images, or of validation images without a test set. None: all."""
     duplicates: bool = True
     """Whether the report lists near-duplicates of training images among the test images."""
+    figures: Figures = "end"
+    """When figures are drawn: at the end of the evaluation, or none."""
     batch_size: Count = 256
     """Batch size of the encoder."""
     workers: Whole = 0
