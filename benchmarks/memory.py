@@ -134,7 +134,7 @@ def in_processes(work: Callable[..., T], config: Config, count: int) -> T:
 
 
 def join(rank: int, port: int, config: Config) -> None:
-    """Describe this process to Fabric, as torchrun would."""
+    """Describe this process as torchrun would."""
     ranks = str(config.options.fabric.devices)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="memory")

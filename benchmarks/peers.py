@@ -87,7 +87,7 @@ class VitPytorch(Masked):
 
     def loss(self, images: Tensor, noise: Corruption) -> Tensor:
         """Its own corruption of the pixels, head on all patches, and mean colours in 3 bits."""
-        return self.model(images.float())  # Fabric gives bfloat16, to which its token cannot be assigned
+        return self.model(images)
 
 
 class VitPytorchOwn(Peer):

@@ -225,7 +225,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
     command_line = sys.argv[1:]
 
     def task(composed: DictConfig) -> float | None:
-        sys.argv[1:] = command_line  # Fabric starts additional processes with these arguments
+        sys.argv[1:] = command_line  # a run starts its other processes with these arguments
         shared = {option.lstrip("+") for option in (*choices, *values)}
         job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
         swept = [option for option in job_line.overrides if option not in shared]

@@ -191,7 +191,7 @@ def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     tiny.train(tmp_path / "one", objective=getattr(tiny, name)(**arguments), **options)
     assert spread(tmp_path / "two", 2, strategy=strategy, objective=CASES[case], **options) == [0, 0]
     one, two = (states(tmp_path / folder / "step_00000005") for folder in ("one", "two"))
-    # Fabric's sharding has buffers, and so the queue of contrastive tuning, in float32.
+    # A sharded model has buffers, and so the queue of contrastive tuning, in float32.
     least = 1e-6 if case == "contrastive_tuning" else 1e-8
     assert one.keys() == two.keys()
     for kind, state in one.items():
