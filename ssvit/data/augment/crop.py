@@ -239,10 +239,8 @@ class CenterCrop(crop_options.CenterCrop):
         for h, w in sides.tolist():
             fitted = self.size if (h, w) == self.size else self._fitted(h, w)
             scales = h / fitted[0], w / fitted[1]
-            start = (
-                (round((n - m) / 2) if n > m else (n - m + 1) // 2) * scale
-                for n, m, scale in zip(fitted, self.size, scales, strict=True)
-            )
+            offsets = (round(max(n - m, 0) / 2) - max(m - n, 0) // 2 for n, m in zip(fitted, self.size, strict=True))
+            start = (offset * scale for offset, scale in zip(offsets, scales, strict=True))
             boxes.append([*start, *(m * scale for m, scale in zip(self.size, scales, strict=True))])
         return geometry.cropped(torch.tensor(boxes, dtype=torch.float64, device=sides.device), self.size)
 

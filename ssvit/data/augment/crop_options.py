@@ -167,12 +167,11 @@ class CenterCrop(Crop):
     @property
     def note(self) -> str:
         """Return a line of output on how images of other aspect ratios are shown."""
-        ways = {
-            "cover": "and crops their centre (data.fit=pad or stretch keeps the entire image)",
-            "pad": "and pads them with black (data.fit=pad)",
-            "squash": "without their aspect ratio (data.fit=stretch)",
-        }
-        return f"evaluation resizes images to {'x'.join(map(str, self.size))} pixels {ways[self.fit]}"
+        way = {"cover": "and crops their centre", "pad": "and pads them", "squash": "without their aspect ratio"}[
+            self.fit
+        ]
+        size = "x".join(map(str, self.size))
+        return f"evaluation resizes images to {size} pixels {way} (data.fit=crop, pad or stretch)"
 
     def for_size(self, size: tuple[int, int]) -> Self:
         """Return the options of a transform that shows the same part of an image at another size (height, width)."""
