@@ -64,12 +64,14 @@ def read_splits(
 
 
 def _notes(source: Encoded) -> Iterator[str]:
-    """Yield notes on a sample of images: transparent pixels, 16-bit values without a range, 8 and 16 bits mixed."""
-    maxima, composited, transparent, vanished = dict[str, float](), 0, 0, 0
+    """Yield notes on a sample of images: transparent pixels, several pages, 16-bit values without a range or mixed."""
+    maxima, composited, transparent, vanished, paged = dict[str, float](), 0, 0, 0, 0
     for index in range(0, len(source), math.ceil(len(source) / _SAMPLED)):
         with suppress(UserError):  # the loader replaces unreadable images
             data = source.file(index)
             image = decode.header(io.BytesIO(data.data))
+            if image is not None and source.pixels.is_photo and image.format == "TIFF" and len(image.getbands()) == 1:
+                paged += int(getattr(image, "n_frames", 1) > 1)
             if image is None or not decode.is_8_bit(image):
                 values = source.values(index)
                 maxima[values.dtype.name] = max(maxima.get(values.dtype.name, 0), values.max().item())
@@ -86,6 +88,9 @@ def _notes(source: Encoded) -> Iterator[str]:
         yield f"{transparent} sampled images {verb} {onto or 'black'} (data.background)"
     if vanished:
         yield f"warning: {vanished} of these images become uniform; try data.background={'black' if onto else 'white'}"
+    if paged:
+        remedy = "data.channels=NUMBER with data.range reads pages as channels"
+        yield f"warning: of {paged} sampled TIFF files with several grey pages, only the first page is read; {remedy}"
     wide = maxima.keys() & {"uint16", "int32"}  # Pillow before 11.3 opens some 16-bit files as int32
     if wide and "uint8" in maxima:
         yield "warning: 8-bit and 16-bit images are mixed, which are rescaled by different factors without data.range"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 import torchvision.datasets
 from images import put_grey
@@ -156,6 +157,23 @@ def test_16_bit_images_without_a_range_are_reported(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.Encoded, "values", None)  # the headers suffice
         assert "warning" not in summary()
+
+
+def test_pages_that_are_not_read_are_reported_and_read_as_channels_on_request(tmp_path: Path) -> None:
+    pages = np.random.default_rng(0).integers(0, 256, (2, 3, 6, 5), dtype=np.uint8)
+    for number, stack in enumerate(pages):
+        tifffile.imwrite(tmp_path / f"{number}.tif", stack, photometric="minisblack")
+    first = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
+    assert "warning" in first.summary
+    assert "first page" in first.summary
+    channels = datasets.folder(datasets_options.Folder(root=str(tmp_path), range=(0, 255)))
+    assert "warning" not in channels.summary
+    for source in (channels.train, channels.test):
+        number = int(Path(source.name(0)).stem)
+        np.testing.assert_allclose(source.read(0), pages[number] / 255, atol=1e-6)
+    for number, stack in enumerate(pages):
+        Image.fromarray(stack[0]).save(tmp_path / f"{number}.tif")
+    assert "warning" not in datasets.folder(datasets_options.Folder(root=str(tmp_path))).summary
 
 
 def test_files_that_are_not_used_are_counted_by_suffix(tmp_path: Path) -> None:
