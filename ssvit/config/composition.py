@@ -66,10 +66,10 @@ def compose(
             del composed["hydra"]
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
-        chosen_options = _container(composed, resolve=False)
-        _leave_out_inapplicable(chosen_options, files)
+        plain = _container(composed, resolve=False)
+        _leave_out_inapplicable(plain, files)
         required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
-        options = completed(required | chosen_options, {"": options_class})
+        options = completed(required | plain, {"": options_class})
         for override in OverridesParser.create().parse_overrides(values):
             set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
         _shorten_warmup(options, line)

@@ -44,7 +44,7 @@ class PowerLaw(NamedTuple):
 
     def x(self, accuracy: float) -> float:
         """Return the x at which an accuracy is predicted, for a power above 0."""
-        return (self.factor / (1 - accuracy)) ** (1 / self.power)
+        return (self.factor / max(1 - accuracy, 1e-6)) ** (1 / self.power)
 
 
 def fit(x: Sequence[float], accuracies: Sequence[float]) -> PowerLaw | None:
@@ -188,19 +188,17 @@ def savings(grid: Sequence[Mapping[str, Any]], name: str) -> list[str]:
         if law is not None and law.power > 0:
             families.append((", ".join(key), law, min(scores), max(scores)))
     lines = []
-    for (first, law, *ends), (second, other, *other_ends) in itertools.combinations(families, 2):
-        shared = max(ends[0], other_ends[0]), min(ends[1], other_ends[1], 1 - 1e-6)
-        if shared[0] >= shared[1]:
+    for one, other in itertools.combinations(families, 2):
+        low, high = max(one[2], other[2]), min(one[3], other[3])
+        ratios = sorted(other[1].x(accuracy) / one[1].x(accuracy) for accuracy in (low, high))
+        if low >= high or ratios[0] < 1 < ratios[1]:  # no common accuracies, or the curves cross
             continue
-        ratios = [other.x(accuracy) / law.x(accuracy) for accuracy in shared]
-        where = f"{name}, {100 * shared[0]:.1f} to {100 * shared[1]:.1f} %"
-        if min(ratios) < 1 < max(ratios):
-            lines.append(f"compute for equal accuracy ({where}): the curves of {first} and {second} cross")
-            continue
-        if max(ratios) <= 1:
-            first, second, ratios = second, first, [1 / ratio for ratio in ratios]
-        factors = " to ".join(f"{ratio:.2g}" for ratio in sorted(ratios))
-        lines.append(f"compute for equal accuracy ({where}): {first} needs {factors} times less than {second}")
+        if ratios[1] <= 1:
+            one, other, ratios = other, one, [1 / ratio for ratio in reversed(ratios)]
+        factors, where = " to ".join(f"{ratio:.2g}" for ratio in ratios), f"{100 * low:.1f} to {100 * high:.1f} %"
+        lines.append(
+            f"compute for equal accuracy ({name}, {where}): {one[0]} needs {factors} times less than {other[0]}"
+        )
     return lines
 
 

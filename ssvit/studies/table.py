@@ -116,8 +116,8 @@ def accuracies(scores: Scores) -> dict[str, list[float]]:
     sets requires all of them, which may have validation images instead of test images.
     """
     values = {row: [of_seeds[seed].accuracy for seed in sorted(of_seeds)] for row, of_seeds in scores.items()}
-    five = [next(filter(scores.__contains__, (name, f"{name}, validation")), None) for name in _OF_FIVE]
-    means = {_FIVE: [name for name in five if name and None not in five]}
+    five = [next(filter(scores.__contains__, (name, f"{name}, validation")), "") for name in _OF_FIVE]
+    means = {_FIVE: five if all(five) else []}
     for group, names in {**GROUPS, _ALL: NAMES}.items():
         means[f"{_VTAB}{group}"] = [task for name in names if (task := f"{_VTAB}{name}") in scores]
     for title, of_mean in means.items():
