@@ -1,6 +1,6 @@
 """Predict the classes of images.
 
-Usage: ssvit predict checkpoint=PATH IMAGES….
+Usage: ssvit predict checkpoint=PATH IMAGES…. With labelled=FOLDER, the classifier is measured on labelled images.
 """
 
 import csv
@@ -9,8 +9,9 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssvit.atomic_io import replace
 from ssvit.checkpoints.checkpoint import FINETUNE
@@ -22,7 +23,10 @@ from ssvit.kernels.inference_options import Inference
 from ssvit.loading.encoder_options import eval_transform
 from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Finetuned
-from ssvit.options import OptionError, UserError, file_to_write, print_lines
+from ssvit.options import OptionError, UserError, file_to_write, folder_to_write, print_lines
+
+if TYPE_CHECKING:
+    from ssvit.inference import Classifier
 
 _COLUMNS = ("path", "label", "split", "probability")  # of its tables
 _ANSWERS = ('[\n {\n  "image": ', "[]\n")  # prefixes of its JSON files
@@ -44,6 +48,12 @@ class Predict(Finetuned, Inference):
     """Minimum probability of a pseudo-label."""
     per_class: Count | None = None
     """Maximum number of pseudo-labels per class, in order of probability; None: all."""
+    labelled: Name | None = None
+    """Folder with a subfolder of images for each class, on which the classifier is measured; `output` is then a folder
+    for metrics and figures, and images are those of none of the classes."""
+    class_names: Name | None = None
+    """JSON file {class of the classifier: subfolder of `labelled`}, for names that differ; several classes may be one
+    subfolder."""
 
     @property
     def as_table(self) -> bool:
@@ -52,9 +62,11 @@ class Predict(Finetuned, Inference):
 
     def check_consistency(self) -> None:
         """Check the images and the file to write."""
-        if self.output is not None:
+        if self.output is not None and self.labelled is not None:
+            folder_to_write("output", self.output)
+        elif self.output is not None:
             file_to_write("output", self.output, begins=[",".join(_COLUMNS)] if self.as_table else _ANSWERS)
-        if not self.images:
+        if not self.images and self.labelled is None:
             raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
 
 
@@ -107,6 +119,7 @@ def run(config: Config) -> None:
     """
     options: Predict = config.options
     paths = folder.paths(options.images)
+    labelled = [] if options.labelled is None else folder.pictures(options.labelled)
     checkpoint = find(
         options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say, precision=options.precision
     )
@@ -118,6 +131,11 @@ def run(config: Config) -> None:
     names = classifier.classes
     print_lines(eval_transform(checkpoint).note)
     print_lines(f"{checkpoint.path}: {len(names)} classes; precision: {checkpoint.precision or classifier.precision}")
+    if options.labelled is not None and classifier.is_multi_label:
+        raise OptionError("labelled", options.labelled, "must be null for a multi-label classifier")
+    if options.labelled is not None:
+        _measure(classifier, options, [*labelled, *((path, None) for path in paths)])
+        return
     if options.as_table and classifier.is_multi_label:
         raise OptionError("output", options.output, "must be a JSON file, since a table has one class for each image")
     answers, labels, unreadable = [], [], 0
@@ -144,6 +162,28 @@ def run(config: Config) -> None:
         replace(Path(options.output), (json.dumps(answers, indent=1) + "\n").encode())
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
+
+
+def _measure(classifier: "Classifier", options: Predict, images: Sequence[tuple[str, str | None]]) -> None:
+    """Print and write the metrics of the classifier on labelled images."""
+    from ssvit.evaluation.panels.other_images import measure
+
+    names: dict[str, str] = {}
+    if options.class_names is not None:
+        with suppress(OSError, ValueError):
+            names = json.loads(Path(options.class_names).read_bytes())
+        if not names or not isinstance(names, dict) or not names.keys() <= {*classifier.classes}:
+            expected = "must be a JSON file {class of the classifier: subfolder}"
+            raise OptionError("class_names", options.class_names, expected)
+    result, unreadable = measure(classifier, images, names)
+    print_lines(*result.lines, *([f"unreadable and excluded: {unreadable:,} images"] if unreadable else []))
+    if options.output is not None:
+        home = Path(options.output)
+        home.mkdir(parents=True, exist_ok=True)
+        files = {f"{name}.png": figure.png() for name, figure in result.figures.items()}
+        files |= {name: text.encode() for name, text in result.tables.items()}
+        for name, content in {**files, "metrics.json": json.dumps(result.metrics, indent=1).encode()}.items():
+            replace(home / name, content)
 
 
 command = Command("predict", run, positional="images", options=Predict)
