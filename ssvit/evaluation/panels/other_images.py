@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from sklearn.metrics import roc_auc_score
+from scipy.stats import mannwhitneyu
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.files import Files
@@ -68,8 +68,10 @@ def measure(
     result = evaluator(predictions, [{"step": 0}])  # type: ignore[arg-type]
     metrics, lines = dict(result.metrics), list(result.lines)
     if len(paths) < len(read):
-        metrics |= {"auroc": float(roc_auc_score(is_known, probabilities.amax(1))), "unknown": len(read) - len(paths)}
-        others = f"{metrics['unknown']:,} images of none of the classes"
-        lines.append(f"confidence compared with {others}: AUROC {metrics['auroc']:.3f} (0.5: equal confidence)")
+        known, others = (probabilities[rows].amax(1).tolist() for rows in (is_known, ~is_known))
+        auroc = float(mannwhitneyu(known, others).statistic) / (len(known) * len(others))
+        metrics |= {"auroc": auroc, "unknown": len(others)}
+        of_others = f"{len(others):,} images of none of the classes"
+        lines.append(f"confidence compared with {of_others}: AUROC {auroc:.3f} (0.5: equal confidence)")
     figures = {name: figure for name, figure in result.figures.items() if name != "learning"}
     return Evaluation(metrics=metrics, lines=lines, figures=figures, tables=result.tables), len(images) - len(read)
