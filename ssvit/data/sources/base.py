@@ -228,7 +228,7 @@ def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Sou
     if source.labels is not None:
         labels = source.labels[order].flip(0).numpy()
         last = labels.argmax(0) if labels.ndim == 2 else np.unique(labels, return_index=True)[1]
-        held_out[len(source) - 1 - last] = False
+        held_out[len(source) - 1 - torch.from_numpy(last)] = False
     if not held_out.any():
         held_out[:count] = True
     return source.take(order[~held_out].sort().values), source.take(order[held_out].sort().values)
