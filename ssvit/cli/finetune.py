@@ -5,6 +5,7 @@ continues a stopped run.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
@@ -24,6 +26,7 @@ from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 
 FIRST = "finetune_shapes"  # default experiment after a pre-training on the embedded images
 _FOREIGN_LR = 2e-4  # for weights of other projects, see docs/starting.md
+_MANY = 10  # batches of images, of which at least one is left for training, since data.held_out is at most 0.9
 _OF_RATE = {"recipe", "recipe.lr", "recipe.optimizer", "experiment", "sweep"}  # determine the learning rate
 
 
@@ -31,9 +34,37 @@ def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Finetune = config.options
     options.check_study()
-    Run(options).check()
+    config = _with_fitting_batch(config)
+    Run(config.options).check()
     config = named(config, _default_name(config) if options.name is None else options.name)
     return with_random_weights(config) if options.checkpoint == SCRATCH else config
+
+
+def _with_fitting_batch(config: Config) -> Config:
+    """Return the configuration with a default batch size of at most the number of training images."""
+    options: Finetune = config.options
+    source, batch_size = options.data.source, options.recipe.batch_size
+    if "recipe.batch_size" in config.line.values or not isinstance(source, ImageFiles):  # other sets have many images
+        return config
+    many = _MANY * batch_size
+    count = source.count(at_most=many)
+    if count is None and (sample := source.sample(1)) is not None:
+        count = sample.images
+    if min(count or 0, options.subset.images or many) >= many:
+        return config
+
+    from ssvit.data.sources.base import Data, subset
+
+    data: Data = config.build("data.source")
+    data = replace(data, train=subset(data.train, **dict(options.subset)))
+    development = options.table4.development if options.sweep else options.development
+    images = len((data if development is None else data.without_test(development)).train)
+    share = (options.fabric.processes or 1) * options.recipe.accumulate
+    fitting = images // share * share
+    if not 0 < fitting < batch_size:
+        return config
+    config.line.say(f"recipe.batch_size={fitting}: there are {images:,} training images")
+    return config.changed({"recipe.batch_size": fitting})
 
 
 def _default_name(config: Config) -> str:

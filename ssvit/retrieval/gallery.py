@@ -266,7 +266,9 @@ def sheet(records: Sequence[Mapping[str, Any]], load: Callable[[str], Tensor], d
             image = load(record["image"])
         except Unreadable:
             image = _BLANK
-        return display(resize(image, None, max_size=_LONGER) if max(image.shape[1:]) > _LONGER else image)
+        longer = max(image.shape[1:])
+        size = [max(1, _LONGER * side // longer) for side in image.shape[1:]]
+        return display(resize(image, size) if longer > _LONGER else image)
 
     def title(record: Mapping[str, Any]) -> str:
         return record["class"] or Path(record["image"]).name

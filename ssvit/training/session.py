@@ -15,8 +15,8 @@ from ssvit.config.composed import Config
 from ssvit.data import fingerprints
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
-from ssvit.data.sources.base import Data, subset
-from ssvit.data.sources.base_options import NO_LABELS, PERMUTATION
+from ssvit.data.sources.base import Data, missing_labels, subset
+from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.figures.display import Display
 from ssvit.models.lora import restrict
@@ -150,8 +150,8 @@ class Session:
         torch.manual_seed(key(recipe.seed, "weights"))
         objects: dict[str, object] = {}
         if options.objective.needs_labels:
-            if any(part is not None and part.labels is None for part in (data.train, data.validation, data.test)):
-                raise UserError(NO_LABELS)
+            if missing := missing_labels(data.train, validation=data.validation, test=data.test):
+                raise UserError(missing)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
         if options.objective.needs_image_count:
             objects["images"] = len(data.train)

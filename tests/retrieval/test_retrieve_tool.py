@@ -397,6 +397,11 @@ def test_a_sheet_shows_neighbours_whose_files_are_gone_and_reduces_large_picture
     sheet = gallery.sheet(records, load, PLAIN)
     assert [picture.image.shape[1:] for picture in sheet.rows[0]] == [(238, 340), *[(1, 1)] * 3]
     assert sheet.png()
+    for size, reduced in (((400, 1), (1, 340)), ((1, 400), (340, 1))):
+        paint(Path(first), 0, size)
+        sheet = gallery.sheet(records, load, PLAIN)
+        assert sheet.rows[0][0].image.shape[1:] == reduced
+        assert sheet.png()
 
 
 def test_classes_of_one_picture_each_have_no_metrics(tmp_path):

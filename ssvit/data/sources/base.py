@@ -203,6 +203,22 @@ class Data:
         return replace(self, train=train, validation=validation, test=None)
 
 
+def missing_labels(train: Source, **held_out: Source | None) -> str:
+    """Return a message if images lack labels, which names the split if only held-out images lack them, or "".
+
+    Args:
+        train: Training images.
+        **held_out: Validation and test images by the name of the split.
+    """
+    if train.labels is None:
+        return source_options.NO_LABELS
+    for name, source in held_out.items():
+        if source is not None and source.labels is None:
+            remedy = f"label them as the training images, or set data.{name}=null"
+            return f"data.{name}: the {len(source):,} {name} images have no labels: {remedy}"
+    return ""
+
+
 def hold_out(source: Source, *, fraction: float, seed: int) -> tuple[Source, Source]:
     """Split a source into training and held-out images by a hash of (seed, index).
 

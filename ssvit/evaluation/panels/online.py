@@ -66,7 +66,8 @@ class Probing(PlottingEvaluator):
         self.probes: list[Probe] = []
         self.remarks: list[str] = []
         if train.labels is None or test.labels is None:
-            self.remarks = ["no probes: the images have no labels"]
+            which = "images" if train.labels is None else "validation or test images"
+            self.remarks = [f"no probes: the {which} have no labels"]
             return
         self._train = self._read(subset(train, images=min(options.train_images, len(train))), transform)
         self._test = self._read(subset(test, images=min(options.test_images, len(test))), transform)

@@ -1,6 +1,7 @@
 """Compute the frozen features of encoders and baselines in all processes. This module imports torch."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.fingerprints import fingerprints, read
 from ssvit.data.loader import Loading
-from ssvit.data.sources.base import Data, masks, subset
+from ssvit.data.sources.base import IGNORED, Data, Source, masks, missing_labels, subset
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
@@ -30,10 +31,12 @@ from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_encoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
-from ssvit.options import UserError, within
+from ssvit.options import UserError, print_lines, within
 from ssvit.processes import is_main_process
 from ssvit.progress import progress
 from ssvit.randomness import key
+
+_SAMPLED = 16  # masks whose values are checked at the start
 
 
 class Evaluated(NamedTuple):
@@ -75,9 +78,9 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
     options: Evaluate = config.options
     data: Data = config.build("data.source")
     part, test = data.reported
-    is_labelled = data.train.labels is not None and test.labels is not None
-    if not is_labelled and any(probe.truth == "labels" for probe in probes.values()):
-        raise UserError("the images have no labels: put the images of each class into a separate folder, or set data=…")
+    missing = missing_labels(data.train, **{part: test})
+    if missing and any(probe.truth == "labels" for probe in probes.values()):
+        raise UserError(missing)
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images have other classes than the training images")
     data = _fewer(data, options.train_images, options.test_images)
@@ -87,9 +90,18 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
             if data.train.labels is not None and test.labels is not None:
                 check_labels(probe, data.train.labels, test.labels, data.classes)
         if probe.truth == "masks":
-            for source in (data.train, test):
-                masks(source, options.data.view.build().mask, torch.tensor([0]))
+            for which, source in (("training", data.train), (part, test)):
+                if has_one_class(source) and is_main_process():
+                    reason = f"have only the values 0 and {IGNORED}, and pixels of {IGNORED} are ignored"
+                    print_lines(f"warning: a sample of {which} masks {reason}; store the second class as 1")
     return data
+
+
+def has_one_class(source: Source) -> bool:
+    """Return whether a sample of masks has only pixels of class 0 and ignored ones, as if 255 stood for a class."""
+    sample = torch.arange(0, len(source), math.ceil(len(source) / _SAMPLED))
+    counts = masks(source, lambda mask: mask.flatten().bincount(minlength=256), sample)
+    return counts.sum(0).nonzero().flatten().tolist() == [0, IGNORED]
 
 
 def features_of_probes(

@@ -13,9 +13,11 @@ from PIL import Image
 from scipy.ndimage import zoom
 from sklearn.metrics import jaccard_score
 
+from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
+from ssvit.evaluation.report import frozen
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.options import UserError
@@ -155,6 +157,14 @@ def test_patch_features_lie_where_the_patches_do():
     torch.testing.assert_close(found.flatten(1, 2), encoder(images)[:, 1:])
     pixels = PatchPixels((4, 4))(images)["pixels"]
     assert torch.equal(pixels[1, 1, 2], images[1, :, 4:, 8:].flatten() / 255)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [((0, 255), True), ((0, 1, 255), False), ((0, 1), False), ((0,), False)]
+)
+def test_masks_whose_only_other_value_is_ignored_are_recognised(values, expected):
+    masks = torch.tensor(values, dtype=torch.uint8).repeat(20, 6, 1)
+    assert frozen.has_one_class(Memory(torch.zeros(20, 3, 6, len(values)), masks=masks)) is expected
 
 
 def test_masks_of_one_class_are_told():

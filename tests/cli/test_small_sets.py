@@ -1,0 +1,53 @@
+"""Fine-tuning on fewer images than the default batch size, and the messages on images without labels."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from composing import composed
+from images import put_grey
+
+from ssvit.cli import finetune
+from ssvit.data.sources.base import missing_labels
+from ssvit.data.sources.memory import Memory
+from ssvit.options import OptionError
+
+
+def photos(folder: Path, count: int) -> str:
+    for number in range(count):
+        put_grey(folder / "ab"[number % 2] / f"{number}.png", number)
+    return f"data.root={folder}"
+
+
+def batch_size(*options: str) -> int:
+    config = composed("checkpoint=scratch", "data=folder", "encoder=small", *options, tool="finetune").config
+    return finetune.complete(config).value("recipe.batch_size")
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "expected"),
+    [
+        (60, (), 54),
+        (140, (), 126),
+        (150, (), 128),
+        (60, ("subset.images=20",), 20),
+        (60, ("development=0.5",), 27),
+        (60, ("recipe.accumulate=4",), 52),
+        (60, ("recipe.batch_size=16",), 16),
+    ],
+)
+def test_the_default_batch_has_at_most_the_training_images(tmp_path, count, options, expected):
+    assert batch_size(photos(tmp_path / "photos", count), *options) == expected
+
+
+def test_a_typed_batch_size_is_not_changed(tmp_path):
+    with pytest.raises(OptionError, match="batch_size=128"):
+        batch_size(photos(tmp_path / "photos", 60), "recipe.batch_size=128")
+
+
+def test_a_message_on_missing_labels_names_the_split():
+    bare, labelled = Memory(torch.zeros(3, 1, 2, 2)), Memory(torch.zeros(3, 1, 2, 2), [0, 1, 0], "ab")
+    assert missing_labels(labelled, validation=labelled, test=None) == ""
+    for name in ("validation", "test"):
+        assert missing_labels(labelled, **{name: bare}).startswith(f"data.{name}: ")
+    assert not missing_labels(bare, test=bare).startswith("data.")
