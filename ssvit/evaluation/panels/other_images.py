@@ -1,6 +1,7 @@
 """Measure a finished classifier on another set of labelled images, and its confidence on images of no known class."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from scipy.stats import mannwhitneyu
@@ -12,7 +13,6 @@ from ssvit.evaluation.panels.base import Evaluation
 from ssvit.evaluation.panels.classification import Classification
 from ssvit.evaluation.panels.predictions import Predictions
 from ssvit.figures.display import Display
-from ssvit.inference import Classifier
 from ssvit.options import OptionError, UserError
 
 
@@ -25,14 +25,14 @@ class OtherImages(Classification):
 
 
 def measure(
-    classifier: Classifier, images: Sequence[tuple[str, str | None]], names: Mapping[str, str]
+    classifier: Any, images: Sequence[tuple[str, str | None]], names: Mapping[str, str]
 ) -> tuple[Evaluation, int]:
     """Return the evaluation of a classifier on images, and the number of unreadable files, which are excluded.
 
     Its metrics include auroc, how well the confidence separates images of the classes from others.
 
     Args:
-        classifier: The classifier.
+        classifier: The `ssvit.inference.Classifier`.
         images: Path and class of each image; None, or a name that is not a class: an image of none of the classes.
         names: Names of the classifier's classes in these images, for those that differ; the probabilities of classes
             with equal names are added. {}: if all classes of the images are numbers, those of the classifier's classes.
