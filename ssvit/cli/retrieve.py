@@ -4,10 +4,12 @@ Usage: ssvit retrieve action=index|query|remove store=FOLDER IMAGES…|data=SET.
 """
 
 import json
+import shlex
 from pathlib import Path
 
 from ssvit import atomic_io
 from ssvit.config.command import Command
+from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.evaluation.features_options import AUTO
@@ -41,7 +43,10 @@ def run(config: Config) -> None:
         pictures = PictureSet.of_files(files, extraction.pixels)
     describe = extraction.describer()
     if options.action == INDEX:
-        lines = gallery.index(options.store, pictures, describe)
+        lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
+        foreign = [option for option in config.line.options if option.startswith("encoder.")]
+        query = ["action=query", f"store={quoted(options.store)}", *foreign, "sheet=sheet.png"]
+        lines.append(f"next: {config.line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:

@@ -1,6 +1,7 @@
 """Find the checkpoint and the features of the commands on pictures. Torch is imported when the encoder is loaded."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssvit.atomic_io import read_json
@@ -13,7 +14,7 @@ from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import AUTO, Features, Reading, precision_of, reading_of, size_of
 from ssvit.evaluation.report.folder import report_for
 from ssvit.loading.encoder_options import check_reading, checked_size, eval_transform, pixel_format
-from ssvit.loading.finding import find
+from ssvit.loading.finding import NEWEST, find
 from ssvit.loading.pretrained import size_of_images
 from ssvit.options import OptionError, pair, print_lines, typed, within
 from ssvit.retrieval.options import Pictures, encoder_of
@@ -42,11 +43,13 @@ class Extraction:
     def __init__(self, config: Config, *, store: str | None = None) -> None:
         self.options: Pictures = config.options
         say, encoder = config.line.say, self.options.encoder.values()
+        path, identity = self.options.checkpoint, "" if store is None else encoder_of(store)
+        if store is not None and path == NEWEST and Path(of_store := encoder_of(store, "checkpoint")).exists():
+            path = of_store or path
         self.checkpoint = find(
-            self.options.checkpoint, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say,
+            path, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say,
             precision=self.options.precision,
         )  # fmt: skip
-        identity = "" if store is None else encoder_of(store)
         self.stored = identity if identity.startswith(self.checkpoint.checksum[:16]) else ""
         layer, pooling, norm = (getattr(self.options.features, name) for name in ("layer", "pooling", "norm"))
         chosen, origin = self._chosen(config, store)

@@ -66,20 +66,21 @@ def fill(store: Store, sets: Collection[PictureSet], describe: Describer) -> int
     return replaced
 
 
-def index(folder: str, pictures: PictureSet, describe: Describer) -> list[str]:
+def index(folder: str, pictures: PictureSet, describe: Describer, checkpoint: Path | None = None) -> list[str]:
     """Create a store of pictures, or update it by `fill`. Returns lines for the console.
 
     Args:
         folder: Folder of the store.
         pictures: The pictures.
         describe: Computes their features.
+        checkpoint: The checkpoint of the encoder, which later commands use.
 
     Raises:
         StoreError: The folder holds other files, or a store of another encoder.
         UserError: The store has none of the pictures afterwards.
     """
     with writing(Path(folder)):
-        store = Store.open(folder, describe.extractor.identity, create=True)
+        store = Store.open(folder, describe.extractor.identity, checkpoint=checkpoint, create=True)
         before = len(store)
         replaced = fill(store, [pictures], describe)
     added = len(store) - before
@@ -88,7 +89,6 @@ def index(folder: str, pictures: PictureSet, describe: Describer) -> list[str]:
     return [
         f"{folder}: {added} pictures added, {updated}{present} were present, {describe.unreadable} could not be read",
         f"the store has {len(store)} pictures of {len({*store.classes} - {None})} classes",
-        f"next: ssvit retrieve action=query store={folder} sheet=sheet.png PICTURES",
     ]
 
 
@@ -195,7 +195,7 @@ def query(
     if not parts:
         raise UserError(f"none of the {len(pictures.names)} pictures can be read")
     rows, features = [row for part, _ in parts for row in part], torch.cat([part for _, part in parts])
-    names = [pictures.names[row] for row in rows]
+    names, known = [pictures.names[row] for row in rows], {*store.classes}
     check_directions(features, names)
     queries = F.normalize(scaler.scaled(features))
     stored_rows = torch.tensor([store.row_of.get(name, -1) for name in names])
@@ -208,7 +208,12 @@ def query(
             for i, cosine, distance in zip(*of_query, strict=True)
             if i >= 0
         ]
-        records.append({"image": name, "class": pictures.classes[row], "neighbours": nearest_pictures})
+        class_name = pictures.classes[row]
+        if class_name is None and name in store.row_of:
+            class_name = store.classes[store.row_of[name]]
+        if class_name is None and (folder := Path(name).parent.name) in known:  # the pictures of a class are named
+            class_name = folder
+        records.append({"image": name, "class": class_name, "neighbours": nearest_pictures})
     return records
 
 

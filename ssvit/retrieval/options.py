@@ -30,7 +30,7 @@ class Pictures(Pretrained, Inference):
 
     checkpoint: Name = "newest"
     """The folder of a checkpoint or of its run, a file of foreign weights, hf://OWNER/NAME, or an exported ONNX file;
-    newest: the pre-training run that finished last."""
+    newest: that of the store, else the pre-training run that finished last."""
     data: Part = None
     """A data set whose images are used if no pictures are named: its name, or the path of a folder."""
     images: Sequence[Name] = ()
@@ -114,10 +114,15 @@ def metadata(part: Path) -> dict[str, Any]:
         return {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
 
 
-def encoder_of(store: str | Path) -> str:
-    """Return the identity of a store's features, or "" if there is no store that can be read."""
+def encoder_of(store: str | Path, value: str = "encoder") -> str:
+    """Return the identity of a store's features, or "" if there is no store that can be read.
+
+    Args:
+        store: Folder of the store.
+        value: encoder, or checkpoint for the path of the checkpoint, "" if it is unknown.
+    """
     try:
-        return str(metadata(min(Path(store).glob(PART_FILES)))["encoder"])
+        return str(metadata(max(Path(store).glob(PART_FILES)))[value] or "")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError):
         return ""
 

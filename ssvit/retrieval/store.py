@@ -10,6 +10,7 @@ Letters: n images, d width.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -40,6 +41,7 @@ class Store:
     Args:
         folder: Folder of the store; the first `add` creates it.
         encoder: Identity of the features, such as the checksum of a checkpoint and a layer.
+        checkpoint: Path of the checkpoint, which `add` writes into the part.
 
     Attributes:
         row_of: Row of each image by name.
@@ -48,8 +50,9 @@ class Store:
         contents: Checksum of each image's content, "" where unknown.
     """
 
-    def __init__(self, folder: str | Path, encoder: str) -> None:
+    def __init__(self, folder: str | Path, encoder: str, checkpoint: str | Path | None = None) -> None:
         self.folder, self.encoder = Path(folder), encoder
+        self.checkpoint = None if checkpoint is None else os.path.abspath(checkpoint)
         self.row_of: dict[str, int] = {}
         self.names: list[str] = []
         self.classes: list[str | None] = []
@@ -58,18 +61,21 @@ class Store:
         self._parts: list[Tensor] = []
 
     @classmethod
-    def open(cls, folder: str | Path, encoder: str, *, create: bool = False) -> "Store":
+    def open(
+        cls, folder: str | Path, encoder: str, *, checkpoint: str | Path | None = None, create: bool = False
+    ) -> "Store":
         """Read and verify a store.
 
         Args:
             folder: Folder of the store.
             encoder: Identity of its features.
+            checkpoint: Path of the checkpoint of features that are added.
             create: Whether to return an empty store if the folder does not exist or is empty.
 
         Raises:
             StoreError: The store is damaged or was made with another encoder, or the folder holds other files.
         """
-        store = cls(folder, encoder)
+        store = cls(folder, encoder, checkpoint)
         paths = sorted(store.folder.glob(PART_FILES))
         others = {path.name for path in store.folder.glob("*") if not path.name.startswith(".part_")} - {LOCK}
         if not paths and (others or not create):
@@ -111,7 +117,8 @@ class Store:
         """
         check_directions(features, names)
         features = features.float().contiguous()
-        part = {"schema": SCHEMA, "encoder": self.encoder, "names": list(names), "classes": list(classes)}
+        part: dict[str, Any] = {"schema": SCHEMA, "encoder": self.encoder, "checkpoint": self.checkpoint}
+        part |= {"names": list(names), "classes": list(classes)}
         part["contents"] = list(contents or [""] * len(names))
         part["removed"] = [*removed, *(name for name in names if name in self.row_of)]
         texts = {name: json.dumps(value) for name, value in part.items()}
