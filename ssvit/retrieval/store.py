@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ssvit.atomic_io import check_schema, locked, replace, synchronise
 from ssvit.options import UserError
-from ssvit.retrieval.options import PART_FILES, metadata
+from ssvit.retrieval.options import PART_FILES, encoder_of, metadata
 
 SCHEMA = 3
 LOCK = "lock"
@@ -69,13 +69,13 @@ class Store:
         Args:
             folder: Folder of the store.
             encoder: Identity of its features.
-            checkpoint: Path of the checkpoint of features that are added.
+            checkpoint: Path of the checkpoint of features that are added; None: the path that the store contains.
             create: Whether to return an empty store if the folder does not exist or is empty.
 
         Raises:
             StoreError: The store is damaged or was made with another encoder, or the folder holds other files.
         """
-        store = cls(folder, encoder, checkpoint)
+        store = cls(folder, encoder, checkpoint or encoder_of(folder, "checkpoint") or None)
         paths = sorted(store.folder.glob(PART_FILES))
         others = {path.name for path in store.folder.glob("*") if not path.name.startswith(".part_")} - {LOCK}
         if not paths and (others or not create):

@@ -118,6 +118,7 @@ def test_an_updated_store_has_features_of_the_current_files_and_none_of_removed_
     tool("retrieve", "action=remove", "store=own_store", "own/ant/2.png")
     store = opened(work / "own_store")
     assert sorted(store.names) == sorted(map(str, pictures.rglob("*.png")))
+    assert Path(store.checkpoint).is_dir()  # later commands use it
     np.testing.assert_allclose(store.features.numpy(), features(work, store.names), atol=1e-4)
     line = one_line(tool("retrieve", "action=remove", "store=own_store", "own/bee", "own/ant/2.png", status=2))
     assert line.startswith("ssvit: images=own/ant/2.png: ")
