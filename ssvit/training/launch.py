@@ -109,7 +109,7 @@ def _local_devices(options: Fabric) -> list[torch.device]:
 
 
 def _connect(place: Place | None, world: int, device: torch.device, options: Fabric) -> None:
-    """Create the process group, after starting the other processes of this machine unless a launcher has."""
+    """Create the process group. Without a launcher, first start further processes on this machine."""
     rank = 0
     if world == 1:
         store: Store = HashStore()
@@ -144,7 +144,7 @@ def _end() -> None:
 
 
 def _start_others(count: int, timeout: float) -> Store:
-    """Start the other processes of this machine with the command line of this one, and return the store of all.
+    """Start further processes with the command line of this one, and return their common store.
 
     Args:
         count: Number of processes, including this one.

@@ -1,4 +1,4 @@
-"""Describe a process of a run: its device, its precision, and its communication with the other processes."""
+"""Describe one process of a run: its device, its precision and its communication with the other processes."""
 
 import inspect
 import math
@@ -115,7 +115,7 @@ def together() -> Iterator[None]:
 
 
 class Processes:
-    """Give one process of a run its device, its precision and its place among the others.
+    """Hold the device, precision and rank of one process of a run, and communicate with the other processes.
 
     Args:
         device: The device of this process.

@@ -40,7 +40,7 @@ _DIFFERENCES = {
     "images": "data: has {value:,} training images, and the run in {folder} started with {recorded:,}",
     "data": "data: the names, sizes or labels of training images have changed since the run in {folder} started",
     "contents": "data: the contents of training images have changed since the run in {folder} started",
-}  # messages of entries whose values say little
+}  # messages for entries whose values are checksums or numbers
 _ADAM, _MOMENTUM = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # running means of the optimisers
 
 
@@ -371,7 +371,7 @@ class State:
         return moments
 
     def _fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Set tensors, which may be sharded, to the full values in the main process, which sends them to the others."""
+        """Set tensors, which may be sharded, to full tensors of the main process, which broadcasts them."""
         for name, tensor in tensors.items():
             full = values[name] if self.processes.is_main else torch.empty(tensor.shape)
             full = full.to(tensor.device, tensor.dtype)
