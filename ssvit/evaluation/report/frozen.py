@@ -270,8 +270,8 @@ def _split(
         for encoder in encoders:
             if encoder.run_folder and (record := read(encoder.run_folder)) is not None:
                 printed = encoder._replace(name="fingerprints", prefix="", function=Fingerprints())
-                sets = test.joined(extracted(printed, part)), train.joined(extracted(printed, "training"))
-                shown, known = (of_split.values["fingerprints"].numpy() for of_split in sets)
+                joined = test.joined(extracted(printed, part)), train.joined(extracted(printed, "training"))
+                shown, known = (of_split.values["fingerprints"].numpy() for of_split in joined)
                 overlaps[encoder.name] = overlap(record, shown, known, pairs)
     return Split(
         readings=tuple(evaluated.function.identities),
