@@ -35,10 +35,11 @@ class Place(NamedTuple):
 
 def launched() -> Place | None:
     """Return the place of this process among those of torchrun, srun or the same command; None without a launcher."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    if all(name in os.environ for name in names):
-        rank, world, local_rank, local_world, port = (int(os.environ[name]) for name in names)
-        return Place(rank, world, local_rank, local_world, os.environ["MASTER_ADDR"], port)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        usual = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "MASTER_PORT": 29500}
+        local_rank, local_world, port = (int(os.environ.get(name, value)) for name, value in usual.items())
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), local_rank, local_world, host, port)
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         rank, world, local_rank = (int(os.environ[f"SLURM_{name}"]) for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID"))
         host = re.sub(r"\[(\w+)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]

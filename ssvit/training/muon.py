@@ -11,6 +11,7 @@ orthogonalises all matrices of one shape in one batch, and the parts of a packed
 Letters: n matrices of r rows and c columns.
 """
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssvit import private
 from ssvit.models.block import Block
 from ssvit.objectives.teacher import local
 from ssvit.training.sharding import part
@@ -114,7 +114,7 @@ class Muon(torch.optim.AdamW):
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["matrices"]]
         try:
-            private.step(self, torch.optim.AdamW.step)
+            inspect.unwrap(torch.optim.AdamW.step)(self)  # see `private.step`
         finally:
             self.param_groups = groups
         by_shape: dict[tuple[int, int], list[_Part]] = {}

@@ -260,7 +260,7 @@ class State:
                         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         self._freeze(optimizer)
         optimizer.found_inf = (~applied).float()  # fused optimisers skip the step if it is 1
-        private.step(self.optimizer, type(self.optimizer).step)
+        private.step(self.optimizer)
 
     def _freeze(self, optimizer: Any) -> None:
         """Clear the gradients of weights that the objective freezes at this step, so that the optimiser skips them."""
@@ -268,7 +268,7 @@ class State:
         if self.recipe.optimizer != "sgd" and any(weight not in optimizer.state for weight in frozen):
             # A checkpoint contains the optimiser state of all weights; a skipped step initialises it.
             optimizer.found_inf = torch.ones((), device=self.processes.device)
-            private.step(self.optimizer, type(self.optimizer).step)
+            private.step(self.optimizer)
         for weight in frozen:
             weight.grad = None
 

@@ -178,7 +178,7 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypat
     def decoded(*args: object, **options: object) -> None:
         raise AssertionError("the pixels of a bomb were decoded")
 
-    monkeypatch.setattr(decode, "decode_jpeg", decoded)
+    monkeypatch.setattr(torch.ops.image, "decode_jpeg", decoded)
     monkeypatch.setattr(Image.Image, "load", decoded)
     with pytest.raises(Unreadable, match=r"50000x60000 pixels, more than|3000000000 pixels"):
         load(str(tmp_path / "bomb"))
@@ -326,7 +326,7 @@ def test_a_mask_of_the_unrotated_image_is_an_error(
         Image.fromarray(np.ones(shape, np.uint8)).save(tmp_path / f"{name}.png")
     masks = [str(tmp_path / f"{name}.png") for name in ("upright", "other", "stored")]
     files = Files([str(tmp_path / f"a.{suffix}")] * 3, masks=masks)
-    monkeypatch.setattr(decode, "decode_jpeg", None)  # the header suffices
+    monkeypatch.setattr(torch.ops.image, "decode_jpeg", None)  # the header suffices
     assert [tuple(files.mask(index).shape) for index in (0, 1)] == [(40, 24), (5, 7)]
     with pytest.raises(Unreadable) as caught:
         files.mask(2)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -23,7 +24,7 @@ from ssvit.objectives import classify_options, contrastive_options
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.contrastive import SimCLR
 from ssvit.options import OptionError, UserError
-from ssvit.training import loop, runtime
+from ssvit.training import loop
 from ssvit.training.state import RunningStatistics
 
 SWIN = {"model": "swin_tiny_patch4_window7_224", "image_size": 32, "arguments": {"depths": [1, 1, 1, 1]}}
@@ -137,20 +138,20 @@ def test_a_run_that_was_stopped_between_two_micro_batches_ends_with_the_same_bit
     assert final(tmp_path / "parts") == final(tmp_path / "whole")
 
 
-def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is_skipped(monkeypatch):
+def test_running_statistics_are_means_over_processes_and_stay_where_an_update_is_skipped():
     """Statistics equal torch's after the same images; the second process is simulated."""
     model, alone = (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)) for _ in range(2))
     alone.load_state_dict(model.state_dict())
     other = torch.arange(8.0)
-    monkeypatch.setattr(runtime, "mean", lambda fabric, value: (value + other) / 2)
+    processes = SimpleNamespace(mean=lambda value: (value + other) / 2)
     statistics, images = RunningStatistics(model), torch.rand(2, 3, 5, 5)
     model(images)
-    statistics.follow(None, torch.tensor(False))
+    statistics.follow(processes, torch.tensor(False))
     assert model[1].running_mean.equal(torch.zeros(4))
     assert model[1].running_var.equal(torch.ones(4))
     model(images)
     alone(images)
-    statistics.follow(None, torch.tensor(True))
+    statistics.follow(processes, torch.tensor(True))
     assert torch.equal(model[1].running_mean, (alone[1].running_mean + other[:4]) / 2)
     assert torch.equal(model[1].running_var, (alone[1].running_var + other[4:]) / 2)
 

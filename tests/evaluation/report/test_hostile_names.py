@@ -144,7 +144,7 @@ def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):
     ]
     printed += [text for done in refused for text in (done.stdout, done.stderr)]
     assert all(line.isprintable() for text in printed for line in text.split("\n"))
-    assert len(printed[1].strip().split("\n")) == 1 + len(NAMES)
+    assert len(printed[1].strip().split("\n")) == 2 + len(NAMES)
     assert NAMES[8] in printed[2]
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert {one["image"].rpartition("/")[2].removeprefix("0") for one in answers} == {f"{one}.png" for one in NAMES}
