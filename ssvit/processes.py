@@ -36,7 +36,7 @@ class Place(NamedTuple):
 def launched() -> Place | None:
     """Return the place of this process among those of torchrun, srun or the same command; None without a launcher."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        usual = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "MASTER_PORT": 29500}
+        usual = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "MASTER_PORT": "29500"}
         local_rank, local_world, port = (int(os.environ.get(name, value)) for name, value in usual.items())
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), local_rank, local_world, host, port)
