@@ -101,8 +101,10 @@ def _local_devices(options: Fabric) -> list[torch.device]:
             raise UserError(f"{_values(options)}: must be auto or a number of processes on a CPU")
         return [torch.device("cpu")] * (1 if text == "auto" else int(text))
     available = torch.cuda.device_count()
-    count = available if text in ("auto", "-1") else 0 if is_list else int(text)
-    indices = [int(index) for index in text.split(",")] if is_list else list(range(count))
+    if is_list:
+        indices = [int(index) for index in text.split(",")]
+    else:
+        indices = list(range(available if text in ("auto", "-1") else int(text)))
     if not indices or max(indices) >= available:
         raise UserError(f"{_values(options)}: must be among the {available} GPUs of this machine")
     return [torch.device("cuda", index) for index in indices]

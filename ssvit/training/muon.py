@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ssvit.models.block import Block
 from ssvit.objectives.teacher import local
-from ssvit.training.sharding import part
+from ssvit.training.sharding import shard_of
 
 # Each iteration computes a x + b x^3 + c x^5. Four of them map the singular values from 0.003 to 1 times the Frobenius
 # norm to 0.78 to 1.22; five equal iterations of Jordan et al. map them to 0.68 to 1.20. Each polynomial minimises the
@@ -162,4 +162,4 @@ def _unpacked(part: Tensor, weight: Any, count: int) -> Tensor:
 def _packed(matrices: Tensor, weight: Tensor) -> Tensor:
     """Pack matrices (count, r, c) as `weight` is, and return this process's shard."""
     whole = (matrices if matrices.shape[2] == weight.shape[1] else matrices.mT).flatten(0, 1)
-    return part(whole, weight)
+    return shard_of(whole, weight)

@@ -44,7 +44,7 @@ def shard(objective: Objective, device: torch.device, processes: int, *, half: b
     return objective
 
 
-def part(full: Tensor, like: Any) -> Tensor:
+def shard_of(full: Tensor, like: Any) -> Tensor:
     """Return this process's shard of a full tensor, sharded like another one; the tensor itself without shards."""
     if not hasattr(like, "device_mesh"):
         return full

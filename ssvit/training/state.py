@@ -377,7 +377,7 @@ class State:
             full = full.to(tensor.device, tensor.dtype)
             if self.processes.world > 1:
                 torch.distributed.broadcast(full.contiguous(), 0)
-            local(tensor.detach()).copy_(sharding.part(full, tensor))
+            local(tensor.detach()).copy_(sharding.shard_of(full, tensor))
 
     def restore(self, folder: Path, run_identity: Mapping[str, object], report: Callable[[str], None]) -> int:
         """Restore the newest usable checkpoint, which rank 0 reads and distributes.
