@@ -23,6 +23,7 @@ from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.studies import comparison
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune
+from ssvit.training.recipe import Recipe
 
 FIRST = "finetune_shapes"  # default experiment after a pre-training on the embedded images
 _FOREIGN_LR = 2e-4  # for weights of other projects, see docs/starting.md
@@ -88,7 +89,8 @@ def dry_run(config: Config) -> Config:
     from ssvit.training.session import Session
 
     config.line.announce()
-    Session(config, Path(options.outputs, str(options.name)), stage=FINETUNE).preview(config)
+    folder = Path(options.outputs, str(options.name))
+    Session(config, folder, stage=FINETUNE, recipes=_recipes(options)).preview(config)
     if options.compare:
         for side, changes in comparison.sides(options.scratch).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
@@ -96,6 +98,14 @@ def dry_run(config: Config) -> Config:
     elif options.sweep:
         print(f"sweep: {len(options.table4.learning_rates) + 1} runs like this one")
     return config
+
+
+def _recipes(options: Finetune) -> list[Recipe]:
+    """Return the recipes of all runs in their order."""
+    recipe = options.recipe
+    if options.compare:
+        return [recipe, recipe.changed(**options.scratch)] * options.seeds
+    return [recipe] * (len(options.table4.learning_rates) + 1 if options.sweep else 1)
 
 
 def run(config: Config) -> Path:
@@ -110,7 +120,7 @@ def run(config: Config) -> Path:
 
         from ssvit.training.session import Session
 
-        session = Session(config, folder.path, stage=FINETUNE)
+        session = Session(config, folder.path, stage=FINETUNE, recipes=_recipes(options))
 
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)
@@ -118,7 +128,10 @@ def run(config: Config) -> Path:
 
         if options.compare:
             sides = comparison.sides(options.scratch)
-            comparison.compare(trained, sides, seed=options.recipe.seed, seeds=options.seeds, folder=folder.path)
+            comparison.compare(
+                trained, sides, seed=options.recipe.seed, seeds=options.seeds, folder=folder.path,
+                earlier_gains=options.earlier_gains,
+            )  # fmt: skip
         elif options.sweep:
             comparison.choose(trained, folder=folder.path, **options.table4.values())
         else:

@@ -141,6 +141,27 @@ def of_seeds(first: Sequence[float], second: Sequence[float]) -> Interval | None
     return Interval(float(interval.low), float(interval.high))
 
 
+def another_seed(values: Sequence[float], like: Sequence[float] = ()) -> Interval | None:
+    """Return the 95 % prediction interval of the result of one more seed, from normally distributed results.
+
+    Args:
+        values: Results of at least one seed.
+        like: Results whose spread is that of another seed, such as those of earlier seeds with the same options; none
+            for the spread of `values`.
+
+    Returns:
+        The interval; None if fewer than two results have the spread.
+    """
+    spread = like or values
+    if len(spread) < 2:
+        return None
+    from scipy import stats
+
+    scale = statistics.stdev(spread) * math.sqrt(1 + 1 / len(values))
+    error = float(stats.t.ppf((1 + LEVEL) / 2, len(spread) - 1)) * scale
+    return Interval.around(statistics.fmean(values), error)
+
+
 def detectable(differences: "np.ndarray") -> float:
     """Return the smallest mean difference that a test on as many images detects with power `POWER`: (m,).
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, above_chance, of_seeds, standard_error
+from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, above_chance, another_seed, of_seeds, standard_error
 from ssvit.figures.base import Figure
 from ssvit.processes import is_main_process
 
@@ -37,7 +37,9 @@ def sides(scratch: Mapping[str, Any]) -> Sides:
     return {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **recipe}}
 
 
-def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> None:
+def compare(
+    run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path, earlier_gains: Sequence[float] = ()
+) -> None:
     """Train all sides with several seeds, and print, store (comparison.json) and plot (comparison.png) the result.
 
     Args:
@@ -46,6 +48,7 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
         seed: The first seed.
         seeds: Number of seeds.
         folder: Folder of the results.
+        earlier_gains: Gains of other seeds in percentage points, whose spread is that of one more seed.
     """
     runs: dict[str, list[Rows]] = {side: [] for side in sides}
     for run_seed in range(seed, seed + seeds):
@@ -60,10 +63,13 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
     last, watched = (scored(runs[PRETRAINED][-1], parts)[-1] for parts in (REPORTED, WATCHED))
     error, noise = _error(summary, last)
     verdict = _verdict(summary, last, error, noise)
+    gains = [after - before for after, before in zip(finals[PRETRAINED], finals[SCRATCH], strict=True)]
+    predicted = _of_another_seed(gains, [gain / 100 for gain in earlier_gains], summary, last)
     steps = {side: max(row["step"] for row in of_side[-1]) for side, of_side in runs.items()}
     report = {
         "seeds": list(range(seed, seed + seeds)), "measured_on": last.part, "images": last.images, "steps": steps,
-        "chance": last.chance, "accuracy": summary, "gain": gain, "error": error, "verdict": verdict, "curves": curves,
+        "chance": last.chance, "accuracy": summary, "gain": gain, "error": error, "another_seed": predicted,
+        "verdict": verdict, "curves": curves,
     }  # fmt: skip
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
@@ -79,6 +85,10 @@ def compare(run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path) -> N
         constant = "always the most frequent class" if last.images is not None else "a random order"
         print(f"  {'chance':<21}{100 * last.chance:6.2f} %  ({constant})")
     print(f"stored: {folder / 'comparison.json'}, {folder / 'comparison.png'}")
+    if predicted is not None:
+        source = f"the spread of {len(earlier_gains)} earlier seeds" if earlier_gains else "the spread of these seeds"
+        low, high = (100 * value for value in predicted)
+        print(f"Another seed: {low:+.1f} to {high:+.1f} percentage points (95 % prediction interval, from {source}).")
     print(_conclusion(summary, last.measure, error, verdict))
 
 
@@ -127,8 +137,24 @@ def _error(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore") -> 
     if (interval := of_seeds(*(side["values"] for side in compared))) is not None:
         errors["the seeds"] = (interval.high - interval.low) / 2
     if measured.images is not None:
-        errors["the images"] = 2 * math.hypot(*(standard_error(side["mean"], measured.images) for side in compared))
+        errors["the images"] = _error_of_images(summary, measured.images)
     return math.hypot(*errors.values()) if errors else None, " and ".join(errors)
+
+
+def _error_of_images(summary: Mapping[str, Mapping[str, Any]], images: int) -> float:
+    """Return the half-width of the gain's 95 % interval over test images."""
+    return 2 * math.hypot(*(standard_error(summary[side]["mean"], images) for side in (PRETRAINED, SCRATCH)))
+
+
+def _of_another_seed(
+    gains: Sequence[float], earlier: Sequence[float], summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore"
+) -> Interval | None:
+    """Return the 95 % prediction interval of the gain with another seed and other test images; None if unknown."""
+    interval = another_seed(gains, earlier)
+    if interval is None or measured.images is None:
+        return interval
+    error = math.hypot((interval.high - interval.low) / 2, _error_of_images(summary, measured.images))
+    return Interval.around(statistics.fmean(gains), error)
 
 
 def _verdict(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore", error: float | None, noise: str) -> str:

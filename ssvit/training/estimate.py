@@ -1,10 +1,11 @@
-"""Estimate the time and memory of a run before it starts.
+"""Estimate the time and memory of the runs of a command before they start.
 
-Memory is counted, and time is measured with one or two small steps. They change no weight, buffer or random state.
+Memory is counted, and time is measured with a few steps that change no weight, buffer or random state. On a CPU it is
+CPU time, which does not depend on other work of the machine.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,57 +18,80 @@ from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import COST, Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import local
+from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
-_SECONDS = 1.0  # maximum duration of the timed step
-_FIRST, _MOST = 2, 64  # images of the warm-up step, and at most of the timed step
+_SECONDS = 1.0  # maximum duration of a timed step
+_FIRST, _MOST = 2, 64  # images of the warm-up step, and at most of a timed step
+_TIMED = 3  # timed steps, of which the median counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Time and memory of one process of a run.
+    """Time and memory of one process of the runs of a command.
 
     Attributes:
-        steps: Optimiser updates.
-        step: Seconds of an update; None if not measured.
-        evaluations: Seconds of all evaluations; 0 if not measured.
+        runs: Number of runs.
+        steps: Optimiser updates of the first run.
+        step: Seconds of an update of the first run; None if not measured.
+        training: Seconds of the updates of all runs; 0 if not measured.
+        evaluations: Seconds of the evaluations of all runs; 0 if not measured.
+        is_cpu_time: Whether seconds are CPU time instead of time by the clock.
         memory: Bytes by use: weights (with buffers and averaged weights), gradients, state of the optimiser, and
             activations that the forward pass of a micro-batch keeps for the backward pass.
     """
 
+    runs: int = 1
     steps: int
     step: float | None
-    evaluations: float
+    training: float = 0.0
+    evaluations: float = 0.0
+    is_cpu_time: bool = True
     memory: Mapping[str, int]
 
     @property
+    def time(self) -> str:
+        """Return the estimated time as text, without start-up, checkpoints and waiting for data."""
+        if self.step is None:
+            return "time not measured"
+        total, evaluations = map(tqdm.format_interval, (self.training + self.evaluations, self.evaluations))
+        steps = f"{self.runs} runs, the first" if self.runs > 1 else "training"
+        parts = f"{steps} of {self.steps} steps of {self.step:.2g} s, and evaluations of {evaluations}"
+        return f"{total} of {'CPU time' if self.is_cpu_time else 'time'} ({parts})"
+
+    @property
     def line(self) -> str:
-        """Return the estimate as one line of text, without start-up, checkpoints and waiting for data."""
-        time_text = "time not measured"
-        if self.step is not None:
-            total = tqdm.format_interval(self.steps * self.step + self.evaluations)
-            evaluations = tqdm.format_interval(self.evaluations)
-            time_text = f"{total} ({self.steps} steps of {self.step:.2g} s, evaluations {evaluations})"
+        """Return the estimated time and memory as one line of text."""
         sizes = ", ".join(f"{name} {_size(bytes)}" for name, bytes in self.memory.items())
-        return f"estimated: {time_text}; {_size(sum(self.memory.values()))} of memory ({sizes})"
+        return f"estimated: {self.time}; {_size(sum(self.memory.values()))} of memory ({sizes})"
 
 
 def _size(bytes: int) -> str:
     return tqdm.format_sizeof(bytes, "B", 1000)
 
 
-def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) -> Estimate:
-    """Estimate the time and memory of a run in each process.
+def estimate(
+    state: State,
+    loader: Loader,
+    evaluators: Mapping[str, Evaluator],
+    *,
+    recipes: Sequence[Recipe] = (),
+    first_step: int = 0,
+) -> Estimate:
+    """Estimate the time and memory of the runs of a command in each process.
 
     Time is measured only in a single process without torch.compile. Activations are counted in a forward pass, except
     for a sharded model, since no process has all of its weights.
 
     Args:
-        state: The training state.
-        loader: The training batches.
-        evaluators: Evaluators by name.
+        state: The training state of the first run.
+        loader: The training batches of the first run.
+        evaluators: Evaluators of each run by name.
+        recipes: Recipes of all runs, which train models of the same size; none for a single run.
+        first_step: Number of updates of the first run that are complete.
     """
     processes, objective, recipe = state.processes, state.objective, state.recipe
+    recipes = recipes or (recipe,)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     held = _bytes([*objective.parameters(), *objective.buffers()])
     gradients = _bytes(trained)
@@ -80,18 +104,22 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) 
             for _ in range(2):  # the first step is slower, since it initialises libraries
                 seconds, _ = _step(state, loader, few, backward=timed)
             images = max(few, min(micro, _MOST, int(few * _SECONDS / seconds)))
-            seconds, activations = _step(state, loader, images, backward=timed)
+            steps = [_step(state, loader, images, backward=timed) for _ in range(_TIMED if timed else 1)]
+            seconds, activations = sorted(steps)[len(steps) // 2]
             if timed:
                 update = min(_update(state) for _ in range(2))
-    evaluated = sum(
-        evaluator.images
-        * sum(evaluator.due(step, recipe.steps, recipe.evaluate_every) for step in range(recipe.steps + 1))
-        for evaluator in evaluators.values()
-    )
+    counted = bool(timed and images)
+    of_image = seconds / images * recipe.passes if counted else 0.0
+    left = sum(run.steps * (run.batch_size * of_image + update) for run in recipes)
+    evaluated = sum(_evaluated(evaluators, run) for run in recipes) - _evaluated(evaluators, recipe, until=first_step)
+    step = recipe.batch_size * of_image + update
     return Estimate(
-        steps=recipe.steps,
-        step=seconds / images * recipe.batch_size * recipe.passes + update if timed and images else None,
-        evaluations=COST * evaluated * seconds / images if timed and images else 0.0,
+        runs=len(recipes),
+        steps=recipe.steps - first_step,
+        step=step if counted else None,
+        training=left - first_step * step,
+        evaluations=COST * evaluated * of_image / recipe.passes,
+        is_cpu_time=processes.device.type == "cpu",
         memory={
             "weights": held + (gradients if recipe.ema else 0),
             "gradients": gradients,
@@ -99,6 +127,20 @@ def estimate(state: State, loader: Loader, evaluators: Mapping[str, Evaluator]) 
             "activations": round(activations * micro / max(images, 1)),
         },
     )
+
+
+def _evaluated(evaluators: Mapping[str, Evaluator], recipe: Recipe, until: int | None = None) -> int:
+    """Return the number of images of all evaluations of a run, or of those before the step `until`."""
+    steps = range(recipe.steps + 1 if until is None else until)
+    return sum(
+        evaluator.images * sum(evaluator.due(step, recipe.steps, recipe.evaluate_every) for step in steps)
+        for evaluator in evaluators.values()
+    )
+
+
+def clock(device: torch.device) -> float:
+    """Return the CPU time of this process in seconds, or the time by the clock if another device computes."""
+    return time.process_time() if device.type == "cpu" else time.perf_counter()
 
 
 def few(loader: Loader, images: int) -> Batch:
@@ -110,8 +152,8 @@ def few(loader: Loader, images: int) -> Batch:
 def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:
     """Return the seconds of the passes of a batch, and the bytes that the forward pass keeps for the backward pass."""
     processes, objective = state.processes, state.objective
+    began = clock(processes.device)
     batch = few(loader, images).to(processes.device)
-    began = time.perf_counter()
     noise = objective.sample(batch.slots, seed=state.recipe.seed)
     kept: dict[int, int] = {}
 
@@ -127,14 +169,14 @@ def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple
     if backward:
         loss.backward()
         loss.item()
-    return time.perf_counter() - began, sum(kept.values())
+    return clock(processes.device) - began, sum(kept.values())
 
 
 def _update(state: State) -> float:
     """Return the seconds of an optimiser update that is skipped and changes nothing."""
-    began = time.perf_counter()
+    began = clock(state.processes.device)
     state.optimize(torch.zeros((), dtype=torch.bool, device=state.processes.device))
-    return time.perf_counter() - began
+    return clock(state.processes.device) - began
 
 
 def _moments(state: State) -> int:

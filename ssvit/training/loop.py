@@ -14,6 +14,7 @@ from types import FrameType
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ssvit import atomic_io
 from ssvit.checkpoints import storage
@@ -29,6 +30,7 @@ from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
 from ssvit.randomness import key
 from ssvit.training import best, runtime
+from ssvit.training.estimate import clock, estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import MetricsLog, Numbers, Readings
 from ssvit.training.recipe import Recipe
@@ -113,6 +115,7 @@ def train(
     run_identity: Mapping[str, object],
     loggers: Sequence[Logger] = (),
     figures: Figures = "end",
+    announced: Sequence[Recipe] = (),
 ) -> bool:
     """Train an objective in a run folder until `recipe.steps` updates are complete, from its newest checkpoint if any.
 
@@ -126,6 +129,8 @@ def train(
         run_identity: Entries of each checkpoint's manifest that a continuation must match.
         loggers: Destinations of metrics in addition to metrics.jsonl, used by the main process only.
         figures: When figures are drawn.
+        announced: Recipes of the runs whose total time is estimated before the first step, this one first; none for no
+            estimate.
 
     Returns:
         Whether the run was trained; False if it had already finished.
@@ -158,6 +163,10 @@ def train(
         f"{folder}: {f'continues after step {first}' if first else 'starts'}; encoder with {weights / 1e6:.2f} million "
         f"weights, {len(loader.source)} images, {processes.world} x {processes.device.type}, {recipe.backend}"
     )
+    if announced and processes.world == 1 and recipe.backend != "compile":
+        expected = estimate(state, loader, evaluators, recipes=announced, first_step=first)
+        report(f"estimated: {expected.time}")
+    began = clock(processes.device)
     log = MetricsLog(folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures)
     readings = Readings(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
@@ -205,6 +214,8 @@ def train(
                     best.keep(folder, complete)
             if stopping and not ended:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
+    kind = "CPU time" if processes.device.type == "cpu" else "time"
+    report(f"{kind} of this run: {tqdm.format_interval(clock(processes.device) - began)}")
     return True
 
 

@@ -136,6 +136,9 @@ class Finetune(Training):
     """scratch: also train from random weights, and compare both."""
     seeds: Count = 3
     """Number of runs of each side of a comparison."""
+    earlier_gains: Sequence[float] = ()
+    """Gains of other seeds over training from random weights with the same options, in percentage points. Their spread
+    gives the prediction interval for another seed; without them, that of the comparison's own seeds does."""
     scratch: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the recipe that differ for training from random weights, such as {steps: 600}."""
     sweep: Literal["table4"] | None = None

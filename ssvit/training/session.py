@@ -1,5 +1,6 @@
 """Build training runs from their configuration, for the commands that train. Loading this module imports torch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +40,12 @@ class Session:
         config: Configuration with the recipe, the devices and the data source.
         folder: Folder of all runs of the command.
         stage: Stage in the identity of each run: pretrain or finetune.
+        recipes: Recipes of all runs in their order; none for a single run.
     """
 
-    def __init__(self, config: Config, folder: Path, *, stage: str) -> None:
+    def __init__(self, config: Config, folder: Path, *, stage: str, recipes: Sequence[Recipe] = ()) -> None:
         self.folder, self.stage = folder, stage
+        self._recipes = list(recipes or [config.options.recipe])
         self.processes = launch.start(config.options.recipe, config.options.fabric)
         with runtime.together():
             self._data: Data = config.build("data.source")
@@ -69,7 +72,7 @@ class Session:
         """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
         recipe, data, objective, loader = self.build(config)
         state = State(self.processes, objective, recipe)
-        line = estimate(state, loader, _all_evaluators(config, data)).line
+        line = estimate(state, loader, _all_evaluators(config, data), recipes=self._recipes).line
         parameters = {
             "encoder": objective.encoder.parameters(),
             "objective": objective.parameters(),
@@ -111,7 +114,7 @@ class Session:
             "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},
             "precision": self.processes.precision,
         }
-        loop.train(
+        trained = loop.train(
             self.processes,
             objective,
             loader,
@@ -121,7 +124,9 @@ class Session:
             run_identity=run_identity,
             loggers=self._loggers(config, folder) if self.processes.is_main else (),
             figures=config.options.figures,
+            announced=self._recipes,
         )
+        self._recipes = [] if trained else self._recipes[1:]  # the estimate is printed once
 
     def end(self) -> None:
         """End the communication between the processes, each of which continues independently."""

@@ -11,6 +11,7 @@ from scipy.stats import binom, norm
 from ssvit.evaluation.statistics import (
     Interval,
     above_chance,
+    another_seed,
     bootstrap,
     chance,
     detectable,
@@ -101,3 +102,21 @@ def test_a_verdict_is_one_of_three_answers(tested):
     words = [verdict(interval, tested=tested) for interval in (better, same, worse)]
     assert [("better" in text, "worse" in text) for text in words] == [(True, False), (False, False), (False, True)]
     assert ["significantly" in text for text in words] == [tested] * 3
+
+
+def test_a_prediction_interval_contains_the_result_of_another_seed_in_95_of_100_cases():
+    random = np.random.default_rng(0)
+    inside = {"own": 0, "like": 0}
+    for _ in range(2000):
+        *seeds, another = random.normal(3, 2, 5).tolist()
+        low, high = another_seed(seeds)
+        inside["own"] += low < another < high
+        low, high = another_seed(seeds[:1], like=random.normal(0, 2, 6).tolist())
+        inside["like"] += low < another < high
+    assert inside == {name: pytest.approx(0.95 * 2000, abs=3 * (0.95 * 0.05 * 2000) ** 0.5) for name in inside}
+
+
+def test_one_result_has_no_prediction_interval():
+    assert another_seed([0.3]) is None
+    low, high = another_seed([0.3], like=[0.1, 0.1])
+    assert low == high == pytest.approx(0.3)
