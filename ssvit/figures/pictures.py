@@ -86,7 +86,7 @@ class Gallery(Figure):
                     below = y + self.tile + (line + 0.7) * _LINE
                     write(x + self.tile / 2, below, fitted(text, _SIZE, self.tile), picture.color)
         write(_GAP, height - _LINE / 2 - _GAP / 2, self.note, align="left")
-        axis.imshow(pixels, extent=(0, width, height, 0), interpolation="nearest")
+        figure.figimage((255 * pixels + 0.5).astype(np.uint8), origin="upper", zorder=-1)
         return figure
 
     def _place(self, tile_pixels: np.ndarray, picture: Picture, axis: Axes, x: int, y: int) -> None:

@@ -148,6 +148,11 @@ class Plot(Figure):
     down: int = 1
     legend: Literal["each", "under", "below"] = "each"
 
+    @property
+    def has_curve(self) -> bool:
+        """Return whether a line has at least three points; a short run's metrics are readable without a plot."""
+        return any(len(line.x) > 2 for panel in self.panels for line in panel.lines)
+
     def draw(self) -> Canvas:
         """Draw the panels and legends."""
         figure, axes = style.panels(len(self.panels), *self.size, down=self.down)

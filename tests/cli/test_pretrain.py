@@ -38,12 +38,14 @@ def test_a_run_tells_and_leaves_what_it_should(pretrained):
     assert lines[0].startswith("recipe.backend=auto: ")
     assert lines[1].startswith("outputs/masked_patch_synthetic: ")
     assert "0.01 million weights, 64 images, 1 x cpu" in lines[1]
-    assert lines[2].startswith("step 1/6 ")
-    assert lines[-2].endswith("probes.png")
+    assert lines[2].startswith("estimated: ")
+    assert lines[3].startswith("step 1/6 ")
+    assert lines[-3].endswith("learning.png, mosaic.png")  # two evaluations of the probes are not a curve
+    assert lines[-2].startswith("CPU time of this run: ")
     assert lines[-1].startswith("next: ")
     assert any("copying the nearest uncorrupted patch" in line for line in lines)
     assert any("the most frequent class" in line for line in lines)
-    for name in ("mosaic.png", "learning.png", "probes.png"):
+    for name in ("mosaic.png", "learning.png"):
         with Image.open(left / name) as image:
             assert min(image.size) > 300
     assert yaml.safe_load((left / "config.yaml").read_text())["recipe"]["steps"] == 6
