@@ -44,8 +44,9 @@ def run(config: Config) -> None:
     describe = extraction.describer()
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
-        foreign = [option for option in config.line.options if option.startswith("encoder.")]
-        query = ["action=query", f"store={quoted(options.store)}", *foreign, "sheet=sheet.png"]
+        prefixes = ("encoder.", "data") if extraction.changes else ("encoder.",)
+        repeated = [option for option in config.line.options if option.startswith(prefixes)]
+        query = ["action=query", f"store={quoted(options.store)}", *repeated, "sheet=sheet.png"]
         lines.append(f"next: {config.line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize

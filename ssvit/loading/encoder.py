@@ -48,7 +48,7 @@ def load_encoder(options: LoadEncoder) -> Encoder:
             change = f"from {trained.channels} to {encoder.channels} channels ({options.adapt_channels})"
             notes.append(f"patch projection converted {change}")
         if trained.channels != encoder.channels or options.renormalize:
-            notes.append(f"images normalised by mean {options.image_mean}, std {options.image_std}")
+            notes.append(f"images normalised by mean {encoder.options.mean}, std {encoder.options.std}")
         outside = (name.removeprefix(checkpoint.backbone.removesuffix("encoder")) for name in weights)
         if unused := sorted({name.split(".")[0] for name in outside} - {"encoder"}):
             notes.append(f"not loaded: {', '.join(unused)}")

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.config.declaration import Count, Options, Run
+from ssvit.config.declaration import Count, Expect, Options, Run
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.exchange.reading_options import ForeignEncoder
@@ -59,8 +59,8 @@ class LoadEncoder(ForeignEncoder):
     """Mean of the image channels, used if their number differs from the checkpoint's."""
     image_std: ByChannel | None = None
     """Standard deviation of the image channels, used if their number differs from the checkpoint's."""
-    renormalize: bool = False
-    """Whether image_mean and image_std are used for the checkpoint's number of channels too."""
+    renormalize: Annotated[Sequence[Literal["mean", "std"]], Expect("a list of mean and std")] = ()
+    """Which of image_mean and image_std are used for the checkpoint's number of channels too."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -84,9 +84,8 @@ class LoadEncoder(ForeignEncoder):
         for name in fixed:
             if (value := getattr(self, name)) not in (None, trained.get(name, value)):
                 raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
-        is_normalized = is_converted or self.renormalize
-        if is_normalized:
-            changes |= {"mean": self.image_mean, "std": self.image_std}
+        normalized = ("mean", "std") if is_converted else self.renormalize
+        changes |= {name: getattr(self, f"image_{name}") for name in normalized}
         if is_converted:
             changes |= {"channels": self.channels}
         try:
@@ -96,7 +95,7 @@ class LoadEncoder(ForeignEncoder):
                 raise OptionError(
                     "image_size", self.image_size, f"must be divisible by {error.value}, the size of a patch"
                 ) from None
-            name = f"image_{error.name}" if is_normalized and error.name in ("mean", "std") else error.name
+            name = f"image_{error.name}" if error.name in normalized else error.name
             raise OptionError(name, error.value, error.expectation) from None
 
 

@@ -251,7 +251,7 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
         **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
         "channels": f"${{oc.select:data.channels,{trained['channels']}}}",
         **_OF_IMAGES,
-        "renormalize": {"data.mean", "data.std"} <= arguments.keys(),  # data.normalization=FILE sets both
+        "renormalize": [name for name in ("mean", "std") if f"data.{name}" in arguments],
         **(foreign if checkpoint.foreign else {}),
     }
     file = checkpoint.path.parent / "config.yaml"

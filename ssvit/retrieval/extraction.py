@@ -1,8 +1,10 @@
 """Find the checkpoint and the features of the commands on pictures. Torch is imported when the encoder is loaded."""
 
+import json
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -13,7 +15,7 @@ from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.evaluation.features_options import AUTO, Features, Reading, precision_of, reading_of, size_of
 from ssvit.evaluation.report.folder import report_for
-from ssvit.loading.encoder_options import check_reading, checked_size, eval_transform, pixel_format
+from ssvit.loading.encoder_options import LoadEncoder, check_reading, checked_size, eval_transform, pixel_format
 from ssvit.loading.finding import NEWEST, find
 from ssvit.loading.pretrained import size_of_images
 from ssvit.options import OptionError, pair, print_lines, typed, within
@@ -38,6 +40,7 @@ class Extraction:
         stored: Identity of the features of the store if they are the checkpoint's, otherwise "".
         pixels: Pixel format of the encoder's input.
         image_size: Height and width of the encoder's input.
+        changes: Options of the pixel format and the normalisation that differ from the checkpoint's.
     """
 
     def __init__(self, config: Config, *, store: str | None = None) -> None:
@@ -65,11 +68,18 @@ class Extraction:
         self.image_size = checked_size(self.checkpoint, self._size(config, store))
         self.transform = eval_transform(self.checkpoint).for_size(self.image_size)
         self.pixels = pixel_format(self.checkpoint)
-        if not self.checkpoint.describes_images:  # a run determines both
-            if "data.view.fit" in config.line.typed:
-                self.transform = self.transform.changed(fit=config.value("data.view.fit"))
-            if "data.background" in config.line.typed:
-                self.pixels = self.pixels.changed(background=self.options.data.source.background)
+        if "data.view.fit" in config.line.typed:
+            self.transform = self.transform.changed(fit=config.value("data.view.fit"))
+        source, typed_names = getattr(self.options.data, "source", None), config.line.typed.keys()
+        formats = {name: getattr(source, name) for name in PixelFormat.model_fields if f"data.{name}" in typed_names}
+        with within("data"):
+            self.pixels = self.pixels.changed(**formats)
+        self._normalized = self._normalization(typed_names)
+        trained = dict(pixel_format(self.checkpoint)) | {
+            f"image_{name}": self.checkpoint.encoder[name] for name in ("mean", "std")
+        }
+        pixels = dict(self.pixels) | self._normalized
+        self.changes = {name: value for name, value in pixels.items() if value != trained.get(name, value)}
         say(self.transform.note)
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)
@@ -97,6 +107,32 @@ class Extraction:
                 return reading, f"chosen by {file}"
         return None, "the last: `ssvit evaluate` has not chosen a layer of this checkpoint"
 
+    def _normalization(self, typed: Collection[str]) -> dict[str, Any]:
+        """Return the options of `LoadEncoder` that replace the channels and the normalisation of the encoder.
+
+        Args:
+            typed: Names of the typed options. Those of the data set that are not typed are the encoder's.
+
+        Raises:
+            OptionError: The encoder cannot be used with these options.
+        """
+        data, checkpoint = self.options.data, self.checkpoint
+        renormalize = [name for name in ("mean", "std") if f"data.{name}" in typed]
+        is_converted = self.pixels.channels != checkpoint.encoder["channels"]
+        names = ("mean", "std") if is_converted else renormalize
+        options = {f"image_{name}": getattr(data, name) for name in names}
+        if not options:
+            return {}
+        if checkpoint.graph is not None:
+            raise OptionError(f"data.{names[0]}", getattr(data, names[0]), "must not be set with an exported graph")
+        options |= {"channels": self.pixels.channels, "renormalize": renormalize}
+        try:
+            LoadEncoder(path=checkpoint.path, **self.options.encoder.values(), **options).loaded()
+        except OptionError as error:
+            name = f"data.{error.name.removeprefix('image_')}"
+            raise OptionError(name, error.value, error.expectation) from None
+        return options
+
     def _size(self, config: Config, store: str | None) -> object:
         """Return the typed image size, or else that of the store, the checkpoint or the images.
 
@@ -121,10 +157,13 @@ class Extraction:
 
         options, checkpoint = self.options, self.checkpoint
         size = None if self.image_size == self._trained_size else self.image_size
-        encoder = load_model(checkpoint, load_encoder, image_size=size, **options.encoder.values())
+        loading = options.encoder.values() | self._normalized
+        encoder = load_model(checkpoint, load_encoder, image_size=size, **loading)
         identity, device, precision = checkpoint.checksum[:16], torch.device("cpu"), options.precision
         if size is not None:
             identity += " {}x{}".format(*size)
+        if self.changes:
+            identity += f" {json.dumps(self.changes, separators=(',', ':'))}"
         if (of_graph := checkpoint.precision) is not None:
             identity, precision = f"{identity} {of_graph}", 32
         elif precision == "auto" and self.stored:
@@ -138,7 +177,7 @@ class Extraction:
         """Return the conversion of pictures to RGB, with the channels of a named data set, else the first three."""
         from ssvit.figures.display import Display
 
-        mean, std = self.checkpoint.encoder["mean"], self.checkpoint.encoder["std"]
+        mean, std = (self._normalized.get(f"image_{name}", self.checkpoint.encoder[name]) for name in ("mean", "std"))
         return Display.of_pixels(self.pixels, mean=mean, std=std, shown=self.shown)
 
     def needs_standardizing(self, line: CommandLine) -> bool:

@@ -11,6 +11,7 @@ import tifffile
 import timm
 import tiny
 import torch
+import yaml
 from safetensors.torch import save_file
 from timm.models._manipulate import adapt_input_conv
 
@@ -22,6 +23,8 @@ from ssvit.models import timm_options, vit_options
 from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT, adapted
 from ssvit.options import OptionError, UserError
+from ssvit.retrieval.options import encoder_of
+from ssvit.retrieval.store import Store
 
 D, P, Q = 5, 2, 3
 SOURCE = {"image_mean": 0.4, "image_std": 0.2}
@@ -144,24 +147,79 @@ def test_commands_start_from_weights_of_other_channels(rasters, capsys):
     assert (report / "report.json").is_file()
 
 
-def test_a_measured_normalisation_of_as_many_channels_standardises_the_pixels(tmp_path):
-    generator = numpy.random.default_rng(0)
+@pytest.fixture(scope="module")
+def three_bands(tmp_path_factory):
+    """A folder with 24 images of three 16-bit channels, their measured normalisation and weights for colour images.
+
+    Returns the folder, the options, the images in [0, 1] (24, 3, 16, 16) and their files.
+    """
+    folder, generator = tmp_path_factory.mktemp("three"), numpy.random.default_rng(0)
     arrays = generator.integers(500, 4000, (24, 3, 16, 16)).astype("uint16")
-    for number, array in enumerate(arrays):
-        path = tmp_path / "set" / "ab"[number % 2] / f"{number}.tif"
+    files = [folder / "set" / "ab"[number % 2] / f"{number:02d}.tif" for number in range(24)]
+    for path, array in zip(files, arrays, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         tifffile.imwrite(path, array, photometric="minisblack", planarconfig="separate", metadata=None)
-    save_file(peers.of_timm(img_size=16, patch_size=4).state_dict(), tmp_path / "rgb.safetensors")
-    find("normalization").call([f"data={tmp_path}/set", f"output={tmp_path}/bands.yaml"])
-    options = [f"checkpoint={tmp_path}/rgb.safetensors", "encoder.heads=4", f"data={tmp_path}/set",
-               f"data.normalization={tmp_path}/bands.yaml", "data.image_size=16"]  # fmt: skip
-    run = find("pretrain").call([*options, f"outputs={tmp_path}", "objective=mae", "name=run", "probe=[]", *SHORT])
-    facts = manifest.read(manifest.complete(run)[-1])
-    low, high = (torch.tensor(end)[:, None, None] for end in facts["range"])
+    save_file(peers.of_timm(img_size=16, patch_size=4).state_dict(), folder / "rgb.safetensors")
+    find("normalization").call([f"data={folder}/set", f"output={folder}/bands.yaml"])
+    options = [f"checkpoint={folder}/rgb.safetensors", "encoder.heads=4", f"data={folder}/set",
+               f"data.normalization={folder}/bands.yaml", "data.image_size=16"]  # fmt: skip
+    measured = yaml.safe_load((folder / "bands.yaml").read_text())
+    low, high = (torch.tensor(end)[:, None, None] for end in measured["range"])
+    images = ((torch.from_numpy(arrays.astype("float32")) - low) / (high - low)).clamp(0, 1)
+    return folder, options, images, files
+
+
+def test_a_measured_normalisation_of_as_many_channels_standardises_the_pixels(three_bands):
+    folder, options, images, _ = three_bands
+    run = find("pretrain").call([*options, f"outputs={folder}", "objective=mae", "name=run", "probe=[]", *SHORT])
     encoder = load_encoder(LoadEncoder(path=run))
-    pixels = encoder.normalise(((torch.from_numpy(arrays.astype("float32")) - low) / (high - low)).clamp(0, 1))
+    pixels = encoder.normalise(images)
     assert pixels.mean((0, 2, 3)).abs().max() < 0.15
     assert (pixels.std((0, 2, 3)) - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("typed", [("mean", "std"), ("mean",)])
+@torch.no_grad()
+def test_embed_and_retrieve_normalise_as_typed(three_bands, typed, tmp_path):
+    """The features are those of timm's model for pixels with the range, mean and deviation of the options."""
+    folder, options, images, files = three_bands
+    measured = yaml.safe_load((folder / "bands.yaml").read_text())
+    if typed == ("mean",):  # the deviation is then that of the weights, 0.5 for timm's
+        written = {f"data.{name}": json.dumps(measured[name]) for name in ("channels", "range", "mean")}
+        given = [f"{name}={value.replace(' ', '')}" for name, value in written.items()]
+        options, measured = [*options[:3], *given, options[4]], {**measured, "std": [0.5] * 3}
+    mean, std = (torch.tensor(measured[name])[:, None, None] for name in ("mean", "std"))
+    expected = peers.of_timm(img_size=16, patch_size=4).eval().forward_features((images - mean) / std)[:, 0]
+    common = [*options, f"outputs={tmp_path}", "precision=32", "features.pooling=class_token"]
+    find("embed").call([*common, f"output={tmp_path}/f.npz"])
+    written = numpy.load(tmp_path / "f.npz")
+    rows = dict(zip(written["names"].tolist(), written["features"], strict=True))
+    assert numpy.abs(numpy.stack([rows[str(file)] for file in files]) - expected.numpy()).max() < 1e-4
+    find("retrieve").call([*common, "action=index", f"store={tmp_path}/store", "data.held_out=0.5"])
+    store = Store.open(tmp_path / "store", encoder_of(tmp_path / "store"))
+    for name, row in store.row_of.items():
+        assert numpy.allclose(store.features[row], rows[name], atol=1e-5)
+    query = ["action=query", f"store={tmp_path}/store", str(files[0]), "k=1", f"output={tmp_path}/n.json"]
+    find("retrieve").call([*common, *query])
+    with pytest.raises(UserError, match=str(tmp_path)):  # a store of features of another normalisation
+        find("retrieve").call([*options[:3], *common[-3:], *query])
+
+
+@pytest.mark.parametrize(("name", "value"), [("mean", "[0.1,0.2]"), ("std", "0")])
+def test_a_normalisation_of_pictures_that_does_not_fit_is_named(three_bands, name, value, tmp_path):
+    _, options, _, _ = three_bands
+    with pytest.raises(UserError, match=rf"^data\.{name}="):
+        find("embed").call([*options[:3], f"data.{name}={value}", f"output={tmp_path}/f.npz"])
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune", "evaluate"])
+def test_a_typed_mean_alone_keeps_the_deviation_of_the_weights(three_bands, command):
+    folder, options, _, _ = three_bands
+    found = find(command)
+    config = found.compose(found.line([*options[:3], "data.mean=0.25", "data.image_size=16", f"outputs={folder}/no"]))
+    encoder = load_encoder(config.options.encoder)
+    assert torch.equal(encoder.mean, torch.full((3,), 0.25))
+    assert torch.equal(encoder.std, torch.full((3,), 0.5))
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "evaluate"])
