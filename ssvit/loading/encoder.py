@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher
+from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher, Reference, pixel_format
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.graph import Graph
@@ -73,7 +74,7 @@ def load_layers(options: LoadLayers) -> ViT | None:
 
 def load_teacher(options: LoadTeacher) -> Encoder:
     """Load the encoder of a checkpoint with an image size that suits the images to which it is applied."""
-    return load_encoder(options.sized)
+    return _for_range(load_encoder(options.sized), options)
 
 
 def load_classifier(options: LoadEncoder) -> Classify:
@@ -93,6 +94,8 @@ def load_classifier(options: LoadEncoder) -> Classify:
         classifier = Classify(options_of_head, encoder=options_from(checkpoint.encoder).build())
         classifier.load_state_dict(_averaged_or_last(checkpoint, states))
         classifier.encoder = _changed(classifier.encoder, options)
+        if isinstance(options, Reference):
+            _for_range(classifier.encoder, options)
     return classifier.eval()
 
 
@@ -140,6 +143,19 @@ def _averaged_or_last(checkpoint: Checkpoint, states: Mapping[str, Mapping[str, 
     weights = states.get("ema", states["model"])
     adapted = checkpoint.manifest.get("lora")
     return weights if adapted is None else lora.merged(weights, Lora(**adapted))
+
+
+def _for_range(encoder: Encoder, options: Reference) -> Encoder:
+    """Convert the normalisation of a run's encoder to the range of other images; values are not clipped to its own."""
+    checkpoint = options.checkpoint()
+    if checkpoint.describes_images:
+        trained = pixel_format(checkpoint)
+        formats = trained, trained.changed(range=options.range, background=None)
+        limits = (pixels.range or [[0] * encoder.channels, [255] * encoder.channels] for pixels in formats)
+        (low, high), (new_low, new_high) = (torch.tensor(ends).to(encoder.mean) for ends in limits)
+        encoder.mean.copy_((encoder.mean * (high - low) + low - new_low) / (new_high - new_low))
+        encoder.std.mul_((high - low) / (new_high - new_low))
+    return encoder
 
 
 def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:

@@ -141,6 +141,10 @@ class LoadLayers(Options):
 class Reference(LoadEncoder):
     """A trained model whose outputs are learned."""
 
+    range: Sequence[Any] | None = None
+    """Range of the images to which the model is applied, as in `PixelFormat`. The normalisation of a run's model is
+    converted to it; weights of other projects take images of any range."""
+
     def opened(self) -> Checkpoint:
         """Open the checkpoint; raise OptionError with an option of this class if there is none."""
         try:

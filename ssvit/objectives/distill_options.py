@@ -7,7 +7,12 @@ from ssvit.config.declaration import Count, Part
 from ssvit.objectives.base_options import Objective
 from ssvit.options import OptionError
 
-_LOAD = {"_target_": "ssvit.loading.encoder.load_teacher", "path": "${teacher}", "side": "${data.image_size}"}
+_LOAD = {
+    "_target_": "ssvit.loading.encoder.load_teacher",
+    "path": "${teacher}",
+    "side": "${data.image_size}",
+    "range": "${oc.select:data.range,null}",
+}
 
 
 @choice(
