@@ -208,7 +208,7 @@ def load_classifier(
     """Load a fine-tuned classifier, which accepts images as `load` does.
 
     Args:
-        checkpoint: Run, folder of a run, its name in `outputs`, exported ONNX file, or newest.
+        checkpoint: Run, folder of a run, its name in `outputs`, exported ONNX or safetensors file, or newest.
         outputs: Folder of all runs.
         options: device, batch_size, and options of the encoder (image_size, resize, …).
 

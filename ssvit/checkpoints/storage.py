@@ -226,7 +226,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
     Each file is read once, so that the returned bytes are exactly those that were verified.
 
     Args:
-        checkpoint: The checkpoint. A foreign file has only the state "model", with the encoder.
+        checkpoint: The checkpoint. A foreign file has only the state "model".
         without: Name of a state that is not read.
 
     Returns:
@@ -236,7 +236,7 @@ def load(checkpoint: Checkpoint, *, without: str = "") -> dict[str, dict[str, Te
         CheckpointError: A file is damaged or cannot be read.
     """
     if checkpoint.foreign:
-        return {"model": {f"encoder.{name}": value for name, value in checkpoint.foreign().items()}}
+        return {"model": checkpoint.foreign()}
     states: dict[str, dict[str, Tensor]] = {}
     pieces: dict[str, list[tuple[tuple[slice, ...], Tensor]]] = {}
     for name, expected in checkpoint.manifest["sha256"].items():

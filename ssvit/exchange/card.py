@@ -37,6 +37,11 @@ model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()
 {result} = model{method}(images)  # (b, {shape}), less mean, over std""",
 }
 
+_OPEN_CLASSIFIER = """import ssvit
+
+classifier = ssvit.load_classifier("FOLDER/model.safetensors")
+probabilities = classifier.probabilities(images)  # (b, {shape}), in [0, 1] or uint8"""
+
 
 def write(
     *, run: Path, step: int, encoder: Mapping[str, Any], options: Export, preprocessing: str, classes: Sequence[str],
@@ -57,7 +62,7 @@ def write(
     channels, (height, width) = encoder["channels"], pair("image_size", encoder["image_size"])
     mean, std = (per_channel(encoder[name], channels) for name in ("mean", "std"))
     is_vit = "positions" in encoder
-    code = _OPEN[options.format].format(
+    code = (_OPEN_CLASSIFIER if classes and options.format == OURS else _OPEN[options.format]).format(
         outputs="(logits,)" if classes else "tokens, features",
         result="logits" if classes else "tokens" if is_vit else "features",
         method=".forward_features" if is_vit and not classes else "",

@@ -29,6 +29,7 @@ from ssvit.exchange.layout import (
 from ssvit.exchange.layouts import LAYOUTS
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.models import encoder_options, timm_options, vit_options
+from ssvit.objectives import classify_options
 from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
@@ -43,22 +44,22 @@ _SIZE = 224  # default image size of an encoder whose positions do not determine
 
 
 class Foreign(NamedTuple):
-    """Hold the description of an encoder in a file.
+    """Hold the description of an encoder, or of a classifier that ssvit exported, in a file.
 
     Attributes:
         name: Name of the file's repository on the Hugging Face Hub, or of the file without its suffix.
         arguments: Options of the encoder.
         notes: Remarks to print.
-        weights: Returns the state dict of the encoder, under the names of ssvit. It raises ForeignError if a tensor
-            is missing, cannot be read or has a wrong shape.
-        images: Entries "view", "range" and "background" of a run's manifest; {} for a file that does not contain them.
+        weights: Returns the state dict of the model, under the names of ssvit. It raises ForeignError if a tensor is
+            missing, cannot be read or has a wrong shape.
+        entries: Entries "view", "range", "background" and "classifier" of a run's manifest that the file contains.
     """
 
     name: str
     arguments: dict[str, Any]
     notes: list[str]
     weights: Callable[[], "dict[str, Tensor]"]
-    images: Mapping[str, Any] = MappingProxyType({})
+    entries: Mapping[str, Any] = MappingProxyType({})
 
 
 def _vit_weights(
@@ -109,21 +110,28 @@ def _vit_weights(
             shape, needed = ("x".join(map(str, tensors[mapping.ours].shape)) for tensors in (state, expected))
             names_of_file = ", ".join(mapping.theirs)
             raise ForeignError(f"{path}: {names_of_file}: has shape {shape}, must be {needed}")
-    return state
+    return {f"encoder.{name}": tensor for name, tensor in state.items()}
 
 
-def _exported_weights(path: Path, arguments: Mapping[str, Any]) -> "dict[str, Tensor]":
-    """Return the state dict of an encoder that ssvit exported as safetensors, with names and shapes of ssvit."""
+def _exported_weights(
+    path: Path, arguments: Mapping[str, Any], classifier: classify_options.Classify | None
+) -> "dict[str, Tensor]":
+    """Return the state dict of a model that ssvit exported as safetensors, with names and shapes of ssvit."""
     import torch
+
+    from ssvit.objectives.classify import Classify
 
     shapes = files.shapes(path)
     with torch.device("meta"):
-        expected = timm_options.options_from(arguments).build().state_dict()
+        encoder = timm_options.options_from(arguments).build()
+        model = (
+            torch.nn.ModuleDict({"encoder": encoder}) if classifier is None else Classify(classifier, encoder=encoder)
+        )
+    expected = model.state_dict()
     for name, tensor in expected.items():
-        if shapes.get(f"encoder.{name}") != tensor.shape:
-            raise ForeignError(f"{path}: encoder.{name}: does not fit the encoder in config.json")
-    tensors = files.tensors(path, [f"encoder.{name}" for name in expected])
-    return {name: tensors[f"encoder.{name}"] for name in expected}
+        if shapes.get(name) != tensor.shape:
+            raise ForeignError(f"{path}: {name}: does not fit the model in config.json")
+    return files.tensors(path, [*expected])
 
 
 def read(path: Path, options: Mapping[str, Any]) -> Foreign:
@@ -223,7 +231,7 @@ def read(path: Path, options: Mapping[str, Any]) -> Foreign:
 
 
 def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign | None:
-    """Return the encoder of an export of ssvit as safetensors, or None if the file is not such an export.
+    """Return the model of an export of ssvit as safetensors, or None if the file is not such an export.
 
     Args:
         path: The file.
@@ -242,10 +250,12 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
         return None
     try:
         encoder = timm_options.options_from(arguments)
-        images = {name: value for name, value in description.items() if name in ("view", "range", "background")}
-        if "view" in images:
-            CenterCrop(**images["view"])
-            PixelFormat(channels=encoder.channels, range=images.get("range"), background=images.get("background"))
+        names_of_entries = ("view", "range", "background", "classifier")
+        entries = {name: value for name, value in description.items() if name in names_of_entries}
+        if "view" in entries:
+            CenterCrop(**entries["view"])
+            PixelFormat(channels=encoder.channels, range=entries.get("range"), background=entries.get("background"))
+        head = classify_options.Classify(**entries["classifier"]) if "classifier" in entries else None
     except (TypeError, ValueError) as error:
         raise UserError(f"{path.parent / 'config.json'}: does not describe an encoder ({error})") from None
     if encoder.depth > len(names):  # reject a depth that the file cannot contain before a model is built
@@ -253,8 +263,8 @@ def _exported(path: Path, shapes: Shapes, options: Mapping[str, Any]) -> Foreign
     for name in FOREIGN_OPTIONS:
         if options.get(name) is not None:
             raise OptionError(name, options[name], f"must not be set: the config.json next to {path.name} contains it")
-    weights = partial(_exported_weights, path, arguments)
-    return Foreign(hub.name(path), dict(arguments), ["exported by ssvit"], weights, images)
+    weights = partial(_exported_weights, path, arguments, head)
+    return Foreign(hub.name(path), dict(arguments), ["exported by ssvit"], weights, entries)
 
 
 def _choose(

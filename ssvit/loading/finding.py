@@ -57,7 +57,7 @@ def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Chec
     from ssvit.exchange import files, reading
 
     foreign = reading.read(path, json.loads(options))
-    entries = {"step": 0, "encoder": foreign.arguments, "notes": foreign.notes, **foreign.images}
+    entries = {"step": 0, "encoder": foreign.arguments, "notes": foreign.notes, **foreign.entries}
     checksum = seal({**entries, "file": files.digest(path)})
     return Checkpoint(path, {**entries, "name": foreign.name, "seal": checksum}, foreign.weights)
 

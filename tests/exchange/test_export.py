@@ -80,7 +80,11 @@ def test_the_example_in_the_card_opens_the_export(format, make, tmp_path, monkey
     monkeypatch.chdir(folder)
     exec(code.partition("```")[0].replace("FOLDER", "."), names)  # as a reader of the card would
     result, expected = (names.get("tokens"), model(x)) if make is encoder else (names.get("logits"), model.logits(x))
-    if format == "safetensors":
+    if format == "safetensors" and make is classifier:
+        opened = ssvit.load_classifier("model.safetensors", precision=32)
+        assert opened.classes == names["classifier"].classes == list(CLASSES)
+        result, expected = opened.probabilities(x), model.logits(x).softmax(1)
+    elif format == "safetensors":
         assert names["encoder"].precision == resolved("auto", torch.device("cpu"))
         names["encoder"] = ssvit.load("model.safetensors", precision=32)
         result, expected = names["encoder"].features(x), backbone.represent(x)

@@ -36,6 +36,44 @@ def save(folder: Path, model, **metadata) -> None:
             Image.open(path).convert("L").save(path)
 
 
+@pytest.mark.parametrize(
+    ("loss", "changes"), [("softmax", {}), ("multi_label", {"distillation_token": True}), ("binary", {"channels": 1})]
+)
+def test_a_classifier_in_safetensors_is_that_of_the_checkpoint(loss, changes, tool, tmp_path):
+    model = classifier(**changes, **({"mean": 0.4} if "channels" in changes else {}))
+    model.options = model.options.changed(loss=loss)
+    limits = {} if model.encoder.channels == 3 else {"range": [[10], [200]]}
+    save(tmp_path, model, view={"size": [32, 48], "resize": 56}, **limits)
+    tool("export", f"checkpoint={RUN}", "format=safetensors", "output=ours")
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    if limits:
+        for file in files:
+            Image.open(file).convert("L").save(file)
+    run, ours = (ssvit.load_classifier(tmp_path / path, precision=32) for path in (RUN, "ours/model.safetensors"))
+    assert torch.equal(run.prepare(files), ours.prepare(files))
+    assert torch.equal(run.module.logits(run.prepare(files)), ours.module.logits(ours.prepare(files)))
+    assert (ours.classes, ours.is_multi_label) == (list(CLASSES), loss == "multi_label")
+    assert torch.equal(run.probabilities(files), ours.probabilities(files))
+    encoders = (ssvit.load(tmp_path / path, precision=32) for path in (RUN, "ours"))
+    assert torch.equal(*(opened.features(files) for opened in encoders))
+    answers = []
+    for path in (RUN, "ours/model.safetensors"):
+        tool("predict", f"checkpoint={path}", "precision=32", "photos", f"output={len(answers)}.json")
+        answers.append(json.loads((tmp_path / f"{len(answers)}.json").read_text()))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("classifier_of_file", [7, {"classes": ["a"]}, {"classes": ["a", "b"]}, {"hidden": 10**12}])
+def test_a_description_of_another_classifier_is_an_error(classifier_of_file, tmp_path):
+    folder, _ = written(classifier(), tmp_path, "safetensors")
+    description = json.loads((folder / "config.json").read_text())
+    changed = classifier_of_file
+    if isinstance(changed, dict):
+        changed = description["classifier"] | changed
+    (folder / "config.json").write_text(json.dumps(description | {"classifier": changed}))
+    assert str(folder) in str(error_of(ssvit.load_classifier, folder / "model.safetensors"))
+
+
 @pytest.mark.parametrize(("loss", "quantize"), [("softmax", "int8"), ("multi_label", "null")])
 def test_predictions_are_those_of_the_checkpoint(loss, quantize, tool, tmp_path):
     model = classifier()

@@ -60,7 +60,7 @@ def test_the_periods_are_the_files(tmp_path):
     ours = Rotary(12).periods
     for name, periods in (("dinov3", ours.bfloat16().float()), ("timm_dinov3", ours)):
         peer = peers.PEERS[name](tmp_path)
-        assert torch.equal(reading.read(peer.path, peer.told).weights()["rotary.periods"], periods)
+        assert torch.equal(reading.read(peer.path, peer.told).weights()["encoder.rotary.periods"], periods)
 
 
 def test_files_of_others_are_refused(tmp_path):
