@@ -24,11 +24,13 @@ from torch import Tensor
 
 from ssvit import atomic_io
 from ssvit.data.augment.crop import resize
+from ssvit.data.sources.base import Source, Unreadable
 from ssvit.options import UserError
 
 FILE = "fingerprints.npy"
 CONTENT, BYTES = 8, 24  # bytes of the hash of the content, and of a fingerprint
 _ROW = np.dtype([("content_1", "u1", CONTENT), ("picture_1", "u1", BYTES - CONTENT)])  # the names contain the version
+_COMPARED = 20_000  # images that are decoded to name the first one that has changed
 _INDEX = 8  # bytes of the index of an image
 _SIDE = 32  # rows and columns of the grey values
 _ROWS = 32  # rows of pixels, evenly spaced, that the hash of the content covers
@@ -137,6 +139,25 @@ def read(folder: Path) -> np.ndarray | None:
     if values.dtype != _ROW or values.ndim != 1:
         raise UserError(f"{path}: was written by another version of ssvit, or is damaged")
     return values.view(np.uint8).reshape(-1, BYTES)
+
+
+def first_difference(folder: Path, source: Source) -> str:
+    """Return the name of the first image that differs from the one that a run has recorded; "" if there is none.
+
+    Args:
+        folder: The run folder.
+        source: As many images as the run has, of which up to 20,000 are decoded.
+    """
+    values = read(folder)
+    for index in range(0 if values is None else min(len(source), len(values), _COMPARED)):
+        if values[index].any():  # the run has shown the image
+            try:
+                current = fingerprints([source.read(index)]).numpy()[0]
+            except Unreadable:
+                return source.name(index)
+            if (values[index] != current)[:CONTENT].any():
+                return source.name(index)
+    return ""
 
 
 def _write(folder: Path, values: np.ndarray) -> None:

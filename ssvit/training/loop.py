@@ -143,7 +143,7 @@ def train(
     """
     report = print_lines if processes.is_main else lambda text: None
     state = State(processes, objective, recipe)
-    first = state.restore(folder, run_identity, report)
+    first = state.restore(folder, run_identity, loader.source, report)
     history = [row for row in rows(folder) if row["step"] <= first] if first and processes.is_main else []
     # A checkpoint without a row of evaluation (a row without a loss) means that the evaluation was interrupted.
     evaluated = any(row["step"] == first and "train/loss" not in row for row in history)

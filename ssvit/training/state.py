@@ -23,12 +23,13 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
+from ssvit.data.sources.base import Source
 from ssvit.evaluation.processes import gather
 from ssvit.kernels.accelerate import accelerate, pack
 from ssvit.models.timm_options import options_from, stored
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import approach, local
-from ssvit.options import UserError
+from ssvit.options import UserError, printable
 from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
@@ -379,12 +380,15 @@ class State:
                 torch.distributed.broadcast(full.contiguous(), 0)
             local(tensor.detach()).copy_(sharding.shard_of(full, tensor))
 
-    def restore(self, folder: Path, run_identity: Mapping[str, object], report: Callable[[str], None]) -> int:
+    def restore(
+        self, folder: Path, run_identity: Mapping[str, object], source: Source, report: Callable[[str], None]
+    ) -> int:
         """Restore the newest usable checkpoint, which rank 0 reads and distributes.
 
         Args:
             folder: The run folder.
             run_identity: Entries that the checkpoint's manifest must match.
+            source: The training images, of which an error names the first that has changed.
             report: Function that prints a line.
 
         Returns:
@@ -408,6 +412,8 @@ class State:
                     name, "{name}: must be {recorded}, with which the run in {folder} started"
                 )
                 difference = difference.format(name=name, recorded=manifest.get(name), value=value, folder=folder)
+                if name in ("data", "contents") and (changed := fingerprints.first_difference(folder, source)):
+                    difference += f"; the first image that differs is {printable(changed)}"
                 raise UserError(f"{difference}; overwrite=true starts a new run")
         states = newest[1] if newest else {}
         moments = self._moments()
