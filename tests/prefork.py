@@ -1,21 +1,33 @@
-"""A process that has loaded torch and forks for each command: a test does not pay for its imports."""
+"""A process that has loaded ssvit and forks for each command: a test does not pay for its imports.
 
+`tests/project/test_start_up.py` and the tests of processes that are killed start commands without it.
+"""
+
+import atexit
 import functools
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from command import LIMIT, program
 
-_SLOW = ("torch", "torchvision.transforms.v2", "hydra")
+import ssvit
+
+_SLOW = ("torch", "torchvision.transforms.v2", "hydra", "matplotlib.figure", "matplotlib.backends.backend_agg")
+# Modules that load packages which few commands need (scipy, datasets, lightly with timm), and the program itself.
+_LATER = {"cli.scaling", "data.sources.huggingface", "evaluation.panels.contrast", "objectives.contrastive", "__main__"}
 
 
 def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -57,24 +69,26 @@ def stop() -> None:
 
 
 def serve() -> None:
-    """Fork for each line of the input, and print the child's number and then its exit status.
-
-    What is ours each child loads anew.
-    """
-    for module in _SLOW:
-        importlib.import_module(module)
+    """Fork for each line of the input, and print the child's number and then its exit status."""
+    names = [module.name for module in pkgutil.walk_packages(ssvit.__path__, "ssvit.")]
+    for name in (*_SLOW, *names):
+        if name.removeprefix("ssvit.") not in _LATER:
+            importlib.import_module(name)
+    gc.freeze()  # the children do not search what they share
     while line := sys.stdin.readline():
         asked = json.loads(line)
         child = os.fork()
         if child == 0:
-            _become(**asked)
-            return
+            os._exit(_become(**asked))
         print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _become(arguments: Sequence[str], folder: str, told: Sequence[str], environment: dict[str, str]) -> None:
-    """Run a command as if Python had been started with `-m ssvit`."""
+def _become(arguments: Sequence[str], folder: str, told: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command as if Python had been started with `-m ssvit`; return its exit status.
+
+    The modules are not torn down: this takes longer than most commands.
+    """
     for descriptor, name in enumerate((os.devnull, *told)):
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
@@ -83,4 +97,18 @@ def _become(arguments: Sequence[str], folder: str, told: Sequence[str], environm
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["ssvit", *arguments]
-    runpy.run_module("ssvit", run_name="__main__", alter_sys=True)
+    status: object = 0
+    try:
+        runpy.run_module("ssvit", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return status if isinstance(status, int) else int(status is not None)
