@@ -43,13 +43,13 @@ def tool(tmp_path):
 
     def run(name, *options, status=0, prefix=(), **environment):
         options = (f"outputs={tmp_path}/outputs", *options)
-        if prefix or environment:
+        if prefix:
             done = subprocess.run(
                 [*prefix, *program(name, *options)], capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path,
                 env={**os.environ, **environment},
             )  # fmt: skip
         else:
-            done = prefork.run(name, *options, folder=tmp_path)
+            done = prefork.run(name, *options, folder=tmp_path, path=environment.get("PYTHONPATH", ""))
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -46,4 +46,7 @@ def end() -> dict[int, str]:
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if server._forkserver_pid is not None:
+        os.waitpid(server._forkserver_pid, 0)  # adds its CPU time to that of the tests
+        server._forkserver_pid = None
     return left

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 from command import LIMIT
-
-children = multiprocessing.get_context("forkserver")
-children.set_forkserver_preload(["tiny"])
+from prefork import children
 
 
 def child(work: Callable[..., None], *arguments: object, **options: object) -> BaseProcess:

@@ -42,7 +42,7 @@ def run(outputs) -> ssvit.Run:
 
 @pytest.fixture(scope="module")
 def fine(run, outputs) -> ssvit.Run:
-    options = {"steps": 3, "batch_size": 8, "warmup": 1, "save_every": 3, "evaluate_every": 3}
+    options = {"steps": 3, "batch_size": 8, "warmup": 1, "save_every": 3, "evaluate_every": 3, "figures": "none"}
     return ssvit.finetune(run, outputs=outputs, precision="32-true", verbose=False, name="it's fine", **options)
 
 
@@ -64,7 +64,15 @@ def test_a_run_has_metrics_figures_and_its_encoder(run):
 
 
 def test_a_comparison_is_told(run, outputs):
-    options = {"steps": 2, "batch_size": 8, "warmup": 0, "save_every": 2, "evaluate_every": 2, "precision": "32-true"}
+    options = {
+        "steps": 2,
+        "batch_size": 8,
+        "warmup": 0,
+        "save_every": 2,
+        "evaluate_every": 2,
+        "precision": "32-true",
+        "figures": "none",
+    }
     found = ssvit.finetune(run, outputs=outputs, verbose=False, compare="scratch", seeds=1, **options)
     assert found.comparison == json.loads((found.folder / "comparison.json").read_text())
     assert found.metrics["test/accuracy"] == found.comparison["accuracy"]["pretrained"]["mean"]
@@ -105,7 +113,7 @@ import torch, faiss
 import ssvit
 before = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
 arguments, state, threads = list(sys.argv), torch.get_rng_state(), torch.get_num_threads()
-ssvit.pretrain(**OPTIONS, outputs=sys.argv[1], name="apart", verbose=False)
+ssvit.pretrain(**OPTIONS, outputs=sys.argv[1], name="apart", figures="none", verbose=False)
 assert torch.equal(state, torch.get_rng_state()) and torch.get_num_threads() == threads and sys.argv == arguments
 after = dict(os.environ), [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
 changed = {name for name in before[0].keys() | after[0].keys() if before[0].get(name) != after[0].get(name)}
@@ -121,7 +129,7 @@ print([name for name in changed if name not in of_libraries], before[1] == after
 def test_a_command_sets_the_allocator_of_its_process_and_a_function_does_not(outputs, monkeypatch):
     calls = []
     monkeypatch.setattr(command, "keep_memory", lambda: calls.append("set"))
-    ssvit.pretrain(**OPTIONS, outputs=outputs, name="allocated", verbose=False)
+    ssvit.pretrain(**OPTIONS, outputs=outputs, name="allocated", figures="none", verbose=False)
     assert calls == []
     with pytest.raises(SystemExit):
         find("pretrain").main(["objective=none"])
@@ -136,7 +144,7 @@ from hydra.core.hydra_config import HydraConfig
 @hydra.main(version_base="1.3", config_path={str(tmp_path)!r}, config_name="app")
 def main(config):
     before = HydraConfig.get()
-    run = ssvit.pretrain(**{OPTIONS!r}, lr=config.rate, outputs={str(outputs)!r}, name="inside", verbose=False)
+    run = ssvit.pretrain(**{OPTIONS!r}, lr=config.rate, outputs={str(outputs)!r}, name="inside", figures="none")
     print(run.metrics["step"], HydraConfig.get() == before, hydra.compose("app").lr)
 main()
 """

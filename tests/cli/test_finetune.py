@@ -4,21 +4,23 @@ import csv
 import json
 import shutil
 import signal
-import sys
 from pathlib import Path
 
+import prefork
 import pytest
 import torch
 import yaml
 from command import TINY, one_line
 from composing import composed
 from PIL import Image
+from ranks import start
 from runs import final, kill_after, rows, states
 from torchvision.io import write_png
 from torchvision.transforms.v2 import functional as tvf
 
 import ssvit
 from ssvit.checkpoints import manifest
+from ssvit.cli import find
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 
@@ -26,8 +28,9 @@ RUN = "masked_patch_synthetic"
 # Options of TINY's images and model that a fine-tuning may repeat.
 SHORT = (
     "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
-    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu",
+    "recipe.log_every=1", "recipe.precision=32-true", "fabric.accelerator=cpu", "figures=none",
 )  # fmt: skip
+ONE_STEP = ("recipe.steps=1", "recipe.warmup=0")
 
 
 def counted(run: Path) -> int:
@@ -36,12 +39,26 @@ def counted(run: Path) -> int:
         return sum(int(row["images"]) for row in csv.DictReader(file))
 
 
-def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool):
-    done = tool("finetune", *SHORT, "evaluators.test.batch_size=7", "figures=end")
+@pytest.fixture(scope="module")
+def finetuned(pretrained, tmp_path_factory):
+    """The outputs of a run of pre-training and one that fine-tuned it, not to be changed, and what the latter printed.
+
+    The working directory of the command is the folder that has them.
+    """
+    folder = tmp_path_factory.mktemp("finetuned")
+    shutil.copytree(pretrained, folder / "outputs")
+    options = ("outputs=outputs", *SHORT, "evaluators.test.batch_size=7", "figures=end")
+    done = prefork.run("finetune", *options, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs", done.stdout
+
+
+def test_without_arguments_it_takes_the_newest_run_and_its_images(finetuned):
+    outputs, printed = finetuned
     run = outputs / f"finetune_{RUN}"
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"checkpoint=newest: {outputs / RUN / 'step_00000006'}")
-    assert lines[1].startswith(f"finetune_{RUN}: starts from {outputs / RUN / 'step_00000006'}")
+    lines = printed.splitlines()
+    assert lines[0].startswith(f"checkpoint=newest: outputs/{RUN}/step_00000006")
+    assert lines[1].startswith(f"finetune_{RUN}: starts from outputs/{RUN}/step_00000006")
     names = {name for name in states(outputs / RUN)["model"] if name.startswith("encoder.")}
     loaded = next(line for line in lines if "loaded" in line)
     assert f"loaded {len(names)} of {len(names)} tensors of the encoder; not loaded: head, mask_token" in loaded
@@ -59,12 +76,13 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(outputs, tool)
     found = manifest.read(run / "step_00000006")
     assert found["stage"] == "finetune"
     assert found["classifier"]["classes"] == [row["class"] for row in table]
-    assert "is finished (6 steps)" in tool("finetune", *SHORT, "evaluators.test.batch_size=7").stdout
+    again = ("outputs=outputs", *SHORT, "evaluators.test.batch_size=7")
+    assert "is finished (6 steps)" in prefork.run("finetune", *again, folder=outputs.parent).stdout
 
 
 def test_the_first_step_starts_from_the_pretrained_weights(outputs, tool):
     """At a learning rate of almost 0, a step keeps the weights of the checkpoint, and the head is new."""
-    options = (*SHORT, "recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30")
+    options = (*SHORT, *ONE_STEP, "recipe.lr=1e-30")
     tool("finetune", *options)
     tool("finetune", *options, "checkpoint=scratch")
     before = states(outputs / RUN)["model"]
@@ -80,9 +98,9 @@ def test_the_first_step_starts_from_the_pretrained_weights(outputs, tool):
 
 
 def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
-    done = tool("finetune", *SHORT, "data.image_size=[24,32]")
+    done = tool("finetune", *SHORT, *ONE_STEP, "data.image_size=[24,32]")
     assert "positions resized from 4x4 to 6x8 patches (paper)" in done.stdout
-    final = outputs / f"finetune_{RUN}" / "step_00000006"
+    final = outputs / f"finetune_{RUN}" / "step_00000001"
     assert states(final)["model"]["encoder.positions.0.embedding"].shape == (1 + 6 * 8, 16)
     assert loading.load_classifier(loading_options.LoadEncoder(path=final)).encoder.image_size == (24, 32)
 
@@ -143,8 +161,8 @@ def test_on_the_embedded_images_it_compares_with_random_weights(tool, tmp_path):
     labels = [yaml.safe_load((folder / f"{side}_seed0" / "config.yaml").read_text())["subset"]["images"]
               for side in report["steps"]]  # fmt: skip
     assert labels == [20] * 2
-    tool("finetune", *SHORT, "compare=null")
-    assert (tmp_path / "outputs" / "finetune_masked_patch_shapes" / "step_00000006").is_dir()
+    tool("finetune", *SHORT, *ONE_STEP, "compare=null")
+    assert (tmp_path / "outputs" / "finetune_masked_patch_shapes" / "step_00000001").is_dir()
 
 
 @pytest.mark.slow
@@ -158,14 +176,15 @@ def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, t
     assert "compare=None: the run in" in done.stderr
 
 
-def test_torchrun_gives_the_losses_and_the_accuracy_of_one_process(outputs, tool):
-    tool("finetune", *SHORT, "name=one")
-    tool(
-        "finetune", *SHORT, "name=two",
-        prefix=(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"),
-    )  # fmt: skip
+def finetune(*options: str) -> None:
+    """Run the command as a process of several."""
+    find("finetune").call(options)
+
+
+def test_two_processes_have_the_losses_and_the_accuracy_of_one(finetuned, outputs):
+    assert start(finetune, 2, f"outputs={outputs}", *SHORT) == [0, 0]
     for key in ("train/loss", "test/loss", "test/accuracy", "test/accuracy_top5"):
-        one, two = (rows(outputs / name, key) for name in ("one", "two"))
+        one, two = (rows(folder / f"finetune_{RUN}", key) for folder in (finetuned[0], outputs))
         assert one == pytest.approx(two, rel=1e-4)
 
 
@@ -250,7 +269,14 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
 def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_token(tmp_path, capsys, has_token):
     outputs = Path(__file__).parents[1] / "fixtures" / "outputs"
     taught = {"distillation": "deit", "teacher": outputs / "finetune_masked_patch_synthetic"}
-    recipe = {"batch_size": 8, "steps": 1, "warmup": 0, "precision": "32-true", "fabric.accelerator": "cpu"}
+    recipe = {
+        "batch_size": 8,
+        "steps": 1,
+        "warmup": 0,
+        "precision": "32-true",
+        "fabric.accelerator": "cpu",
+        "figures": "none",
+    }
     images = {"data": "synthetic", "data.images": 16, "data.held_out_images": 8, "data.image_size": 16}
     options = {**taught, **recipe, **images, "outputs": tmp_path}
     start = outputs / RUN
@@ -262,8 +288,8 @@ def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_t
     assert any(line.startswith("distillation=deit: ") for line in capsys.readouterr().out.splitlines()) is not has_token
 
 
-def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
-    tool("finetune", *SHORT)
+def test_predict_names_the_classes_of_pictures(finetuned, tool, tmp_path):
+    shutil.copytree(finetuned[0], tmp_path / "outputs")
     (tmp_path / "album" / "deep").mkdir(parents=True)
     Image.new("RGB", (40, 20), (200, 30, 30)).save(tmp_path / "album" / "deep" / "red.png")
     Image.new("L", (16, 16)).save(tmp_path / "one = 1.png")
@@ -271,7 +297,7 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
     classifier = loading.load_classifier(
-        loading_options.LoadEncoder(path=outputs / f"finetune_{RUN}" / "step_00000006")
+        loading_options.LoadEncoder(path=tmp_path / "outputs" / f"finetune_{RUN}" / "step_00000006")
     )
     for answer in answers:
         assert len(answer["classes"]) == 2
@@ -287,8 +313,8 @@ def test_predict_names_the_classes_of_pictures(outputs, tool, tmp_path):
 
 
 def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, tmp_path):
-    tool("finetune", *SHORT, "data.view.fit=squash")
-    path = outputs / f"finetune_{RUN}" / "step_00000006"
+    tool("finetune", *SHORT, *ONE_STEP, "data.view.fit=squash")
+    path = outputs / f"finetune_{RUN}" / "step_00000001"
     assert manifest.read(path)["view"] == {"size": 16, "resize": None, "fit": "squash"}
     wide = torch.zeros(3, 20, 60, dtype=torch.uint8)
     wide[0, :, :20], wide[2, :, 40:] = 255, 255  # what a crop of the middle would not show

@@ -22,6 +22,7 @@ RUN = (
     "encoder.patch_size=4", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "recipe.precision=32-true",
     "recipe.batch_size=4", "recipe.steps=2", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=2",
     "recipe.log_every=1", "probe=[]", "data.fit=pad", "fabric.accelerator=cpu", "workers=0",
+    "figures=none",
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
         source = config.build("data.source").train
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]
-    tuned = find("finetune").call([*common[:2], f"data={run}/set", "name=tuned", "workers=0", *small])
+    tuned = find("finetune").call([*common[:2], f"data={run}/set", "name=tuned", "workers=0", "figures=none", *small])
     images = manifest.read(manifest.complete(tuned)[-1])
     assert (images["background"], images["view"]["fit"]) == ("#336699", "pad")
     with pytest.raises(Failure, match=r"data\.background"):

@@ -111,7 +111,7 @@ def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_
     tool("pretrain", *(one for one in TINY if not one.startswith("target")), "objective=mae", "probe=[]",
          "objective.decoder.width=16", "objective.decoder.heads=2")  # fmt: skip
     first = tmp_path / "outputs" / "mae_synthetic"
-    short = [one for one in TINY if one.startswith(("recipe", "fabric"))]
+    short = [one for one in TINY if one.startswith(("recipe", "fabric", "figures"))]
     given += [*short, f"checkpoint={first}", "name=tuned", "probe=[]", "evaluators.held_out.images=16"]
     line = one_line(tool("pretrain", *given, "objective.trained=3", status=2))
     assert line.startswith("ssvit: objective.trained=3: ")

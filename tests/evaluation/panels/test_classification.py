@@ -12,17 +12,6 @@ import pytest
 import torch
 from PIL import Image
 from ranks import own_rank, results
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    brier_score_loss,
-    confusion_matrix,
-    f1_score,
-    log_loss,
-    precision_recall_fscore_support,
-    recall_score,
-    top_k_accuracy_score,
-)
 from tiny import Table
 
 from ssvit.data.augment.crop import CenterCrop
@@ -78,26 +67,32 @@ def calibration_error(probabilities, correct) -> tuple[float, list[list[float]]]
 
 def by_scikit_learn(logits: torch.Tensor, labels: torch.Tensor) -> tuple[dict[str, float], list[list[int]]]:
     """The numbers and the confusion matrix."""
+    import sklearn.metrics as peer
+
     k, guess = logits.shape[1], logits.argmax(1)
     there = labels.unique()
     metrics = {
-        "accuracy": accuracy_score(labels, guess),
-        "loss": log_loss(labels, logits.double().softmax(1), labels=range(k)),
+        "accuracy": peer.accuracy_score(labels, guess),
+        "loss": peer.log_loss(labels, logits.double().softmax(1), labels=range(k)),
         "ece": calibration_error(logits.double().softmax(1).max(1).values, guess == labels)[0],
-        "brier": sum(brier_score_loss(labels == number, logits.double().softmax(1)[:, number]) for number in range(k)),
-        "accuracy_per_class": recall_score(labels, guess, labels=there, average="macro"),
-        "macro_f1": f1_score(labels, guess, average="macro"),
+        "brier": sum(
+            peer.brier_score_loss(labels == number, logits.double().softmax(1)[:, number]) for number in range(k)
+        ),
+        "accuracy_per_class": peer.recall_score(labels, guess, labels=there, average="macro"),
+        "macro_f1": peer.f1_score(labels, guess, average="macro"),
         "accuracy_constant": labels.bincount().max().item() / len(labels),
         "images": len(labels),
     }
     if k > 5:
-        metrics["accuracy_top5"] = top_k_accuracy_score(labels, logits, k=5, labels=range(k))
-    return metrics, confusion_matrix(labels, guess, labels=range(k)).tolist()
+        metrics["accuracy_top5"] = peer.top_k_accuracy_score(labels, logits, k=5, labels=range(k))
+    return metrics, peer.confusion_matrix(labels, guess, labels=range(k)).tolist()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("count", "k"), [(1, 2), (50, 2), (90, 5), (200, 6), (333, 40)])
 def test_numbers_are_those_of_scikit_learn(count, k):
+    import sklearn.metrics as peer
+
     model, source = case(count, k)
     found = evaluation(source)
     evaluated = found(model, [{"step": 0}])
@@ -111,7 +106,7 @@ def test_numbers_are_those_of_scikit_learn(count, k):
     assert torch.equal(predictions.confusion(k, 2), merged)
     assert found(model).metrics == evaluation(source, batch_size=7)(model).metrics
     rows = list(csv.DictReader(io.StringIO(evaluated.tables["classes.csv"])))
-    scores = precision_recall_fscore_support(source.labels, predictions.guess, labels=range(k), zero_division=0)
+    scores = peer.precision_recall_fscore_support(source.labels, predictions.guess, labels=range(k), zero_division=0)
     for row, *expected in zip(rows, *scores, strict=True):
         values = [float(row[name] or 0) for name in ("precision", "recall", "f1", "images")]
         assert values == pytest.approx(expected, abs=5e-5)
@@ -250,6 +245,8 @@ def test_without_mistakes_the_gallery_is_empty():
 
 @torch.no_grad()
 def test_figures_of_a_multi_label_classifier_are_those_of_scikit_learn():
+    import sklearn.metrics as peer
+
     model, source = case(80, 4, multi_label=True)
     truth, logits = source.labels, model.table.data
     truth[:, 3] = False
@@ -258,12 +255,12 @@ def test_figures_of_a_multi_label_classifier_are_those_of_scikit_learn():
     probabilities = logits.double().sigmoid()
     error, rows = calibration_error(probabilities.flatten(), truth.flatten())
     assert metrics == pytest.approx({
-        "map": average_precision_score(truth[:, :3], logits[:, :3], average="macro"),
-        "micro_f1": f1_score(truth, guess, average="micro"),
-        "macro_f1": f1_score(truth, guess, average="macro"),
+        "map": peer.average_precision_score(truth[:, :3], logits[:, :3], average="macro"),
+        "micro_f1": peer.f1_score(truth, guess, average="micro"),
+        "macro_f1": peer.f1_score(truth, guess, average="macro"),
         "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, truth.float()).item() * 4,
         "ece": error,
-        "brier": sum(brier_score_loss(truth[:, number], probabilities[:, number]) for number in range(4)),
+        "brier": sum(peer.brier_score_loss(truth[:, number], probabilities[:, number]) for number in range(4)),
         "map_constant": truth[:, :3].double().mean().item(),
         "images": 80,
     })  # fmt: skip

@@ -7,7 +7,6 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from lightly.loss import NTXentLoss
 from test_panel_contract import build
 
 from ssvit.evaluation.panels import collapse, contrast
@@ -91,6 +90,8 @@ def test_metrics_of_masked_patches_equal_loops():
 
 @torch.no_grad()
 def test_metrics_of_contrastive_learning_equal_loops():
+    from lightly.loss import NTXentLoss
+
     objective = tiny.simclr().double().eval()
     evaluator = panel("contrast")
     images, slots = read(evaluator)

@@ -1,0 +1,80 @@
+"""The processes that `prefork` forks for commands, and the modules that their servers have loaded."""
+
+import atexit
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import pkgutil
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import ssvit
+
+_SLOW = ("torch", "torchvision.transforms.v2", "hydra", "matplotlib.figure", "matplotlib.backends.backend_agg")
+# Modules that load packages which few commands need (scipy, datasets, lightly with timm), and the program itself.
+_LATER = {"cli.scaling", "data.sources.huggingface", "evaluation.panels.contrast", "objectives.contrastive", "__main__"}
+
+
+def load(*, torch: bool) -> None:
+    """Import the modules of ssvit.
+
+    Args:
+        torch: Whether to load torch, and all modules rather than those that have to work without it.
+    """
+    names = [module.name for module in pkgutil.walk_packages(ssvit.__path__, "ssvit.")]
+    for name in (*(_SLOW if torch else ()), *names):
+        light = name.endswith("options") or name.startswith(("ssvit.cli.", "ssvit.config."))
+        if name.removeprefix("ssvit.") not in _LATER and (torch or light):
+            importlib.import_module(name)
+    assert torch or "torch" not in sys.modules
+    gc.freeze()  # the children do not search what they share
+
+
+def serve() -> None:
+    """Without torch, fork for each line of the input; print the child's number and then its exit status."""
+    load(torch=False)
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if child == 0:
+            run(**json.loads(line))
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def run(arguments: Sequence[str], folder: str, told: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """Run a command as if Python had been started with `-m ssvit`, and end the process.
+
+    The modules are not torn down: this takes longer than most commands.
+    """
+    for descriptor, name in enumerate((os.devnull, *told)):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = ["", *environment["PYTHONPATH"].split(os.pathsep), *sys.path]
+    importlib.invalidate_caches()
+    multiprocessing.set_start_method("fork", force=True)  # of data workers
+    sys.argv = ["ssvit", *arguments]
+    status: object = 0
+    try:
+        runpy.run_module("ssvit", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
