@@ -49,7 +49,7 @@ def tool(tmp_path):
                 env={**os.environ, **environment},
             )  # fmt: skip
         else:
-            done = prefork.run(name, *options, folder=tmp_path, path=environment.get("PYTHONPATH", ""))
+            done = prefork.run(name, *options, folder=tmp_path, **environment)
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

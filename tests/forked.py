@@ -17,8 +17,8 @@ from typing import NoReturn
 import ssvit
 
 _SLOW = ("torch", "torchvision.transforms.v2", "hydra", "matplotlib.figure", "matplotlib.backends.backend_agg")
-# Modules that load packages which few commands need (scipy, datasets, lightly with timm), and the program itself.
-_LATER = {"cli.scaling", "data.sources.huggingface", "evaluation.panels.contrast", "objectives.contrastive", "__main__"}
+# Modules that load packages which few commands need (scipy, datasets), and the program itself.
+_LATER = {"cli.scaling", "data.sources.huggingface", "__main__"}
 
 
 def load(*, torch: bool) -> None:

@@ -21,19 +21,20 @@ children = multiprocessing.get_context("forkserver")
 children.set_forkserver_preload(["loaded"])
 
 
-def run(name: str, *options: str, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+def run(name: str, *options: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python -m ssvit NAME options…` in a folder; return what it prints, and its status.
 
-    path: PYTHONPATH. If its first folder has a `torch`, the command is a child of a process that has not loaded torch.
+    environment: variables that differ. If the first folder of PYTHONPATH has a `torch`, the command is a child of a
+    process that has not loaded torch.
 
     TimeoutExpired if it hangs.
     """
     command = program(name, *options)
     with tempfile.TemporaryDirectory() as temporary:
         told = [str(Path(temporary, name)) for name in ("stdout", "stderr")]
-        environment = os.environ | ({"PYTHONPATH": path} if path else {})
-        asked = {"arguments": command[3:], "folder": str(folder), "told": told, "environment": dict(environment)}
-        without_torch = Path(path.split(os.pathsep)[0], "torch").is_dir()
+        asked = {"arguments": command[3:], "folder": str(folder), "told": told}
+        asked["environment"] = {**os.environ, **environment}
+        without_torch = Path(asked["environment"]["PYTHONPATH"].split(os.pathsep)[0], "torch").is_dir()
         status = (_run_without_torch if without_torch else _run)(asked)
         if status is None:
             raise subprocess.TimeoutExpired(command, LIMIT)
