@@ -40,7 +40,6 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.continuation import Continuation
-from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR
 from ssvit.objectives.diet import Diet
 from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.distill import Distill
@@ -180,15 +179,19 @@ def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
     )
 
 
-def simclr(dropout: float = 0.0, seed: int = 0, **options) -> SimCLR:
+def simclr(dropout: float = 0.0, seed: int = 0, **options) -> Objective:
     """Contrastive learning of two views, each with half of its patches."""
+    from ssvit.objectives.contrastive import SimCLR  # loads lightly
+
     torch.manual_seed(seed)
     own = {"temperature": 0.2, "hidden": 16, "projection": 8, "keep": 0.5, **options}
     return SimCLR(contrastive_options.SimCLR(**own), encoder=encoder(dropout))
 
 
-def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> ContrastiveTuning:
+def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> Objective:
     """Contrastive tuning of the last of two layers, which a few steps of the heads alone precede."""
+    from ssvit.objectives.contrastive import ContrastiveTuning
+
     torch.manual_seed(seed)
     own = {"hidden": 16, "projection": 8, "queue": 20, "heads_only": 0.2, **options}
     return ContrastiveTuning(contrastive_options.ContrastiveTuning(**own), encoder=encoder(dropout))
@@ -279,7 +282,7 @@ def transform(objective: Objective) -> Augmentation:
     objective = objective.measured() if isinstance(objective, Continuation) else objective
     if isinstance(objective, Dino):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
-    if isinstance(objective, SimCLR | ContrastiveTuning):
+    if isinstance(objective.options, contrastive_options.SimCLR | contrastive_options.ContrastiveTuning):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 
