@@ -162,7 +162,9 @@ def test_one_report_of_all(run, capsys):
 
 
 def test_a_single_test_image_has_no_interval(run, tmp_path, capsys):
-    measured(run, "probe@probes=[knn]", "probes.knn.k=[1]", "test_images=1", f"output={tmp_path}/report")
+    measured(
+        run, "probe@probes=[knn]", "probes.knn.k=[1]", "test_images=1", "figures=none", f"output={tmp_path}/report"
+    )
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert (written["metadata"]["test_images"], written["standings"]) == (1, [])
     assert re.search(r"1-NN +[01.]+ +\N{EN DASH} ", capsys.readouterr().out)
@@ -176,6 +178,7 @@ def test_a_class_of_one_image_has_a_report(tmp_path, capsys):
     small = [option for option in TINY if not option.startswith(("data", "fabric", "target"))]
     run = untrained(tmp_path / "outputs" / "run", *small, f"data={tmp_path}/set", "data.image_size=16")
     evaluate.command.call([f"checkpoint={run}", f"data={tmp_path}/set", "data.held_out=0.9", *probes,
+                           "figures=none",
                            f"outputs={tmp_path}", f"output={tmp_path}/report", "fabric.accelerator=cpu"])  # fmt: skip
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert written["metadata"]["train_images"] == 4  # of 3, and the only image of a class
@@ -192,7 +195,7 @@ def test_the_commands_of_a_report_are_complete(tmp_path, tool):
     small = [option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "target"))]
     images = f"data='{tmp_path}/it\\'s {{a}}, b'"
     tool("pretrain", images, *small, "name=run", "probe=[]")
-    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1"]
+    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1", "figures=none"]
     for number, own in enumerate(((), ("data=other",))):
         tool("evaluate", "checkpoint=outputs/run", *own, *probes)
         folder = tmp_path / "outputs" / "run" / "evaluation" / ("other" if own else "")
@@ -218,7 +221,8 @@ def test_each_data_set_has_a_report_of_its_own(tmp_path):
     run = untrained(tmp_path / "run", *small, f"data={tmp_path}/raw/set", "data.image_size=16")
 
     def written(*options):
-        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false", "features.layer=last"]
+        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false", "features.layer=last",
+                 "figures=none"]  # fmt: skip
         return evaluate.command.call([f"checkpoint={run}", f"outputs={tmp_path}", *probe, *options])
 
     def reported(folder):
@@ -265,7 +269,7 @@ def test_cached_features_are_those_of_the_pixel_format(tmp_path):
 
     def reported(channels, *options):
         run = untrained(tmp_path / f"{channels}_{len(options)}", *small, *images, f"data.channels={channels}")
-        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", f"output={tmp_path}/report"]
+        probe = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "figures=none", f"output={tmp_path}/report"]
         evaluate.command.call([f"checkpoint={run}", f"data={tmp_path}/set", f"outputs={tmp_path}", *probe, *options])
         return json.loads((tmp_path / "report" / "report.json").read_text())["measured"]
 
@@ -287,7 +291,7 @@ def test_the_commands_of_a_report_have_its_image_size(tmp_path, tool, size, expe
     save_file(of_timm(img_size=96).state_dict(), tmp_path / "weights" / "model.safetensors")
     for number in range(24):
         put(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", picture(number, size=(20, 20)))
-    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false"]
+    probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "baselines=false", "figures=none"]
     sizes = [] if size is None else [f"data.image_size={size}"]
     tool("evaluate", "checkpoint=weights", f"encoder.heads={HEADS}", "data=set", *probes, *sizes, "output=report")
     written = json.loads((tmp_path / "report" / "report.json").read_text())

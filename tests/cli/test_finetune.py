@@ -364,4 +364,5 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
     torch.testing.assert_close(exported.blocks[0].attention.qkv.weight, weights[0])
     classifier = loading.load_classifier(loading_options.LoadEncoder(path=run))
     torch.testing.assert_close(classifier.encoder.blocks[0].attention.qkv.weight, weights[0])
-    tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false")
+    tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false",
+         "figures=none")  # fmt: skip

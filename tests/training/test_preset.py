@@ -228,7 +228,7 @@ def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_
     assert encoder["channels"] == len(encoder["mean"]) == 1
     other, report = grey(tmp_path / "other", "jpg-rgb", shade=60), tmp_path / "report"
     checkpoint, data = f"checkpoint={run}", f"data={other}"
-    evaluate.call([checkpoint, data, "probes=[knn]", "probes.knn.k=[1]", f"output={report}", *small])
+    evaluate.call([checkpoint, data, "probes=[knn]", "probes.knn.k=[1]", "figures=none", f"output={report}", *small])
     assert (report / "report.json").is_file()
     steps = ["recipe.steps=1", "recipe.batch_size=4", "recipe.warmup=0", "recipe.precision=32-true", "figures=none"]
     tuned = manifest.read(manifest.complete(finetune.call([checkpoint, data, *steps, *small]))[-1])["encoder"]

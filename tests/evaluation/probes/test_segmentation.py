@@ -191,7 +191,9 @@ def test_measures_the_embedded_set(tool, tmp_path):
     assert list(found["values"]) == ["layer2_patches", "random_layer2_patches", "pixels"]
     assert (found["best"], found["chance"]) == ("layer2_patches", None)
     assert "predicted masks" in (tmp_path / "report" / "report.html").read_text()
-    both = tool("evaluate", *QUICK, "probes=[knn,segmentation]", "probes.knn.k=3", f"output={tmp_path}/both")
+    both = tool(
+        "evaluate", *QUICK, "probes=[knn,segmentation]", "probes.knn.k=3", "figures=none", f"output={tmp_path}/both"
+    )
     again = json.loads((tmp_path / "both" / "report.json").read_text())["measured"]
     assert [one["measure"] for one in again] == ["knn", "segmentation"]
     assert again[1]["values"] == found["values"]
@@ -221,7 +223,7 @@ def test_measures_a_folder_with_masks(tool, tmp_path):
     model = [option for option in TINY if not option.startswith("data")]
     trained = tool("pretrain", *model, *data[:-1], "name=run").stdout.splitlines()
     assert trained.count("no probes: the images have no labels") == 1
-    done = tool("evaluate", *QUICK, *data, f"output={tmp_path}/report")
+    done = tool("evaluate", *QUICK, *data, "figures=none", f"output={tmp_path}/report")
     assert "12 training and 6 test images, no labels" in done.stdout
     (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["measured"]
     constant, linear = found["values"]["pixels"]

@@ -133,7 +133,7 @@ def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):
         tool("pretrain", "objective=supervised", *data, *model, "probe=[]", "name=run").stdout,
         tool("predict", "checkpoint=outputs/run", "photos/test", "top=1", "output=answers.json").stdout,
         tool("predict", "checkpoint=outputs/run", f"photos/test/{NAMES[8]}", "top=11").stdout,
-        tool("evaluate", "checkpoint=outputs/run", *data[:2], "probes=[knn]").stdout,
+        tool("evaluate", "checkpoint=outputs/run", *data[:2], "probes=[knn]", "figures=none").stdout,
         tool("retrieve", "action=index", "store=store", "checkpoint=outputs/run", "photos/train").stdout,
         tool("retrieve", "action=query", "store=store", "checkpoint=outputs/run", "photos/test", "sheet=s.png").stdout,
     ]
