@@ -64,16 +64,10 @@ def test_a_run_has_metrics_figures_and_its_encoder(run):
 
 
 def test_a_comparison_is_told(run, outputs):
-    options = {
-        "steps": 2,
-        "batch_size": 8,
-        "warmup": 0,
-        "save_every": 2,
-        "evaluate_every": 2,
-        "precision": "32-true",
-        "figures": "none",
-    }
-    found = ssvit.finetune(run, outputs=outputs, verbose=False, compare="scratch", seeds=1, **options)
+    options = {"steps": 2, "batch_size": 8, "warmup": 0, "save_every": 2, "evaluate_every": 2, "figures": "none"}
+    found = ssvit.finetune(
+        run, outputs=outputs, verbose=False, precision="32-true", compare="scratch", seeds=1, **options
+    )
     assert found.comparison == json.loads((found.folder / "comparison.json").read_text())
     assert found.metrics["test/accuracy"] == found.comparison["accuracy"]["pretrained"]["mean"]
     arms = [ssvit.Run(found.folder / f"{side}_seed0").classifier() for side in ("pretrained", "scratch")]

@@ -162,9 +162,7 @@ def test_one_report_of_all(run, capsys):
 
 
 def test_a_single_test_image_has_no_interval(run, tmp_path, capsys):
-    measured(
-        run, "probe@probes=[knn]", "probes.knn.k=[1]", "test_images=1", "figures=none", f"output={tmp_path}/report"
-    )
+    measured(run, "probe@probes=[knn]", "probes.knn.k=[1]", "test_images=1", f"output={tmp_path}/report")
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert (written["metadata"]["test_images"], written["standings"]) == (1, [])
     assert re.search(r"1-NN +[01.]+ +\N{EN DASH} ", capsys.readouterr().out)

@@ -269,16 +269,9 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
 def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_token(tmp_path, capsys, has_token):
     outputs = Path(__file__).parents[1] / "fixtures" / "outputs"
     taught = {"distillation": "deit", "teacher": outputs / "finetune_masked_patch_synthetic"}
-    recipe = {
-        "batch_size": 8,
-        "steps": 1,
-        "warmup": 0,
-        "precision": "32-true",
-        "fabric.accelerator": "cpu",
-        "figures": "none",
-    }
+    recipe = {"batch_size": 8, "steps": 1, "warmup": 0, "precision": "32-true", "fabric.accelerator": "cpu"}
     images = {"data": "synthetic", "data.images": 16, "data.held_out_images": 8, "data.image_size": 16}
-    options = {**taught, **recipe, **images, "outputs": tmp_path}
+    options = {**taught, **recipe, **images, "figures": "none", "outputs": tmp_path}
     start = outputs / RUN
     if has_token:
         vit = {"encoder.patch_size": 4, "encoder.width": 12, "encoder.depth": 1, "encoder.heads": 2}

@@ -386,9 +386,8 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
 def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     """Commands take images and pixel format from the pre-training run."""
     small = [f"recipe.{name}" for name in ("steps=4", "batch_size=8", "warmup=1", "evaluate_every=4", "save_every=4")]
-    run = find("finetune").call(
-        [f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "name=tuned", "figures=none", *small]
-    )
+    start = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs")
+    run = find("finetune").call([*start, "name=tuned", "figures=none", *small])
     assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
     file = next((bands / "set/b").glob("*.tif"))
     (from_file,), (from_array,) = (

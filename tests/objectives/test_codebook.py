@@ -208,9 +208,5 @@ def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first
     assert line.startswith("ssvit: target.checkpoint=outputs/gone: ")
     tuned = [option for option in TINY if option.startswith(("recipe", "fabric", "figures"))]
     assert "accuracy" in tool("finetune", *tuned, "checkpoint=outputs/second").stdout
-    assert (
-        "knn"
-        in tool(
-            "evaluate", "checkpoint=outputs/second", "probes=[knn]", "train_images=32", "figures=none"
-        ).stdout.lower()
-    )
+    options = ("checkpoint=outputs/second", "probes=[knn]", "train_images=32", "figures=none")
+    assert "knn" in tool("evaluate", *options).stdout.lower()

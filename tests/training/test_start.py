@@ -197,15 +197,8 @@ def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(t
         ("continued", (*start, f"data.image_size={size}")),
     ):
         find("pretrain").call([*run, *options, f"name={name}"])
-    evaluated = [
-        *images,
-        *start,
-        f"data.image_size={size}",
-        "probes=[knn]",
-        "baselines=false",
-        "cache=null",
-        "figures=none",
-    ]
+    evaluated = [*images, *start, f"data.image_size={size}", "probes=[knn]", "baselines=false", "cache=null",
+                 "figures=none"]  # fmt: skip
     for more, expected in (([], {"own", "continued"}), (["against=[]"], set())):
         folder = find("evaluate").call([*evaluated, *more, f"output={tmp_path / 'report'}", "probes.knn.k=5"])
         report = json.loads((folder / "report.json").read_text())

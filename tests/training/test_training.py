@@ -168,7 +168,7 @@ def test_each_row_of_an_interrupted_run_is_printed_and_stored_once(tmp_path, cap
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path, files, kills):
-    recipe = {"data": files, "steps": 60, "save_every": 2, "dropout": 0.1}
+    recipe = {"data": files, "steps": 30, "save_every": 2, "dropout": 0.1}
     chance = random.Random(kills)
     seconds = []
     for name in ("warm", "whole"):  # the first call starts the server from which the other processes are forked
