@@ -201,7 +201,7 @@ def test_the_commands_of_a_report_are_complete(tmp_path, tool):
         for name, command in zip(("embed", "retrieve", "finetune"), written["commands"], strict=True):
             options = [option for option in shlex.split(command) if "=" in option]
             more = [f"{'name' if name == 'finetune' else 'output'}={number}.npz"] * (name != "retrieve")
-            more += [option for option in TINY if option.startswith("recipe")] * (name == "finetune")
+            more += [option for option in TINY if option.startswith(("recipe", "figures"))] * (name == "finetune")
             printed = tool(name, *options, *more, *["store=again"] * (name == "retrieve" and number)).stdout
             assert name == "finetune" or "layer 1 of 2" in printed
         names = np.load(tmp_path / f"{number}.npz")["names"]
