@@ -349,8 +349,10 @@ def _settled(written: object, composed: DictConfig, name: str = "") -> Any:
         return {key: _settled(value, composed, f"{name}.{key}" if name else str(key)) for key, value in written.items()}
     if isinstance(written, list):
         return [_settled(value, composed, f"{name}[{index}]") for index, value in enumerate(written)]
-    resolves = isinstance(written, str) and "${" in _REFERENCE.sub("", written)
-    return OmegaConf.select(composed, name) if resolves else written
+    if not isinstance(written, str) or "${" not in _REFERENCE.sub("", written):
+        return written
+    value = OmegaConf.select(composed, name)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 @contextmanager

@@ -148,8 +148,9 @@ def first_difference(folder: Path, source: Source) -> str:
         folder: The run folder.
         source: As many images as the run has, of which up to 20,000 are decoded.
     """
-    values = read(folder)
-    for index in range(0 if values is None else min(len(source), len(values), _COMPARED)):
+    if (values := read(folder)) is None:
+        return ""
+    for index in range(min(len(source), len(values), _COMPARED)):
         if values[index].any():  # the run has shown the image
             try:
                 current = fingerprints([source.read(index)]).numpy()[0]

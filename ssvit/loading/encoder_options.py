@@ -5,6 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Len
+
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Expect, Options, Run
@@ -141,7 +143,7 @@ class LoadLayers(Options):
 class Reference(LoadEncoder):
     """A trained model whose outputs are learned."""
 
-    range: Sequence[Any] | None = None
+    range: Annotated[Sequence[ByChannel], Len(2, 2), Expect("[minimum, maximum], or null")] | None = None
     """Range of the images to which the model is applied, as in `PixelFormat`. The normalisation of a run's model is
     converted to it; weights of other projects take images of any range."""
 

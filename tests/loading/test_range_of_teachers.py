@@ -49,7 +49,11 @@ def test_teachers_get_the_range_of_the_images(trained, tmp_path):
     command = find("pretrain")
     for options in (["objective=distill"], ["objective=supervised", "distillation=deit"]):
         typed = [*options, f"teacher={folder}", "data=folder", f"data.root={tmp_path}/set", f"outputs={tmp_path}"]
-        for limits, expected in (([], None), (["data.range=[0,4000]"], [0, 4000])):
+        for limits, expected in (
+            ([], None),
+            (["data.range=[0,4000]"], [0, 4000]),
+            (["data.range=[[0,1,2],[7,8,9]]"], [[0, 1, 2], [7, 8, 9]]),
+        ):
             config = command.compose(command.line([*typed, *limits]))
             objective = config.options.objective
             teacher = objective.teacher if options == ["objective=distill"] else objective.distillation.teacher
