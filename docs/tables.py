@@ -1,0 +1,137 @@
+"""Write the tables of measured results into the pages, from the stored rows: python docs/tables.py
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->` of a page. NAME is a CSV file in docs/, whose
+cells are copied, a table of tables.yaml, or `labels`. A test compares the pages with the rows.
+"""
+
+import csv
+import json
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ssvit.evaluation.statistics import of_seeds
+from ssvit.studies import methods
+from ssvit.studies.methods import markdown, spread
+
+DOCS = Path(__file__).parent
+MARKED = re.compile(r"(?<=<!-- table: )(\S+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+PROBES = {
+    "ridge": "ridge regression, all labels", "few_shot": "100 labels per class",
+    "few_shot_big_vision": "25 labels per class", "logistic": "logistic regression", "knn": "20-NN",
+    "knn_standardized": "20-NN, standardised", "finetuned": "fine-tuned",
+}  # fmt: skip
+BASELINES = ("random weights", "pixels", "no pre-training")
+
+
+def generate(page: str) -> str:
+    """Return the text of a page with its tables."""
+    return MARKED.sub(lambda match: f"{match[1]}{match[2]}\n{table(match[1])}\n\n", page)
+
+
+def table(name: str) -> str:
+    if name.endswith(".csv"):
+        return markdown(list(csv_rows(name, csv.reader)))
+    for make, tables in yaml.safe_load((DOCS / "tables.yaml").read_text()).items():
+        if name in tables:
+            return markdown({"accuracies": accuracies, "continuations": continuations}[make](**tables[name]))
+    return markdown({"labels": labels}[name]())
+
+
+def csv_rows(name: str, reader: Any = csv.DictReader) -> Any:
+    return reader((DOCS / name).read_text().splitlines())
+
+
+def accuracies(rows: dict[str, str], probes: list[str] | None = None) -> list[list[str]]:
+    """Return mean and standard deviation over the seeds; objectives of a folder descend by ridge regression."""
+    sources = {label: source for label, source in rows.items() if label != "all"}
+    if folder := rows.get("all"):
+        names = {file.name.partition("_seed")[0] for file in (DOCS / folder).glob("*_seed*.json")}
+        sources |= {f"`{name}`": f"{folder}/{name}" for name in names}
+        ridge = {label: statistics.fmean(values(row)["ridge"] for row in read(sources[label])) for label in sources}
+        sources = dict(sorted(sources.items(), key=lambda item: -ridge[item[0]]))
+        sources |= {name: f"{folder}/{name}" for name in BASELINES}
+    lines = [["method", "steps of 64", "CPU s a step", "seeds", *(PROBES[probe] for probe in probes or PROBES)]]
+    for label, source in sources.items():
+        seeds = read(source)
+        stages = seeds[0].get("stages", ())
+        steps = " + ".join(f"{stage['steps']:,}" for stage in stages)
+        seconds = " + ".join(f"{stage['cpu_seconds']:.3f}" for stage in stages)
+        cells = [spread([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes or PROBES]
+        lines.append([label, steps, seconds, str(len(seeds)), *cells])
+    return lines
+
+
+def read(source: str) -> list[dict[str, Any]]:
+    """Return the rows of an objective or baseline, one for each seed."""
+    folder, _, name = source.rpartition("/")
+    if name == "teacher":
+        return [{"probes": methods.probes(json.loads((DOCS / folder / "teacher.json").read_text()))}]
+    if name not in BASELINES:
+        return [json.loads(file.read_text()) for file in sorted((DOCS / folder).glob(f"{name}_seed*.json"))]
+    stored = json.loads((DOCS / folder / "baselines.json").read_text())
+    probes = stored["baselines"].get(name)
+    return [{"probes": probes} if probes else {"probes": {}, "finetuned": stored["finetuned"]}]
+
+
+def values(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the accuracies of a row by probe, at the chosen layers."""
+    return {name: probe["chosen"] for name, probe in row["probes"].items()} | row
+
+
+def continuations(images: str, other: str, rows: dict[str, str]) -> list[list[str]]:
+    """Return mean differences from the start in points, with their range; bold if each seed's interval excludes 0."""
+    found: dict[Any, list[list[float]]] = defaultdict(list)
+    for row in csv_rows("starting/rows.csv"):
+        if (row["start"], row["images"]) == ("public", images) and row["difference"]:
+            points = [100 * float(row[name]) for name in ("difference", "low", "high")]
+            found[row["method"], row["measured_on"], row["probe"]].append(points)
+    ridge, knn = "ridge regression, all labels", "20-NN, standardised features"
+    columns = [("target", ridge), ("target", "ridge regression, 5 labels per class"), ("target", knn), ("other", knn)]
+    lines = [["method", "seeds", ridge, "5 labels per class", "20-NN, standardised", f"{other} afterwards: 20-NN"]]
+    for method, label in rows.items():
+        if seeds := len(found[method, "target", ridge]):
+            lines.append([label, str(seeds), *(differences(found[method, *column]) for column in columns)])
+    return lines
+
+
+def differences(seeds: list[list[float]]) -> str:
+    means = [mean for mean, _, _ in seeds]
+    if not means:
+        return ""
+    mean = signed(statistics.fmean(means))
+    text = f"**{mean}**" if all(low > 0 or high < 0 for _, low, high in seeds) else mean
+    return f"{text} ({signed(min(means))} to {signed(max(means))})" if len(means) > 1 else text
+
+
+def signed(points: float) -> str:
+    return "0.0" if abs(points) < 0.05 else f"{points:+.1f}".replace("-", "\u2212")
+
+
+def labels() -> list[list[str]]:
+    """Return accuracies over the number of labels, and the differences of pre-training and training from scratch."""
+    found: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in csv_rows("labels/rows.csv"):
+        found[row["images"], int(row["labels"])][row["start"]].append(float(row["accuracy"]))
+    starts = ["pre-trained", "scratch", "frozen", "random weights", "raw pixels"]
+    titles = ["fine-tuned", "from scratch", "frozen, ridge", "random weights, ridge", "raw pixels, ridge"]
+    interval = "mean difference, 95 % interval over seeds"
+    lines = [["images", "labels", "seeds", *titles[:2], "difference of each seed", interval, *titles[2:]]]
+    for (images, count), row in sorted(found.items(), key=lambda item: (item[0][0] == "cifar10", item[0][1])):
+        apart = [first - second for first, second in zip(row["pre-trained"], row["scratch"], strict=True)]
+        mean, *limits = (signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ())))
+        each = ", ".join(signed(100 * value) for value in apart)
+        accuracies = [spread(row[start]) for start in starts]
+        difference = f"{mean} ({' to '.join(limits)})"
+        names = ["CIFAR-10" if images == "cifar10" else "embedded", f"{count:,}", str(len(apart))]
+        lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])
+    return lines
+
+
+if __name__ == "__main__":
+    for page in DOCS.glob("*.md"):
+        page.write_text(generate(page.read_text()))

@@ -1,0 +1,25 @@
+"""The tables of results on the pages equal those of the stored rows; `python docs/tables.py` writes them."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ("methods", "labels", "starting", "distillation", "optimizers")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_the_tables_of_its_rows(page):
+    tables = runpy.run_path(str(DOCS / "tables.py"))
+    text = (DOCS / f"{page}.md").read_text()
+    assert text.count("<!-- table: ") == text.count("<!-- end -->") > 0
+    assert tables["generate"](text) == text
+
+
+def test_an_edited_number_is_found():
+    tables = runpy.run_path(str(DOCS / "tables.py"))
+    text = (DOCS / "labels.md").read_text()
+    edited = text.replace("| embedded | 500 | 3 | ", "| embedded | 500 | 3 | 1", 1)
+    assert edited != text
+    assert tables["generate"](edited) == text
