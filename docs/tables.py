@@ -125,7 +125,7 @@ def labels() -> list[list[str]]:
         apart = [first - second for first, second in zip(row["pre-trained"], row["scratch"], strict=True)]
         mean, *limits = (signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ())))
         each = ", ".join(signed(100 * value) for value in apart)
-        accuracies = [spread(row[start]) for start in starts]
+        accuracies = [spread(row[start] if len(set(row[start])) > 1 else row[start][:1]) for start in starts]
         difference = f"{mean} ({' to '.join(limits)})"
         names = ["CIFAR-10" if images == "cifar10" else "embedded", f"{count:,}", str(len(apart))]
         lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])
