@@ -10,7 +10,7 @@ from ssvit.figures.base import Figure
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.plot import History
 
-COST = 0.5  # relative to a training image: a third for the forward pass, plus neighbour search, fits and the figure
+COST = 0.4  # relative to a training image: a third for the forward pass, plus neighbour search, fits and the figure
 SHARE = 0.05  # maximum cost of evaluations at automatic steps, relative to training
 
 
