@@ -282,7 +282,9 @@ def transform(objective: Objective) -> Augmentation:
     objective = objective.measured() if isinstance(objective, Continuation) else objective
     if isinstance(objective, Dino):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
-    if isinstance(objective.options, contrastive_options.SimCLR | contrastive_options.ContrastiveTuning):
+    if isinstance(
+        getattr(objective, "options", None), contrastive_options.SimCLR | contrastive_options.ContrastiveTuning
+    ):
         return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 

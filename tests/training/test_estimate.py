@@ -108,7 +108,9 @@ def test_the_runs_of_a_comparison_and_the_steps_that_are_left_are_added(monkeypa
     found = estimate(state, loader, {"a": Look(80)}, recipes=[state.recipe, longer], first_step=6)
     assert (found.runs, found.steps) == (2, 6)
     assert found.training == pytest.approx(6 * (0.25 * 8 + 0.5) + 18 * (0.25 * 4 + 0.5))
-    assert found.evaluations == pytest.approx(estimation.COST * 0.25 * 80 * (2 + 4))  # after steps 6 and 12; 0, 6, 12 and 18
+    assert found.evaluations == pytest.approx(
+        estimation.COST * 0.25 * 80 * (2 + 4)
+    )  # after steps 6 and 12; 0, 6, 12 and 18
 
 
 def test_a_compiled_run_is_not_timed():
