@@ -274,7 +274,7 @@ def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_t
     options = {**taught, **recipe, **images, "figures": "none", "outputs": tmp_path}
     start = outputs / RUN
     if has_token:
-        vit = {"encoder.patch_size": 4, "encoder.width": 12, "encoder.depth": 1, "encoder.heads": 2}
+        vit = {"encoder.patch_size": 4, "encoder.width": 16, "encoder.depth": 1, "encoder.heads": 2}
         start = ssvit.pretrain(**vit, **options, objective="supervised", probe=[], evaluator=[], verbose=False)
     run = ssvit.finetune(start, **options)
     assert any(name.startswith("distilled_head.") for name in states(run.folder)["model"]) is has_token

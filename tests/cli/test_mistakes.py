@@ -65,7 +65,7 @@ MISTAKES = (
     "pretrain data=folder data.root=/no/such/place",
     "pretrain data=cifar10 data.root=/no/such/place",
     "pretrain data=folder data.root=empty",
-    "pretrain data=folder data.root=few encoder.patch_size=16 -> recipe.batch_size=64",
+    "pretrain data=folder data.root=few encoder.patch_size=16 -> recipe.batch_size=32",
     "pretrain 'data=~/no such' -> data={home}/no such",
     "pretrain data=synthetic data.images=64 recipe.batch_size=65",
     "pretrain data=synthetic data.seed=-1",
@@ -115,7 +115,7 @@ MISTAKES = (
     # Options that contradict each other.
     "pretrain recipe.batch_size=9000",
     "pretrain subset.images=9000",
-    "pretrain subset.images=32 -> recipe.batch_size=64",
+    "pretrain subset.images=16 -> recipe.batch_size=32",
     "pretrain recipe.accumulate=5",
     "pretrain recipe.steps=10 recipe.warmup=30",
     "pretrain development=validation",

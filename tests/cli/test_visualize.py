@@ -29,7 +29,7 @@ FIGURES = {"filters", "positions", "attention_distance", "rollout", "heads"}
 
 @pytest.fixture
 def run(tmp_path):
-    return untrained(tmp_path / "outputs" / "run", *TINY)
+    return untrained(tmp_path / "outputs" / "run", *TINY, "encoder.positions=sine_cosine_2d")
 
 
 @pytest.fixture

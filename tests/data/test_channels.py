@@ -439,7 +439,7 @@ def test_every_kind_of_method_takes_many_channels(
         options = [*options, *(f"data.augment.{name}" for name in ("jitter=0", "grayscale=0", "blur=[0.5,0.5,0.5]"))]
     data = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", "workers=0", f"outputs={tmp_path}"]
     small = [
-        "encoder.width=48", "recipe.steps=2", "recipe.batch_size=4", "recipe.evaluate_every=2", "recipe.save_every=2",
+        "encoder.width=48", "recipe.steps=2", "recipe.batch_size=4", "recipe.evaluate_every=1", "recipe.save_every=2",
     ]  # fmt: skip
     run = find("pretrain").call([*data, f"objective={objective}", *TRAIN, *small, *options])
     weights = tiny.loaded(manifest.complete(run)[-1]).state_dict()
