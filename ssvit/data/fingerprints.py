@@ -142,7 +142,7 @@ def read(folder: Path) -> np.ndarray | None:
 
 
 def first_difference(folder: Path, source: Source) -> str:
-    """Return the name of the first image that differs from the one that a run has recorded; "" if there is none.
+    """Return the name of the first image whose content differs from a run's fingerprints; "" if there is none.
 
     Args:
         folder: The run folder.

@@ -14,6 +14,11 @@ Canvas: TypeAlias = "matplotlib.figure.Figure"
 class Figure:
     """Describe a figure by frozen data, such as numbers, images and labels."""
 
+    @property
+    def is_informative(self) -> bool:
+        """Return whether the figure shows more than the numbers that a run prints."""
+        return True
+
     def draw(self) -> Canvas:
         """Draw the figure by matplotlib, which is imported here."""
         raise NotImplementedError

@@ -149,8 +149,8 @@ class Plot(Figure):
     legend: Literal["each", "under", "below"] = "each"
 
     @property
-    def has_curve(self) -> bool:
-        """Return whether a line has at least three points; a short run's metrics are readable without a plot."""
+    def is_informative(self) -> bool:
+        """Return whether a line has at least three points."""
         return any(len(line.x) > 2 for panel in self.panels for line in panel.lines)
 
     def draw(self) -> Canvas:

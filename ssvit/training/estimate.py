@@ -1,7 +1,7 @@
 """Estimate the time and memory of the runs of a command before they start.
 
 Memory is counted, and time is measured with a few steps that change no weight, buffer or random state. On a CPU it is
-CPU time, which does not depend on other work of the machine.
+CPU time, which other work of the machine changes less than the time by the clock.
 """
 
 import time
@@ -102,11 +102,12 @@ def estimate(
         with _restored(objective, processes.device):
             few = min(_FIRST, micro)
             for _ in range(2):  # the first step is slower, since it initialises libraries
-                seconds, _ = _step(state, loader, few, backward=timed)
+                seconds, activations = _step(state, loader, few, backward=timed)
             images = max(few, min(micro, _MOST, int(few * _SECONDS / seconds)))
-            seconds, activations = min(
-                _step(state, loader, images, backward=timed) for _ in range(_TIMED if timed else 1)
-            )
+            if images > few:  # otherwise the model is slow, and a few images suffice
+                seconds, activations = min(
+                    _step(state, loader, images, backward=timed) for _ in range(_TIMED if timed else 1)
+                )
             if timed:
                 update = min(_update(state) for _ in range(2))
     counted = bool(timed and images)

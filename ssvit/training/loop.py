@@ -25,7 +25,6 @@ from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.processes import Interrupted, settle
-from ssvit.figures.plot import Plot
 from ssvit.objectives.base import Objective
 from ssvit.options import UserError, print_lines
 from ssvit.processes import is_main_process
@@ -216,7 +215,8 @@ def train(
             if stopping and not ended:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     kind = "CPU time" if processes.device.type == "cpu" else "time"
-    report(f"{kind} of this run: {tqdm.format_interval(clock(processes.device) - began)}")
+    each = f" in each of {processes.world} processes" if processes.world > 1 else ""
+    report(f"{kind} of this run: {tqdm.format_interval(clock(processes.device) - began)}{each}")
     return True
 
 
@@ -340,9 +340,8 @@ def _report(log: MetricsLog, step: int, evaluations: Mapping[str, Evaluation], *
             log.print_line(f"step {step}, {name.replace('_', '-')}: {line}")
         if log.figures == "each" or (ended and log.figures == "end"):
             for title, figure in evaluation.figures.items():
-                if isinstance(figure, Plot) and not figure.has_curve:
-                    continue
-                log.show(step, title, figure)
+                if figure.is_informative:
+                    log.show(step, title, figure)
         for line in evaluation.lines if ended else ():
             log.print_line(f"{name.replace('_', '-')}: {line}")
         for file, text in evaluation.tables.items() if ended else ():
