@@ -247,9 +247,3 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
     monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
     compare.command.call(options)
     assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
-
-
-@pytest.mark.parametrize("table", ["cifar10_6min", "cifar10_29min", "shapes_6min"])
-def test_the_page_has_the_table_of_its_rows(table):
-    docs = Path(__file__).resolve().parents[2] / "docs"
-    assert methods.table(methods.read(docs / "methods" / table)) in (docs / "methods.md").read_text()

@@ -176,10 +176,12 @@ def test_the_figure_has_a_panel_for_each_score_and_axis():
     assert set(lines) == {"supervised", "supervised, resnet10t"}
 
 
-@pytest.mark.parametrize("study", ["cifar10", "encoders"])
-def test_the_page_has_the_table_of_its_rows(study):
+def test_the_page_has_rows_of_the_stored_results():
     docs = Path(__file__).resolve().parents[2] / "docs"
-    assert table(methods.read(docs / "scaling" / study)) in (docs / "scaling.md").read_text()
+    tables = [table(methods.read(docs / "scaling" / study)) for study in ("cifar10", "encoders")]
+    page = [line for line in (docs / "scaling.md").read_text().splitlines() if line.startswith("| ")]
+    assert page
+    assert set(page) <= set("\n".join(tables).splitlines())
 
 
 def test_one_axis_is_varied_at_a_time_and_then_the_model_as_a_whole(commands, tmp_path):
