@@ -4,68 +4,43 @@ Usage: ssvit finetune. The default is the newest finished run under outputs/, wi
 continues a stopped run.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH
+from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import RunFolder
+from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.data.sources.files_options import ImageFiles
+from ssvit.evaluation.statistics import Interval, standard_error, verdict
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
 from ssvit.studies import comparison
+from ssvit.training import finetuning
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune
 from ssvit.training.recipe import Recipe
 
+if TYPE_CHECKING:
+    from ssvit.training.session import Session
+
+_FEW = 20  # labelled images of a class, below which frozen features may be better
 FIRST = "finetune_shapes"  # default experiment after a pre-training on the embedded images
-_FOREIGN_LR = 2e-4  # for weights of other projects, see docs/starting.md
-_MANY = 10  # batches of images, of which at least one is left for training, since data.held_out is at most 0.9
-_OF_RATE = {"recipe", "recipe.lr", "recipe.optimizer", "experiment", "sweep"}  # determine the learning rate
 
 
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Finetune = config.options
     options.check_study()
-    config = _with_fitting_batch(config)
+    config = finetuning.with_schedule(config)
     Run(config.options).check()
     config = named(config, _default_name(config) if options.name is None else options.name)
     return with_random_weights(config) if options.checkpoint == SCRATCH else config
-
-
-def _with_fitting_batch(config: Config) -> Config:
-    """Return the configuration with a default batch size of at most the number of training images."""
-    options: Finetune = config.options
-    source, batch_size = options.data.source, options.recipe.batch_size
-    if "recipe.batch_size" in config.line.values or not isinstance(source, ImageFiles):  # other sets have many images
-        return config
-    many = _MANY * batch_size
-    count = source.count(at_most=many)
-    if count is None and (sample := source.sample(1)) is not None:
-        count = sample.images
-    if min(count or 0, options.subset.images or many) >= many:
-        return config
-
-    from ssvit.data.sources.base import Data, subset
-
-    data: Data = config.build("data.source")
-    data = replace(data, train=subset(data.train, **dict(options.subset)))
-    development = options.table4.development if options.sweep else options.development
-    images = len((data if development is None else data.without_test(development)).train)
-    share = (options.fabric.processes or 1) * options.recipe.accumulate
-    fitting = images // share * share
-    if not 0 < fitting < batch_size:
-        return config
-    config.line.say(f"recipe.batch_size={fitting}: there are {images:,} training images")
-    return config.changed({"recipe.batch_size": fitting})
 
 
 def _default_name(config: Config) -> str:
@@ -92,7 +67,7 @@ def dry_run(config: Config) -> Config:
     folder = Path(options.outputs, str(options.name))
     Session(config, folder, stage=FINETUNE, recipes=_recipes(options)).preview(config)
     if options.compare:
-        for side, changes in comparison.sides(options.scratch).items():
+        for side, changes in comparison.sides(options.scratch_recipe).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
             print(f"compare: {options.seeds} runs like this one, {side}{changed}")
     elif options.sweep:
@@ -101,11 +76,24 @@ def dry_run(config: Config) -> Config:
 
 
 def _recipes(options: Finetune) -> list[Recipe]:
-    """Return the recipes of all runs in their order."""
+    """Return the recipes of all runs in their order; in equal times, random weights see about as many images."""
     recipe = options.recipe
     if options.compare:
-        return [recipe, recipe.changed(**options.scratch)] * options.seeds
+        earlier = _pretraining(options)
+        added = finetuning.schedule(recipe.steps + earlier.images // recipe.batch_size) if earlier else {}
+        return [recipe, recipe.changed(**added | options.scratch_recipe)] * options.seeds
     return [recipe] * (len(options.table4.learning_rates) + 1 if options.sweep else 1)
+
+
+def _pretraining(options: Finetune) -> comparison.Spent | None:
+    """Return what the pre-training of the checkpoint has spent, if random weights are trained for as long; or None."""
+    if options.scratch != "equal_time" or "steps" in options.scratch_recipe:
+        return None
+    checkpoint: Checkpoint = options.encoder.checkpoint()
+    if checkpoint.run_folder is None:
+        return None
+    values = Configuration.read(checkpoint.run_folder / "config.yaml").values
+    return comparison.Spent.on(rows(checkpoint.run_folder), values["recipe"]["batch_size"], last=checkpoint.step)
 
 
 def run(config: Config) -> Path:
@@ -127,35 +115,56 @@ def run(config: Config) -> Path:
             return session.run(name, with_random_weights(changed) if changed.options.checkpoint == SCRATCH else changed)
 
         if options.compare:
-            sides = comparison.sides(options.scratch)
+            pretraining, batch_size = _pretraining(options), options.recipe.batch_size
+
+            def longer(finetuned: comparison.Rows) -> dict[str, object]:
+                """Return the schedule with which random weights are trained for the time of both stages."""
+                after = comparison.Spent.on(finetuned, batch_size, last=options.recipe.steps)
+                if pretraining is None or not after.seconds:
+                    return {}
+                steps = round(after.images / batch_size * (1 + pretraining.seconds / after.seconds))
+                return {f"recipe.{name}": value for name, value in finetuning.schedule(steps).items()}
+
             comparison.compare(
-                trained, sides, seed=options.recipe.seed, seeds=options.seeds, folder=folder.path,
-                earlier_gains=options.earlier_gains,
+                trained, comparison.sides(options.scratch_recipe), seed=options.recipe.seed, seeds=options.seeds,
+                folder=folder.path, earlier_gains=options.earlier_gains, longer=longer,
             )  # fmt: skip
         elif options.sweep:
             comparison.choose(trained, folder=folder.path, **options.table4.values())
         else:
             session.train(config, folder.path)
+            train, is_study = session.data(config).train, options.development is not None
+            if options.check_frozen and not is_study and len(train) < _FEW * len(train.classes):
+                _check_frozen(session, finetuning.with_schedule(config.changed({"development": 0.5})))
     return folder.path
 
 
-def _with_foreign_rate(config: Config) -> Config:
-    """Return the configuration with the learning rate of foreign weights; random weights keep that of the recipe."""
-    scratch = {"lr": config.value("recipe.lr"), **config.value("scratch")}
-    return config.changed({"recipe.lr": _FOREIGN_LR, "scratch": scratch})
+def _check_frozen(session: "Session", config: Config) -> None:
+    """Print whether ridge regression on frozen features is better than fine-tuning, measured on training images.
+
+    Args:
+        session: The session.
+        config: The configuration with a part of the training images held out.
+    """
+    if config.options.checkpoint == SCRATCH or config.options.recipe.batch_size > len(session.data(config).train):
+        return
+    (*_, tuned) = comparison.scored(session.run("half", config), comparison.WATCHED)
+    if tuned.images is None or (frozen := session.frozen(config)) is None or not is_main_process():
+        return
+    accuracies = (frozen[0], frozen[1]), (tuned.accuracy, tuned.images)
+    error = 2 * math.hypot(*(standard_error(*each) for each in accuracies))
+    words = verdict(Interval.around(frozen[0] - tuned.accuracy, error))
+    advice = "; ssvit evaluate measures it on the test images" if frozen[0] > tuned.accuracy else ""
+    print_lines(
+        f"few labels: on {tuned.images} held-out training images, ridge regression on frozen features "
+        f"({100 * frozen[0]:.1f} %) is {words} fine-tuning ({100 * tuned.accuracy:.1f} %){advice}"
+    )
 
 
 def before(line: CommandLine) -> None:
-    """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights.
-
-    Weights of other projects are fine-tuned with a lower learning rate.
-    """
-    checkpoint = select_checkpoint_again(line)
+    """Add the checkpoint's encoder and images; on the embedded images, also the comparison with random weights."""
+    select_checkpoint_again(line)
     typed = line.typed
-    if checkpoint and checkpoint.foreign and not _OF_RATE & typed.keys():
-        line.say(f"recipe.lr={_FOREIGN_LR}: the weights are of another project")
-        finish = line.finish
-        line.finish = lambda config: _with_foreign_rate(finish(config) if finish else config)
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
     if not named and line.brought.get("data") == EMBEDDED:
         line.say(f"experiment={FIRST}: the embedded images, with few labels")

@@ -37,8 +37,32 @@ def sides(scratch: Mapping[str, Any]) -> Sides:
     return {PRETRAINED: {}, SCRATCH: {"checkpoint": "scratch", **recipe}}
 
 
+class Spent(NamedTuple):
+    """Store the images seen in training, and the seconds by the clock that their updates took."""
+
+    images: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def on(cls, rows: Rows, batch_size: int, *, last: int) -> "Spent":
+        """Return what a run has spent until the step `last`, from the rates that it has logged."""
+        spent, step = cls(), 0
+        for row in rows:
+            if (rate := row.get("images_per_second")) and step < row["step"] <= last:
+                images, step = (row["step"] - step) * batch_size, row["step"]
+                spent = cls(spent.images + images, spent.seconds + images / rate)
+        return spent
+
+
 def compare(
-    run: Run, sides: Sides, *, seed: int, seeds: int, folder: Path, earlier_gains: Sequence[float] = ()
+    run: Run,
+    sides: Sides,
+    *,
+    seed: int,
+    seeds: int,
+    folder: Path,
+    earlier_gains: Sequence[float] = (),
+    longer: Callable[[Rows], Mapping[str, Any]] = lambda rows: {},
 ) -> None:
     """Train all sides with several seeds, and print, store (comparison.json) and plot (comparison.png) the result.
 
@@ -49,11 +73,14 @@ def compare(
         seeds: Number of seeds.
         folder: Folder of the results.
         earlier_gains: Gains of other seeds in percentage points, whose spread is that of one more seed.
+        longer: Returns options that training from random weights also changes, from the rows of the first pre-trained
+            run, which is trained before it.
     """
     runs: dict[str, list[Rows]] = {side: [] for side in sides}
     for run_seed in range(seed, seed + seeds):
         for side, changes in sides.items():
-            runs[side].append(run(f"{side}_seed{run_seed}", {**changes, "recipe.seed": run_seed}))
+            added = longer(runs[PRETRAINED][0]) if side == SCRATCH else {}
+            runs[side].append(run(f"{side}_seed{run_seed}", {**added, **changes, "recipe.seed": run_seed}))
     if not is_main_process():
         return
     curves = {side: _curve([scored(rows, WATCHED) for rows in of_side]) for side, of_side in runs.items()}

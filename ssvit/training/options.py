@@ -139,8 +139,18 @@ class Finetune(Training):
     earlier_gains: Sequence[float] = ()
     """Gains of other seeds over training from random weights with the same options, in percentage points. Their spread
     gives the prediction interval for another seed; without them, that of the comparison's own seeds does."""
-    scratch: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the recipe that differ for training from random weights, such as {steps: 600}."""
+    scratch: Literal["equal_time", "equal_steps"] = "equal_time"
+    """Steps of training from random weights. equal_time: it takes the time of pre-training and fine-tuning together, as
+    logged; equal_steps: those of fine-tuning."""
+    scratch_recipe: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the recipe that differ for training from random weights, such as {lr: 1e-3}; {steps: 600} replaces the
+    option scratch."""
+    preset: Literal["auto"] | None = "auto"
+    """auto: choose the schedule from the number of labelled images and the origin of the weights, unless a file of
+    options (recipe=…, experiment=…) has one."""
+    check_frozen: bool = True
+    """With fewer than 20 labelled images for each class on average: compare with ridge regression on frozen features.
+    Both are trained on one half of the training images and measured on the other half."""
     sweep: Literal["table4"] | None = None
     """table4: choose the learning rate on validation images, then train on all training images and measure on the test
     images."""
@@ -149,8 +159,8 @@ class Finetune(Training):
 
     def check_consistency(self) -> None:
         """Check the options of training from random weights."""
-        with within("scratch"):
-            self.recipe.changed(**self.scratch)
+        with within("scratch_recipe"):
+            self.recipe.changed(**self.scratch_recipe)
 
     def check_study(self) -> None:
         """Check the options that concern several runs together; options of a single run may differ between them.

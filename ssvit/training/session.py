@@ -18,7 +18,10 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
+from ssvit.evaluation.panels import online_options
 from ssvit.evaluation.panels.base import Evaluator, interval
+from ssvit.evaluation.panels.online import Probing
+from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.figures.display import Display
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
@@ -52,6 +55,12 @@ class Session:
         if self._data.summary and is_main_process():
             print_lines(self._data.summary, config.options.data.view.note)
 
+    def data(self, config: Config) -> Data:
+        """Return the images of the run that a configuration describes."""
+        options: Training = config.options
+        data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
+        return data if options.development is None else data.without_test(options.development)
+
     @property
     def labelled(self) -> bool:
         """Return whether the training images have labels."""
@@ -66,6 +75,19 @@ class Session:
             self.processes.barrier()  # no process may look for checkpoints while rank 0 clears the folder
             self.train(config, folder.path)
         return rows(folder.path)
+
+    @runtime.together()
+    def frozen(self, config: Config) -> tuple[float, int] | None:
+        """Return the accuracy of ridge regression on the initial features, and its images; None if it is not defined.
+
+        It is trained on the training images of a configuration and measured on its held-out images.
+        """
+        _, data, objective, _ = self.build(config)
+        probing = Probing(
+            online_options.Probing(train_images=len(data.train), test_images=len(data.watched)),
+            probes={"ridge": Ridge()}, train=data.train, test=data.watched, transform=config.build("data.view"),
+        )  # fmt: skip
+        return (probing.measure(objective)["ridge"], len(data.watched)) if probing.probes else None
 
     @runtime.together()
     def preview(self, config: Config) -> None:
@@ -148,10 +170,7 @@ class Session:
             UserError: The objective requires labels, and the data set has none.
         """
         options: Training = config.options
-        images, recipe = options.data, options.recipe
-        data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
-        if options.development is not None:
-            data = data.without_test(options.development)
+        images, recipe, data = options.data, options.recipe, self.data(config)
         torch.manual_seed(key(recipe.seed, "weights"))
         objects: dict[str, object] = {}
         if options.objective.needs_labels:

@@ -12,7 +12,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
 CALLS = ("ssvit.pretrain(", "ssvit.finetune(run, ")
 FEW_STEPS = (
     "ssvit.pretrain(steps=20, warmup=2, ",
-    'ssvit.finetune(run, steps=20, warmup=2, **{"scratch.steps": 20, "scratch.warmup": 2}, ',
+    'ssvit.finetune(run, steps=20, warmup=2, **{"scratch_recipe.steps": 20, "scratch_recipe.warmup": 2}, ',
 )
 
 

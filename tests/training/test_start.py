@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from ssvit.checkpoints import manifest
 from ssvit.cli import find
 from ssvit.loading.finding import open_checkpoint
+from ssvit.training.finetuning import with_schedule
 
 RUN = "masked_patch_synthetic"
 IMAGES = TINY[:4]
@@ -99,11 +100,10 @@ def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
     save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
     options = [f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", "data=synthetic"]
     tool = find("finetune")
-    usual = tool.compose(tool.line([*options, "recipe=adamw"])).options.recipe.lr
-    chosen = tool.compose(tool.line([*options, "compare=scratch"])).options
-    assert chosen.recipe.lr < usual == chosen.scratch["lr"]
-    typed = tool.compose(tool.line([*options, "recipe.lr=0.01"])).options
-    assert (typed.recipe.lr, typed.scratch) == (0.01, {})
+    chosen = with_schedule(tool.compose(tool.line([*options, "compare=scratch"]))).options
+    assert chosen.recipe.lr < chosen.scratch_recipe["lr"]
+    typed = with_schedule(tool.compose(tool.line([*options, "recipe.lr=0.01"]))).options
+    assert (typed.recipe.lr, typed.scratch_recipe) == (0.01, {})
 
 
 @pytest.mark.parametrize(

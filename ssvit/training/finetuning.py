@@ -1,0 +1,129 @@
+"""Choose the schedule of fine-tuning from the number of labelled images and the origin of the weights (preset=auto).
+
+The rules follow trials on held-out training images (docs/finetuning.md). No torch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ssvit.checkpoints.checkpoint import SCRATCH
+from ssvit.config.composed import Config
+from ssvit.data.augment.crop_options import InceptionCrop
+from ssvit.data.sources.base_options import DataSet
+from ssvit.training.options import Finetune
+from ssvit.training.preset import AUTO
+
+_MOST = 100_000  # labelled images, beyond which nothing changes
+_LARGE = 10_000  # labelled images, from which batches are larger
+_EVALUATIONS = 3  # during training, of which the last is at its end
+_COMPLETE = {"experiment", "recipe"}  # files of options with a schedule of their own
+_SCALE = [0.6, 1.0]  # of the area of an image
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How weights of one origin are fine-tuned.
+
+    Attributes:
+        optimizer: As in `Recipe`.
+        lr: Peak learning rate.
+        layer_decay: Factor of the learning rate from each layer to the layer below it.
+        seen: Images seen in training with n labelled images, divided by the square root of n.
+        least: Minimum number of images seen.
+    """
+
+    optimizer: str
+    lr: float
+    layer_decay: float
+    seen: float
+    least: int
+
+    @staticmethod
+    def batch_size(images: int) -> int:
+        """Return the batch size for a number of labelled images."""
+        return 32 if images < _LARGE else 128
+
+    def options(self, images: int, *, batch_size: int, steps: int | None = None) -> dict[str, object]:
+        """Return the options of the recipe for a number of labelled images.
+
+        Args:
+            images: Number of labelled images.
+            batch_size: Batch size.
+            steps: Number of steps; None for that of the rule.
+        """
+        seen = max(self.least, self.seen * math.sqrt(min(images, _MOST)))
+        return {
+            **schedule(steps or 10 * math.ceil(seen / batch_size / 10)),
+            "batch_size": batch_size,
+            "optimizer": self.optimizer,
+            "lr": self.lr,
+            "layer_decay": self.layer_decay,
+        }
+
+
+# The origins of weights: a run of ssvit, another project, random numbers.
+OWN = Rule(optimizer="adamw", lr=2e-3, layer_decay=0.7, seen=900, least=6400)
+FOREIGN = Rule(optimizer="adamw", lr=2e-4, layer_decay=0.85, seen=450, least=3200)
+RANDOM = Rule(optimizer="muon", lr=2e-3, layer_decay=1.0, seen=900, least=6400)
+
+
+def schedule(steps: int) -> dict[str, int]:
+    """Return the options of a recipe that depend on its number of steps."""
+    every = math.ceil(steps / _EVALUATIONS)
+    return {"steps": steps, "warmup": steps // 10, "evaluate_every": every, "save_every": every}
+
+
+def with_schedule(config: Config) -> Config:
+    """Return the configuration of a fine-tuning with the schedule for its images and weights.
+
+    Typed options are kept, and so is the schedule of a file of options; a default batch size is at most the number of
+    training images.
+    """
+    options: Finetune = config.options
+    typed = config.line.values
+    images = _training_images(config)
+    share = (options.fabric.processes or 1) * options.recipe.accumulate
+
+    def recipe(rule: Rule, typed: Mapping[str, object]) -> dict[str, object]:
+        """Return the options of a rule, without those that are typed."""
+        fitting = max(share, min(rule.batch_size(images), images) // share * share)
+        numbers = {"batch_size": fitting} | {name: typed[name] for name in ("steps", "batch_size") if name in typed}
+        return {name: value for name, value in rule.options(images, **numbers).items() if name not in typed}
+
+    if options.preset != AUTO or _COMPLETE & typed.keys():
+        fitting = images // share * share
+        if "recipe.batch_size" in typed or not 0 < fitting < options.recipe.batch_size:
+            return config
+        config.line.say(f"recipe.batch_size={fitting}: there are {images:,} training images")
+        return config.changed({"recipe.batch_size": fitting})
+    checkpoint = options.encoder.checkpoint() if hasattr(options.encoder, "path") else None
+    rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
+    own = {name.removeprefix("recipe."): config.value(name) for name in typed if name.startswith("recipe.")}
+    chosen = {f"recipe.{name}": value for name, value in recipe(rule, own).items()}
+    if isinstance(options.data.augment, InceptionCrop) and "data.augment.scale" not in typed:
+        chosen["data.augment.scale"] = _SCALE
+    if options.sweep:
+        chosen.pop("recipe.lr", None)
+    weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
+    config.line.say(f"preset=auto: {images:,} labelled images, {weights}:")
+    config.line.say("  " + " ".join(f"{name}={value}" for name, value in chosen.items()))
+    if options.compare:
+        others = recipe(RANDOM, {**schedule(1), **own, "batch_size": 1})  # the option scratch determines the steps
+        chosen["scratch_recipe"] = others | options.scratch_recipe
+    return config.changed(chosen)
+
+
+def _training_images(config: Config) -> int:
+    """Return the number of training images of a run, which is read from the images if it is small or unknown."""
+    from ssvit.data.sources.base import Data, subset
+
+    options: Finetune = config.options
+    source, images = options.data.source, options.subset.images
+    count = source.count(at_most=_MOST) if isinstance(source, DataSet) else None
+    if count is not None and options.subset.part == (0, 1) and min(count, images or count) >= _LARGE:
+        return min(count, images or count)
+    data: Data = config.build("data.source")
+    data = replace(data, train=subset(data.train, **dict(options.subset)))
+    development = options.table4.development if options.sweep else options.development
+    return len((data if development is None else data.without_test(development)).train)

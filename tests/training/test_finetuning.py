@@ -1,0 +1,69 @@
+"""preset=auto of ssvit finetune: a schedule for any number of labelled images, and typed options win."""
+
+import itertools
+
+import pytest
+
+from ssvit.cli import find
+from ssvit.training.finetuning import FOREIGN, OWN, RANDOM, with_schedule
+from ssvit.training.recipe import Recipe
+
+IMAGES = (1, 2, 9, 40, 99, 500, 2000, 9999, 10_000, 50_000, 10**6, 10**9)
+RUN = "checkpoint=outputs/masked_patch_synthetic"
+
+
+def scheduled(*options: str):
+    """The options of a fine-tuning that starts from the run of the fixture `outputs`."""
+    command = find("finetune")
+    return with_schedule(command.compose(command.line([*options]))).options
+
+
+@pytest.mark.parametrize(("rule", "images"), list(itertools.product((OWN, FOREIGN, RANDOM), IMAGES)))
+def test_a_rule_gives_a_recipe_for_any_number_of_images(rule, images):
+    batch_size = min(rule.batch_size(images), images)
+    recipe = Recipe(**rule.options(images, batch_size=batch_size))
+    assert recipe.batch_size <= images
+    assert sum(recipe.due(step, recipe.evaluate_every) for step in range(1, recipe.steps + 1)) == 3
+
+
+@pytest.mark.parametrize("rule", [OWN, FOREIGN, RANDOM])
+def test_more_images_are_seen_in_no_fewer_steps_in_all_and_fewer_epochs(rule):
+    seen = []
+    for images in IMAGES[4:]:
+        options = rule.options(images, batch_size=rule.batch_size(images))
+        seen.append(options["steps"] * options["batch_size"])
+    assert seen == sorted(seen)
+    epochs = [count / images for count, images in zip(seen, IMAGES[4:], strict=True)]
+    assert all(after <= 1.03 * before for before, after in itertools.pairwise(epochs))  # steps are rounded up
+
+
+def test_typed_options_and_files_of_options_win(outputs, monkeypatch):
+    monkeypatch.chdir(outputs.parent)
+    chosen, of_file = scheduled(RUN), scheduled(RUN, "recipe=adamw", "preset=null")
+    typed = scheduled(RUN, "recipe.steps=50", "recipe.lr=0.5", "recipe.batch_size=4", "data.augment.scale=[0.3,0.4]")
+    assert (typed.recipe.steps, typed.recipe.lr, typed.recipe.batch_size) == (50, 0.5, 4)
+    assert typed.recipe.warmup < 50
+    assert tuple(typed.data.augment.scale) == (0.3, 0.4)
+    assert typed.recipe.optimizer == chosen.recipe.optimizer
+    for options in (("recipe=adamw",), ("preset=null",)):
+        others = scheduled(RUN, *options)
+        assert others.recipe.changed(batch_size=8) == of_file.recipe.changed(batch_size=8)
+    assert of_file.recipe.steps != chosen.recipe.steps
+
+
+@pytest.mark.parametrize("labels", [1, 3, 5])
+def test_a_batch_is_at_most_the_labelled_images(outputs, monkeypatch, labels):
+    monkeypatch.chdir(outputs.parent)
+    assert scheduled(RUN, f"subset.images={labels}").recipe.batch_size == labels
+    accumulated = scheduled(RUN, f"subset.images={labels}", "recipe.accumulate=2").recipe.batch_size
+    assert accumulated == max(2, labels // 2 * 2)
+
+
+def test_random_weights_have_their_own_recipe_with_and_without_a_comparison(outputs, monkeypatch):
+    monkeypatch.chdir(outputs.parent)
+    compared = scheduled(RUN, "compare=scratch")
+    alone = scheduled("checkpoint=scratch")
+    for name in ("optimizer", "lr", "layer_decay"):
+        assert compared.scratch_recipe[name] == getattr(alone.recipe, name)
+    assert "steps" not in compared.scratch_recipe
+    assert scheduled(RUN, "compare=scratch", "scratch_recipe={lr: 0.125}").scratch_recipe["lr"] == 0.125
