@@ -65,7 +65,7 @@ def random_weights(data: dict[str, Any], seed: int) -> ssvit.Run:
 
 def finetuned(run: ssvit.Run, labels: int, seed: int, name: str) -> list[dict[str, object]]:
     """Run the second command with another number of labels; evaluate once, at the end of training."""
-    options: dict[str, Any] = {"scratch.evaluate_every": 1600}
+    options: dict[str, Any] = {"scratch_recipe.evaluate_every": 1600}
     result = ssvit.finetune(
         run,
         experiment="finetune_shapes",

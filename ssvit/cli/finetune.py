@@ -148,8 +148,12 @@ def _check_frozen(session: "Session", config: Config) -> None:
     """
     if config.options.checkpoint == SCRATCH or config.options.recipe.batch_size > len(session.data(config).train):
         return
+    if (frozen := session.frozen(config)) is None:
+        if is_main_process():
+            print_lines("few labels: not compared with frozen features, which requires two labels of each class")
+        return
     (*_, tuned) = comparison.scored(session.run("half", config), comparison.WATCHED)
-    if tuned.images is None or (frozen := session.frozen(config)) is None or not is_main_process():
+    if tuned.images is None or not is_main_process():
         return
     accuracies = (frozen[0], frozen[1]), (tuned.accuracy, tuned.images)
     error = 2 * math.hypot(*(standard_error(*each) for each in accuracies))

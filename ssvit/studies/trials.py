@@ -202,9 +202,10 @@ class Trials:
         if not self.options.finetune:
             return {}
         name = f"{name}_finetuned"
+        # One run with the same schedule for all checkpoints.
+        alike = ["preset=null", "check_frozen=false", "compare=null"]
         options = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
-        # On the embedded images, the command would also train from random weights.
-        self.call("finetune", [*self.options.finetune, *options, "compare=null"])
+        self.call("finetune", [*self.options.finetune, *options, *alike])
         return {"finetuned": self.tested(name)}
 
     def publish(self, text: str, figures: Mapping[str, Figure], closing: Sequence[str]) -> Path:

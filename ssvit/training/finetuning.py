@@ -18,7 +18,7 @@ _MOST = 100_000  # labelled images, beyond which nothing changes
 _LARGE = 10_000  # labelled images, from which batches are larger
 _EVALUATIONS = 3  # during training, of which the last is at its end
 _COMPLETE = {"experiment", "recipe"}  # files of options with a schedule of their own
-_SCALE = [0.6, 1.0]  # of the area of an image
+_SCALE = [0.8, 1.0]  # of the area of an image
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,8 @@ def test_with_few_labels_it_is_compared_with_frozen_features_without_test_images
     assert correct == pytest.approx(round(correct), abs=0.001 * images)
     tool("finetune", *SHORT, "check_frozen=true", "name=many", "data.images=640")
     assert not (outputs / "many" / "half").exists()
+    tool("finetune", *SHORT, *ONE_STEP, "check_frozen=true", "name=one", "subset.images=8")
+    assert not (outputs / "one" / "half").exists()  # a class without an image in one half has no ridge regression
 
 
 def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
