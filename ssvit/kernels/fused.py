@@ -1,8 +1,8 @@
 """Compute linear layers, layer norms and branches of a Transformer faster than torch does on a CPU.
 
-torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors; oneDNN's
-kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 with float32 weights, as under autocast,
-`ssvit.kernels.operators` computes complete layers. docs/performance.md has the figures.
+torch multiplies float32 matrices on a CPU by MKL, which uses half of the vector width of some processors with AVX-512;
+oneDNN's kernel, which torch.compile's CPU code calls, uses the full width. In bfloat16 with float32 weights, as under
+autocast, `ssvit.kernels.operators` computes complete layers. docs/performance.md has the figures.
 
 Letters: b images, t tokens, q queries, r rows (the tokens of all images), i inputs, o outputs, d width.
 """
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ssvit.kernels import operators
-from ssvit.private import HAS_ONEDNN, ONEDNN_HAS_BFLOAT16, onednn_linear
+from ssvit.private import ONEDNN_HAS_BFLOAT16, ONEDNN_LEADS_IN_FLOAT32, onednn_linear
 
-TYPES = {torch.float32} | ({torch.bfloat16} if ONEDNN_HAS_BFLOAT16 else set())
+_BY_TYPE = {torch.float32: ONEDNN_LEADS_IN_FLOAT32, torch.bfloat16: ONEDNN_HAS_BFLOAT16}
+TYPES = {dtype for dtype, is_used in _BY_TYPE.items() if is_used}  # types of linear layers that oneDNN computes
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor | None = None
     if _by_kernels(x, dtype, weight, bias):
         return _Linear.apply(x, weight, bias, packed)
     # torch.compile does not support oneDNN's kernel, and an exported graph must run on any machine.
-    here = HAS_ONEDNN and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    here = x.device.type == "cpu" and not torch.compiler.is_compiling()
     if here and dtype in TYPES and x.numel() > 0:
         return _OneDNN.apply(x, weight, bias, dtype)
     return F.linear(x, weight, bias)

@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ssvit import private
-from ssvit.kernels import operators
+from ssvit.kernels import fused, operators
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
@@ -67,11 +67,11 @@ def backend(
         return "compile", "the device is a GPU"
     if device.type != "cpu":
         return "eager", "the device is neither a CPU nor a GPU"
-    if not half:
-        return "kernels", "the device is a CPU; products in float32 by oneDNN"
-    if operators.library() is not None:
+    if not half and torch.float32 in fused.TYPES:
+        return "kernels", "the device is a CPU with AVX-512; products in float32 by oneDNN"
+    if half and operators.library() is not None:
         return "kernels", f"the device is a CPU; version for {operators.version()}"
-    hint = "; ssvit build-kernels compiles faster layers" if operators.version() else ""
+    hint = "; ssvit build-kernels compiles faster layers" if half and operators.version() else ""
     if not isinstance(encoder, ViT):
         return "eager", f"the encoder is {encoder.options.label}, not a ViT{hint}"
     # Forward and backward pass take 6 operations for each weight and token. Masking and views are not considered.

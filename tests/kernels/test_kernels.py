@@ -19,6 +19,7 @@ from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.targets import MeanColor
 from ssvit.options import UserError
+from ssvit.private import HAS_ONEDNN
 
 needs_kernels = pytest.mark.usefixtures("kernels")
 NAMES = [
@@ -579,6 +580,14 @@ def test_layer_norms_of_other_kinds_are_torchs(shape):
         assert torch.equal(norm(x), right)
 
 
+@pytest.fixture(params=["oneDNN", "torch"])
+def products(request, monkeypatch):
+    """Compute linear layers by oneDNN in each type that it supports on any processor, or by torch."""
+    by_onednn = fused.TYPES | ({torch.float32} if HAS_ONEDNN else set())
+    monkeypatch.setattr(fused, "TYPES", by_onednn if request.param == "oneDNN" else set())
+
+
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("inputs", "outputs"), [(6, 10), (10, 6), (8, 8), (5, 1)])
 @pytest.mark.parametrize("shape", [(7,), (2, 3), (0,), (1, 1, 1)])
@@ -601,6 +610,7 @@ def test_a_linear_layer_is_its_formula(dtype, inputs, outputs, shape):
         torch.testing.assert_close(found.grad.double(), right.grad, atol=2 * tolerance, rtol=2 * tolerance)
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_linear_layer_takes_any_strides_and_any_wish_for_gradients(dtype):
     x, weight, bias = (random(*size, seed=seed, dtype=dtype) for seed, size in enumerate([(4, 5, 6), (3, 6), (3,)]))

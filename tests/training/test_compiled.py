@@ -34,7 +34,6 @@ LONG = {"steps": 2_000_000, "batch_size": 10_000, "precision": "bf16-mixed"}
         (LONG, "cpu", 1, True, True, "kernels"), (LONG, "cpu", 1, False, True, "compile"),
         (LONG, "cpu", 100, False, True, "eager"), (LONG, "cpu", 1, False, False, "eager"),
         (LONG | {"steps": 2_000}, "cpu", 1, False, True, "eager"),
-        (LONG | {"precision": "32-true"}, "cpu", 1, False, True, "kernels"),
         ({"precision": "32-true"}, "cuda", 1, False, False, "compile"), (LONG, "mps", 1, True, True, "eager"),
     ],
 )  # fmt: skip
@@ -46,6 +45,14 @@ def test_auto_uses_kernels_that_are_built_and_compiles_long_runs(
     choice, reason = runtime.backend(torch.device(device), world, Recipe(**recipe), tiny.encoder(0.0))
     assert choice == expected
     assert reason
+
+
+@pytest.mark.parametrize(("types", "expected"), [({torch.float32}, "kernels"), (set(), "compile")])
+def test_auto_uses_kernels_in_float32_only_where_onednn_multiplies_faster(types, expected, monkeypatch):
+    monkeypatch.setattr(runtime, "_compiles", lambda: True)
+    monkeypatch.setattr(runtime.fused, "TYPES", types)
+    recipe = Recipe(**LONG | {"precision": "32-true"})
+    assert runtime.backend(torch.device("cpu"), 1, recipe, tiny.encoder(0.0))[0] == expected
 
 
 def test_kernels_must_be_built_before_they_are_required(monkeypatch):
