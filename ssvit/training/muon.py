@@ -52,10 +52,26 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_EPSILON)).to(dtype)
-    for a, b, c in COEFFICIENTS:
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    if dtype != torch.bfloat16 and x.shape[-1] >= 2 * x.shape[-2]:
+        # Each iteration multiplies x by a polynomial of the first Gram matrix. For c = 4 r, their product takes 58 % of
+        # the operations, but it magnifies the rounding errors of that matrix: in bfloat16, it is five times less exact.
+        first = x @ x.mT
+        factor = _polynomial(first, *COEFFICIENTS[0])
+        for coefficients in COEFFICIENTS[1:]:
+            factor = _polynomial(factor @ first @ factor, *coefficients) @ factor
+        x = factor @ x
+    else:
+        for a, b, c in COEFFICIENTS:
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    """Return a I + b G + c G^2 for symmetric matrices G, (n, r, r)."""
+    result = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    result.diagonal(dim1=-2, dim2=-1).add_(a)
+    return result
 
 
 def block_matrices(model: nn.Module) -> dict[Tensor, int]:
