@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("methods", "labels", "starting", "distillation", "optimizers")
+PAGES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning")
 
 
 @pytest.mark.parametrize("page", PAGES)
