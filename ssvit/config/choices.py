@@ -96,6 +96,11 @@ def declared(group: str) -> Iterator[Choice]:
     return (choice for choice in _CHOICES.values() if choice.group == group)
 
 
+def of_plugins() -> list[tuple[str, str]]:
+    """Return the groups and names of the choices that other packages declare."""
+    return [key for key, choice in _CHOICES.items() if not choice.options.__module__.startswith("ssvit.")]
+
+
 def lookup(group: str, name: str) -> Choice | None:
     """Return the choice of a group with a name; None if there is none.
 

@@ -1,5 +1,6 @@
 """Compose the options of a command with Hydra. Only modules of `ssvit.config` import Hydra and OmegaConf."""
 
+import copy
 import difflib
 import json
 import os
@@ -11,6 +12,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +25,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
-from ssvit.config.choices import Choice, declared, is_group, lookup
+from ssvit.config.choices import Choice, declared, is_group, lookup, of_plugins
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain, quoted, unquoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, at, completed, expected, find
@@ -40,6 +42,9 @@ _SWEEP = {
     "hydra/hydra_logging": "none",
 }
 _SUGGESTIONS = 3
+# For references to Hydra's options, and the options, of chosen files of ssvit and its plug-ins; a composition takes a
+# quarter of a second, and a study composes many runs.
+_COMPOSED: dict[str, tuple[HydraConf | None, Plain]] = {}
 Job = Callable[[CommandLine, list[str]], float | None]
 
 
@@ -60,13 +65,9 @@ def compose(
     """
     with _failures(name, line, options_class), _hydra(line):
         choices, values = _choices_and_values(line)
-        composed = hydra.compose(_file(name, line), [*_search_path(line), *choices], return_hydra_config=True)
-        HydraConfig.instance().set_config(composed)
-        with open_dict(composed):
-            del composed["hydra"]
+        plain = _plain(_file(name, line), line, choices)
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
-        plain = _container(composed, resolve=False)
         _leave_out_inapplicable(plain, files)
         required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
         options = completed(required | plain, {"": options_class})
@@ -90,6 +91,21 @@ def compose(
                 raise
             raise OptionError(error.name, error.value, f"{error.expectation}; several values require -m") from None
         return config
+
+
+def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
+    """Return the options of the chosen files with unresolved references; a process composes the same files once."""
+    nodes = [[*names, node] for names, node in line.nodes.items()]
+    key = json.dumps([file, choices, nodes, of_plugins(), line.config_dir], default=str)
+    instance = HydraConfig.instance()
+    if line.config_dir or key not in _COMPOSED:
+        composed = hydra.compose(file, [*_search_path(line), *choices], return_hydra_config=True)
+        instance.set_config(composed)
+        with open_dict(composed):
+            del composed["hydra"]
+        _COMPOSED[key] = instance.cfg, _container(composed, resolve=False)
+    instance.cfg, plain = _COMPOSED[key]
+    return copy.deepcopy(plain)
 
 
 def _file(name: str, line: CommandLine) -> str | None:
