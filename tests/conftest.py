@@ -12,12 +12,20 @@ import leftovers
 import prefork
 import pytest
 from command import LIMIT, TINY, program
+from forked import collect_rarely
+
+from ssvit.cli import find
 
 ROOT = Path(__file__).resolve().parent.parent
 # Child processes import modules of tests: the server that they are forked from, and functions of test files.
 FOLDERS = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py")})
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*FOLDERS, str(ROOT), os.environ.get("PYTHONPATH"))))
 leftovers.mark()
+
+
+def pytest_collection_finish():
+    """Let the garbage collector skip the imported modules, which it would traverse again and again."""
+    collect_rarely()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +62,13 @@ def tool(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Run a command in this process: call("export", "checkpoint=run", …) -> its result."""
+    monkeypatch.chdir(tmp_path)
+    return lambda name, *options: find(name).call([f"outputs={tmp_path}/outputs", *options])
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import forked
@@ -39,6 +43,18 @@ def run(name: str, *options: str, folder: Path, **environment: str) -> subproces
         if status is None:
             raise subprocess.TimeoutExpired(command, LIMIT)
         return subprocess.CompletedProcess(command, status, *(Path(file).read_text() for file in told))
+
+
+def start(name: str, *options: str, folder: Path, told: Sequence[str | Connection], **environment: str) -> BaseProcess:
+    """Start `python -m ssvit NAME options…` in a folder, which writes to files or pipes; one that hangs is killed."""
+    process = children.Process(
+        target=forked.run, args=(program(name, *options)[3:], str(folder), told, {**os.environ, **environment})
+    )
+    process.start()
+    watch = threading.Timer(LIMIT, process.kill)
+    watch.daemon = True
+    watch.start()
+    return process
 
 
 def _run(asked: dict[str, object]) -> int | None:

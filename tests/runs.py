@@ -1,12 +1,14 @@
 """Runs of tests: in several processes, with losses that are not finite, killed after a line; what they leave."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
-import command
+import prefork
 import tiny
 import torch
+from prefork import children
 from ranks import own_rank, start
 
 from ssvit.checkpoints import storage
@@ -62,10 +64,15 @@ def kill_after(
     folder: Path, line_start: str, *options: str, tool="pretrain", signum=signal.SIGKILL, **environment: str
 ) -> tuple[int, str]:
     """Send a signal to a command after a line of its output; returns its exit status and its errors."""
-    process = command.start(folder, tool, *options, **environment)
-    for line in process.stdout:
-        if line.startswith(line_start):
-            break
-    process.send_signal(signum)
-    _, errors = process.communicate()
-    return process.returncode, errors
+    reader, writer = children.Pipe(duplex=False)
+    told = (writer, str(folder / "stderr"))
+    process = prefork.start(tool, "outputs=outputs", *options, folder=folder, told=told, **environment)
+    writer.close()
+    with open(reader.fileno(), closefd=False) as output:
+        for line in output:
+            if line.startswith(line_start):
+                break
+        os.kill(process.pid, signum)
+        output.read()
+    process.join()
+    return process.exitcode, Path(told[1]).read_text()

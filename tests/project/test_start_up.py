@@ -16,45 +16,56 @@ HEAVY = (
     "lightly", "lightning_fabric", "matplotlib", "onnxruntime", "pandas", "scipy.stats", "sklearn", "sympy", "timm",
     "torch._dynamo", "torch.distributed.tensor", "torchmetrics", "torchvision", "transformers",
 )  # fmt: skip
-# Call a command until it calls a function for the first time, and print the loaded modules.
+# With torch loaded, start a process for each command, which writes the loaded modules to a file at the first call of a
+# function.
 UNTIL = """
-import json, os, sys
+import importlib, json, os, sys, torch
+from pathlib import Path
 from ssvit.cli import find
 
-def end(frame, event, argument):
-    if event == "call" and frame.f_code.co_qualname == NAME and frame.f_code.co_filename.endswith(FILE):
-        os.write(1, json.dumps(["modules", *sys.modules]).encode())
-        os._exit(0)
+def end(*arguments, **options):
+    path.write_text(json.dumps([*sys.modules]))
+    os._exit(0)
 
-FILE, NAME, command, *options = sys.argv[1:]
-sys.setprofile(end)
-find(command).call(options)
+for name, module, place, function, command, options in json.loads(sys.argv[1]):
+    path = Path(name + ".json")
+    if os.fork() == 0:
+        module = importlib.import_module(module)
+        setattr(getattr(module, place) if place else module, function, end)
+        find(command).call(options)
+        os._exit(1)
+    os.wait()
 """
-STEP, BATCH = ("training/loop.py", "update"), ("evaluation/features.py", "Frozen.__call__")
+STEP, BATCH = ("ssvit.training.loop", "", "update"), ("ssvit.evaluation.features", "Frozen", "__call__")
 EVALUATE = (f"checkpoint={RUN}", "cache=null", "fabric.accelerator=cpu")
 
 
-@pytest.mark.parametrize(
-    ("first", "command", "options"),
-    [
-        (STEP, "pretrain", TINY),
-        (STEP, "pretrain", ("data=photographs", *TINY[3:])),
-        (STEP, "pretrain", ("objective=mae", "recipe.optimizer=muon", *TINY[:7], *TINY[8:])),
-        (STEP, "finetune", (f"checkpoint={RUN}", *TINY[8:])),
-        (BATCH, "evaluate", ("output=report", "probe@probes=[knn]", *EVALUATE)),
-        (BATCH, "knn", ("k=[5]", *EVALUATE)),
-    ],
-    ids=["pretrain", "photographs", "muon", "finetune", "evaluate", "knn"],
-)
-def test_a_command_has_loaded_nothing_heavy_but_torch(tmp_path, first, command, options):
+COMMANDS = {
+    "pretrain": (*STEP, "pretrain", TINY),
+    "photographs": (*STEP, "pretrain", ("data=photographs", *TINY[3:])),
+    "muon": (*STEP, "pretrain", ("objective=mae", "recipe.optimizer=muon", *TINY[:7], *TINY[8:])),
+    "finetune": (*STEP, "finetune", (f"checkpoint={RUN}", *TINY[8:])),
+    "evaluate": (*BATCH, "evaluate", ("output=report", "probe@probes=[knn]", *EVALUATE)),
+    "knn": (*BATCH, "knn", ("k=[5]", *EVALUATE)),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """The folder with the names of the modules that each command has loaded, and what the commands have printed."""
+    folder = tmp_path_factory.mktemp("loaded")
     for number in range(32):
-        put(tmp_path / "photographs" / "ab"[number % 2] / f"{number}.jpg", picture(number, "JPEG", (40, 40)))
-    done = subprocess.run(
-        [sys.executable, "-c", UNTIL, *first, command, *options, "outputs=outputs"],
-        cwd=tmp_path, timeout=LIMIT, capture_output=True, text=True,
-    )  # fmt: skip
-    line = next((line for line in done.stdout.splitlines() if line.startswith('["modules')), "")
-    assert line, done.stderr
-    loaded = set(json.loads(line))
-    assert "torch" in loaded
-    assert loaded.isdisjoint(HEAVY)
+        put(folder / "photographs" / "ab"[number % 2] / f"{number}.jpg", picture(number, "JPEG", (40, 40)))
+    cases = [(name, *case[:-1], (*case[-1], f"outputs=of_{name}")) for name, case in COMMANDS.items()]
+    command = [sys.executable, "-c", UNTIL, json.dumps(cases)]
+    return folder, subprocess.run(command, cwd=folder, timeout=LIMIT, capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_loaded_nothing_heavy_but_torch(name, loaded):
+    folder, errors = loaded
+    file = folder / f"{name}.json"
+    assert file.is_file(), errors
+    modules = set(json.loads(file.read_text()))
+    assert COMMANDS[name][0] in modules
+    assert modules.isdisjoint(HEAVY)

@@ -1,11 +1,7 @@
-"""Several processes: exact resumption however they end, and if one ends, the others end with one line.
-
-Run as a script, this is a process of torchrun's: see `launched`.
-"""
+"""Several processes: exact resumption however they end, and if one ends, the others end with one line."""
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import re
@@ -17,13 +13,16 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
+import prefork
 import pytest
 import tiny
-from command import LIMIT, TINY
-from ranks import own_rank, start
+from command import LIMIT, TINY, one_line
+from ranks import child, own_rank, start, together
 from runs import assert_close, final
 from torch import distributed
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ssvit.cli.knn import command as knn
 from ssvit.evaluation import features
@@ -101,10 +100,28 @@ def forked(folder: Path, world: int = 2, work=train, **options) -> tuple[list[in
     return codes, [Path(f"{folder}.{number}").read_text() for number in range(world)]
 
 
-def launched(folder: Path, world: int, restarts: int = 0, **options) -> subprocess.CompletedProcess:
-    """Train in `world` processes of torchrun."""
-    command = [*TORCHRUN, f"--nproc-per-node={world}", f"--max-restarts={restarts}", __file__]
-    return subprocess.run([*command, str(folder), json.dumps(options)], capture_output=True, text=True, timeout=LIMIT)
+def launched(folder: Path, world: int, restarts: int = 0, **options) -> tuple[int, str]:
+    """Train in `world` processes of torchrun's agent; returns its exit status and all output."""
+    output = folder.with_suffix(".output")
+    (status,) = together([child(agent, folder, world, restarts, options, output)])
+    return status, output.read_text()
+
+
+def agent(folder: Path, world: int, restarts: int, options: dict, output: Path) -> None:
+    """Be the agent of `torchrun --standalone`, and fork its processes."""
+    file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=world, max_restarts=restarts, run_id=str(uuid4()), rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", start_method="fork", monitor_interval=0.1,
+    )  # fmt: skip
+    elastic_launch(config, work_of_agent)(folder, options)
+
+
+def work_of_agent(folder: Path, options: dict) -> None:
+    if status := status_of(train, folder, options):
+        sys.exit(status)
 
 
 METHODS = (
@@ -120,7 +137,7 @@ METHODS = (
        for method in METHODS for strategy in ("ddp", "fsdp"))],
 )  # fmt: skip
 def test_two_processes_continue_with_the_same_bits(tmp_path, files, method, strategy, way):
-    options = {"method": method, "strategy": strategy, "data": str(files), "dropout": 0.2, "accumulate": 2,
+    options = {"method": method, "strategy": strategy, "data": str(files), "dropout": 0.2, "accumulate": 2, "steps": 6,
                "optimizer": "muon" if strategy == "fsdp" else "adamw"}  # fmt: skip
     assert forked(tmp_path / "whole", **options, workers=1)[0] == [0, 0]
     codes, _ = forked(tmp_path / "broken", **options, workers=1, ending={"1": [9, way]})
@@ -142,8 +159,7 @@ def test_processes_end_saved_after_torchrun_is_killed(tmp_path):
             if line.startswith("step 3/"):
                 break
         ranks = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-        refused = subprocess.run([sys.executable, *options], cwd=tmp_path, capture_output=True, text=True)
-        (line,) = refused.stderr.splitlines()
+        line = one_line(prefork.run("pretrain", *options[1:], folder=tmp_path))
         assert socket.gethostname() in line
         assert re.search(rf"\bprocess ({'|'.join(ranks)})\b", line)
         agent.kill()
@@ -183,12 +199,11 @@ def test_any_number_of_processes_continues_after_any_end(tmp_path, folder, world
     exact = worlds[0] == worlds[1]
     options = EXACT if exact else CLOSE
     before, after = ({"strategy": strategy if world == 2 else "auto"} for world in worlds)
-    done = launched(tmp_path / "run", worlds[0], **before, **options, ending={"0": [9, way]})
-    assert done.returncode != 0
+    assert launched(tmp_path / "run", worlds[0], **before, **options, ending={"0": [9, way]})[0] != 0
     assert not (tmp_path / "run" / "step_00000012").exists()
-    done = launched(tmp_path / "run", worlds[1], **after, **options)
-    assert done.returncode == 0, done.stderr
-    assert "continues after step" in done.stdout
+    status, output = launched(tmp_path / "run", worlds[1], **after, **options)
+    assert status == 0, output
+    assert "continues after step" in output
     whole = uninterrupted(folder, strategy=strategy, **options)
     if exact:
         assert final(tmp_path / "run") == final(whole)
@@ -206,9 +221,9 @@ def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
 ):
     """Processes start although the addresses of the ended ones are still in torchrun's store."""
     options = {"strategy": strategy, **EXACT, "data": str(files), "workers": workers}
-    done = launched(tmp_path / "run", 2, restarts=1, **options, ending={victim: [9, "SIGKILL"]})
-    assert done.returncode == 0, done.stderr
-    assert "continues after step 3" in done.stdout
+    status, output = launched(tmp_path / "run", 2, restarts=1, **options, ending={victim: [9, "SIGKILL"]})
+    assert status == 0, output
+    assert "continues after step 3" in output
     assert final(tmp_path / "run") == final(uninterrupted(folder, **options))
 
 
@@ -259,7 +274,7 @@ def test_a_process_that_does_not_answer_is_waited_for_no_longer_than_the_time_ou
 def test_torchrun_ends_a_process_that_waits_for_something_else(tmp_path):
     """A rank may wait for NCCL, which does not raise before the time-out."""
     ending = {"0": [5, f"sleeps {LIMIT}"], "1": [5, "SIGKILL"]}
-    assert launched(tmp_path / "run", 2, ending=ending).returncode not in (0, None)
+    assert launched(tmp_path / "run", 2, ending=ending)[0] not in (0, None)
 
 
 def test_the_port_of_an_earlier_attempt_is_ignored():
@@ -277,7 +292,3 @@ def test_the_port_of_an_earlier_attempt_is_ignored():
         store.set("port", ports[0])
         with pytest.raises(ConnectionRefusedError):
             launch._served_port(store, "127.0.0.1", 0.1)
-
-
-if __name__ == "__main__":
-    sys.exit(status_of(train, Path(sys.argv[1]), json.loads(sys.argv[2])))

@@ -7,14 +7,12 @@ import pty
 import re
 import signal
 import struct
-import subprocess
-import sys
 import termios
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import prefork
 from command import LIMIT, TINY
-
-ROOT = Path(__file__).parents[2]
 
 
 class Terminal:
@@ -23,11 +21,18 @@ class Terminal:
     def __init__(self, folder: Path, *options: str) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        command = [sys.executable, str(ROOT / "tools" / "pretrain.py"), *TINY, *options]
-        clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(command, cwd=folder, stdout=slave, stderr=slave, stdin=slave, env=clean)
+        told = [Connection(os.dup(slave)) for _ in range(2)]
+        size = {"COLUMNS": "", "LINES": ""}
+        self.process = prefork.start("pretrain", *TINY, *options, "outputs=outputs", folder=folder, told=told, **size)
+        for file in told:
+            file.close()
         os.close(slave)
         self.shown = ""
+
+    def status(self) -> int | None:
+        """Wait for the end of the process, and return its exit status."""
+        self.process.join(LIMIT)
+        return self.process.exitcode
 
     def read(self, until: str | None = None) -> str:
         """Return the output up to a text, or to the end."""
@@ -40,7 +45,7 @@ class Terminal:
 def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
     terminal = Terminal(tmp_path, "recipe.steps=12", "probe=[]")
     shown = terminal.read()
-    assert terminal.process.wait(LIMIT) == 0, shown
+    assert terminal.status() == 0, shown
     bars = [part for part in re.split(r"[\r\n]+", shown) if re.match(r"step \d+/12 \|", part)]
     assert max(map(len, bars)) <= 80
     assert any(re.search(r"step \d+/12 \|.*\| .*, loss [\d.]+, \d+ images/s", bar) for bar in bars)
@@ -51,9 +56,9 @@ def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
 def test_ctrl_c_has_an_immediate_answer_and_the_run_is_saved(tmp_path):
     terminal = Terminal(tmp_path, "recipe.steps=100000", "recipe.save_every=100000", "probe=[]")
     terminal.read(until="images/s")
-    terminal.process.send_signal(signal.SIGINT)
+    os.kill(terminal.process.pid, signal.SIGINT)
     shown = terminal.read()
-    assert terminal.process.wait(LIMIT) == 130, shown
+    assert terminal.status() == 130, shown
     answer, end = shown.index("a second signal ends the process"), shown.index("stopped by SIGINT after step ")
     assert answer < end
     assert list((tmp_path / "outputs" / "masked_patch_synthetic").glob("step_*"))
