@@ -1,5 +1,7 @@
 """--help explains every option by its docstring without importing torch."""
 
+from itertools import zip_longest
+
 import pytest
 
 from ssvit.cli import COMMANDS, find
@@ -11,6 +13,10 @@ from ssvit.objectives.mae_options import MAE
 
 GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")
 FILES = {group: CommandLine([]).names(group.partition("@")[0]) for group in GROUPS}
+# Files of all groups whose choice does not depend on the others, one of each group at a time.
+TOGETHER = [
+    *zip_longest(*([f"{group}={file}" for file in files] for group, files in FILES.items() if group != "objective"))
+]
 PROBES = CommandLine([]).names("probe")
 
 
@@ -25,7 +31,8 @@ def options(command: str, *given: str) -> dict[str, help.Option]:
     ("command", "given"),
     [
         *((command, ()) for command in COMMANDS),
-        *(("pretrain", (f"{group}={file}",)) for group, files in FILES.items() for file in files),
+        *(("pretrain", (f"objective={file}",)) for file in FILES["objective"]),
+        *(("pretrain", tuple(filter(None, files))) for files in TOGETHER),
         ("pretrain", (f"probe=[{','.join(PROBES)}]",)),
         ("pretrain", ("objective=supervised", "distillation=deit", "teacher=x")),
         ("finetune", ("recipe=sgd",)),

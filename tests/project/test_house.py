@@ -68,10 +68,10 @@ def outside(module: str) -> set[str]:
     return {name.split(".")[0] for name in IMPORTS[module]} - {"ssvit"} - sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("module", sorted(KNOWN))
-def test_imports_run_downward(module):
-    upward = {name for name in IMPORTS[module] if name.startswith("ssvit") and level_of(name) > level_of(module)}
-    assert not upward, f"{module} imports from a level above it"
+def test_imports_run_downward():
+    for module, names in IMPORTS.items():
+        upward = {name for name in names if name.startswith("ssvit") and level_of(name) > level_of(module)}
+        assert not upward, f"{module} imports from a level above it"
 
 
 def test_no_two_modules_need_each_other():
@@ -103,23 +103,22 @@ def test_subpackages_import_downward(package, order):
         assert not upward, f"{module} imports from above it"
 
 
-@pytest.mark.parametrize("module", sorted(module for module in KNOWN if level_of(module) <= LEVEL["devices"]))
-def test_the_lowest_levels_know_torch_einops_and_pydantic_alone(module):
-    of_config = ("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()
-    allowed = {"torch", "einops", "pydantic", "pydantic_core", "annotated_types", *of_config}
-    assert outside(module) - {module.rpartition(".")[2]} <= allowed  # models.timm uses timm
+def test_the_lowest_levels_know_torch_einops_and_pydantic_alone():
+    for module in (module for module in KNOWN if level_of(module) <= LEVEL["devices"]):
+        of_config = ("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()
+        allowed = {"torch", "einops", "pydantic", "pydantic_core", "annotated_types", *of_config}
+        assert outside(module) - {module.rpartition(".")[2]} <= allowed, module  # models.timm uses timm
 
 
-@pytest.mark.parametrize("module", sorted(KNOWN))
-def test_frameworks_stay_where_they_belong(module):
-    part = package_of(module)
+def test_frameworks_stay_where_they_belong():
     homes = {
         "hydra": ("config",), "omegaconf": ("config",),
         "onnxruntime": ("exchange",), "timm": ("models",), "wandb": ("training",), "matplotlib": ("figures",),
         **dict.fromkeys(("lightning_fabric", "pytorch_lightning", "transformers", "vit_pytorch", "sklearn"), ()),
     }  # fmt: skip
-    astray = {package for package in outside(module) if package in homes and part not in homes[package]}
-    assert not astray
+    for module in KNOWN:
+        astray = {one for one in outside(module) if one in homes and package_of(module) not in homes[one]}
+        assert not astray, module
 
 
 LOAD = """
@@ -181,14 +180,14 @@ def test_tools_has_no_other_scripts():
 WAITING = ("communicate", "join", "run", "wait")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
-def test_no_test_waits_for_a_process_by_a_limit_of_its_own(path):
+def test_no_test_waits_for_a_process_by_a_limit_of_its_own():
     """A fixed number of seconds fails on a slow machine: `command.LIMIT` is the limit of all."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    files = (ROOT / "tests").rglob("*.py")
+    for path, node in ((file, node) for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITING:
             limits = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "timeout")]
             own = [one.value for one in limits if isinstance(one, ast.Constant) and isinstance(one.value, int | float)]
-            assert not own, f"line {node.lineno}: {own}"
+            assert not own, f"{path}, line {node.lineno}: {own}"
 
 
 def test_no_two_files_of_tests_have_one_name():
