@@ -112,36 +112,45 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch
 
-folder, *inputs = sys.argv[1:]
-extra_files = {"metadata.json": ""}
-program = torch.export.load(f"{folder}/model.pt2", extra_files=extra_files).module()
-with torch.no_grad():
-    torch.save([program(torch.load(path)) for path in inputs], f"{folder}/outputs.pt")
+for folder in sys.argv[1:]:
+    extra_files = {"metadata.json": ""}
+    program = torch.export.load(f"{folder}/model.pt2", extra_files=extra_files).module()
+    with torch.no_grad():
+        torch.save([program(x) for x in torch.load("inputs.pt")], f"{folder}/outputs.pt")
+    print(extra_files["metadata.json"].replace("\\n", " "))
 assert "ssvit" not in sys.modules
-print(extra_files["metadata.json"])
 """
+INPUTS = [images(size, count) for size, count in (((32, 48), 1), ((32, 48), 3), ((48, 40), 2), ((80, 16), 5))]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The model, the folder and the metadata of each program, which a process without ssvit has run."""
+    place, programs = tmp_path_factory.mktemp("programs"), {}
+    torch.save(INPUTS, place / "inputs.pt")
+    for make in (encoder, classifier):
+        model = make(positions="learned_2d")
+        manifest = {"step": 3, "view": {"resize": 64}}
+        folder, remarks = written(model, place / make.__name__, "torch", any_size="timm", manifest=manifest)
+        assert {file.name for file in folder.iterdir()} == {"README.md", "model.pt2"}
+        assert "difference between torch and torch.export" in "".join(remarks)
+        programs[make] = model, folder
+    folders = [str(folder) for _, folder in programs.values()]
+    command = [sys.executable, "-I", "-c", WITHOUT_SSVIT, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=place)
+    assert done.returncode == 0, done.stderr
+    stored = map(json.loads, done.stdout.splitlines())
+    return {make: (*program, metadata) for (make, program), metadata in zip(programs.items(), stored, strict=True)}
 
 
 @pytest.mark.parametrize("make", [encoder, classifier])
 @torch.no_grad()
-def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, tmp_path):
-    model = make(positions="learned_2d")
-    folder, remarks = written(model, tmp_path, "torch", any_size="timm", manifest={"step": 3, "view": {"resize": 64}})
-    assert {file.name for file in folder.iterdir()} == {"README.md", "model.pt2"}
-    assert "difference between torch and torch.export" in "".join(remarks)
-    inputs = [images(size, count) for size, count in (((32, 48), 1), ((32, 48), 3), ((48, 40), 2), ((80, 16), 5))]
-    for index, x in enumerate(inputs):
-        torch.save(x, tmp_path / f"{index}.pt")
-    paths = [str(tmp_path / f"{index}.pt") for index in range(len(inputs))]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", WITHOUT_SSVIT, str(folder), *paths], capture_output=True, text=True, timeout=LIMIT
-    )
-    assert done.returncode == 0, done.stderr
-    metadata = json.loads(done.stdout)
+def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, programs, tmp_path):
+    model, folder, metadata = programs[make]
     assert "64 pixels on the shorter side" in metadata["preprocessing"]
     assert metadata["any_size"] is True
     trained = model if make is encoder else model.encoder
-    for x, outputs in zip(inputs, torch.load(folder / "outputs.pt"), strict=True):
+    for x, outputs in zip(INPUTS, torch.load(folder / "outputs.pt"), strict=True):
         resized = ViT(vit_options.ViT(**{**trained.arguments, "image_size": list(x.shape[2:])})).eval()
         resized.take(trained, how="timm")
         if make is encoder:
