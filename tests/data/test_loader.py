@@ -266,11 +266,17 @@ except UserError as error:
     print(error)
 """
 FEW = """
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
-list(batches(workers=8))
+import os
+for limit in sys.argv[2:]:
+    if os.fork() == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit),) * 2)
+        list(batches(workers=8))
+    os.wait()
+    print("end", file=sys.stderr)
 """
 ORPHANS = """
 multiprocessing.set_start_method(sys.argv[3])
+multiprocessing.set_forkserver_preload(["ssvit.data.loader"])
 images = batches()
 next(images), next(images)  # one of each worker, which has then taken its signals
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
@@ -293,14 +299,17 @@ def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("limit", [30, 50])  # too few for the workers and for the tensors that they share
-def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path, limit: int) -> None:
+def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path) -> None:
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
-    command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), str(limit)]
+    limits = ["30", "50"]  # too few for the workers and for the tensors that they share
+    command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), *limits]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     line = "ssvit.options.UserError: too many open files; use fewer data workers"
-    assert done.stderr.splitlines()[-1].startswith(line)
-    assert done.stderr.count("Traceback") == 1
+    *errors, rest = done.stderr.split("end\n")
+    assert (len(errors), rest) == (2, "")
+    for error in errors:
+        assert error.splitlines()[-1].startswith(line)
+        assert error.count("Traceback") == 1
 
 
 def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import os
 import shutil
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from command import LIMIT
+import torch._inductor.config
+from ranks import child, together
 from runs import final, rows, spread
 
 from ssvit.options import UserError
@@ -67,13 +68,16 @@ def test_kernels_must_be_built_before_they_are_required(monkeypatch):
     assert runtime.backend(*alone, half, tiny.encoder(0.0))[0] == "kernels"
 
 
+def compiles_with(compiler: str, cache: Path) -> None:
+    """End this process, whose cache is empty: torch searches for the compiler once and caches compiled code."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    torch._inductor.config.cpp.cxx = (None, compiler)
+    sys.exit(3 if runtime._compiles() else 4)
+
+
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_auto_needs_a_cpp_compiler(compiler, tmp_path):
-    """The process has an empty cache, since torch searches for the compiler once and caches compiled code."""
-    environment = {**os.environ, "CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    code = "from ssvit.training import runtime; print(runtime._compiles())"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LIMIT)
-    assert done.stdout == "False\n", done.stderr
+    assert together([child(compiles_with, compiler, tmp_path)]) == [4]
 
 
 @pytest.mark.slow
