@@ -19,7 +19,7 @@ from ssvit.options import Failure, UserError
 TINY = (
     "data=synthetic", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",
     "recipe.steps=4", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=4", "recipe.precision=32-true",
-    "fabric.accelerator=cpu",
+    "fabric.accelerator=cpu", "figures=none",
 )  # fmt: skip
 PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", "preset=null", "name=run", *TINY)
 

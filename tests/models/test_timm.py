@@ -36,7 +36,7 @@ MODELS = [
 ]
 DATA = {
     "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 32, "precision": "32-true",
-    "fabric.accelerator": "cpu",
+    "fabric.accelerator": "cpu", "figures": "none",
 }  # fmt: skip
 SHORT = {**DATA, "batch_size": 8, "steps": 4, "warmup": 1, "save_every": 2, "evaluate_every": 4}
 
@@ -177,7 +177,7 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
 
 def test_simclr_pre_trains_a_model_of_timm_and_continues(tmp_path):
     short = {"steps": 1, "warmup": 0, "data.images": 16, "data.held_out_images": 8, "probe": [], "evaluator": []}
-    options = {**SHORT, **short, "figures": "none", "objective": "simclr", "outputs": tmp_path, "verbose": False}
+    options = {**SHORT, **short, "objective": "simclr", "outputs": tmp_path, "verbose": False}
     model = {f"encoder.{name}": value for name, value in SWIN.items() if name != "image_size"}
     run = ssvit.pretrain(encoder="timm", **model, **options)
     assert "held_out/top1" in run.metrics

@@ -25,7 +25,7 @@ from ssvit.options import OptionError
 
 FEW = (
     "probe@probes=[ridge,knn]", "probes.ridge.l2=[1,1024]", "probes.knn.k=[3]",
-    "fabric.accelerator=cpu",
+    "fabric.accelerator=cpu", "figures=none",
 )  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def test_each_encoder_has_images_in_its_own_pixel_format(formats):
     names = ("colour", "grey", "bright")
     few = "baselines=false", "duplicates=false"
     alone = {name: measured(formats, formats / name, *few) for name in names}
-    for first in names:
+    for first in names[:2]:
         others = [name for name in names if name != first]
         against = f"against=[{','.join(f'{formats}/{name}' for name in others)}]"
         found = measured(formats, formats / first, against, *few)

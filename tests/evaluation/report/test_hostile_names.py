@@ -17,7 +17,7 @@ from ssvit.evaluation.report import page as report
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
 from ssvit.figures import contact_sheet
-from ssvit.figures.base import Figure, png
+from ssvit.figures.base import png
 from ssvit.figures.intervals import Dot, Intervals
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Mosaic, Picture
@@ -37,30 +37,38 @@ IMAGE = torch.zeros(3, 8, 8)
 named = pytest.mark.parametrize("name", NAMES, ids=ascii)
 
 
-def figures(name: str) -> list[Figure]:
-    """A figure of each kind that shows names."""
-    images, neighbour = torch.stack([IMAGE, IMAGE]), contact_sheet.neighbour(IMAGE, 0.5, name)
-    line = Line([0, 1], [0, 1], f"a head of {name}")
-    return [
-        Confusion(torch.eye(2), [name, "b"], f"{name}\naccuracy"),
-        Intervals({"probe": [Dot(name, (0.1, 0.2), 0.15)]}, {}),
-        contact_sheet.contact_sheet([[contact_sheet.query(IMAGE, name), neighbour]]),
-        Gallery([[Picture(IMAGE)]], titles=[name]),
-        Mosaic({"image": images}, {f"class {name}": "red"}),
-        Plot([Panel("", [line])], (5, 4)),
-        Plot([Panel("", [line])], (5, 4), legend="below"),
-    ]
+LINES = [Line([0, 1], [0, 1], f"a head of {name}") for name in NAMES]
+PAIRS = [*zip(NAMES[:6], NAMES[5:], strict=True)]  # a sheet has at most eight queries
+# A figure of each kind that shows names.
+FIGURES = {
+    "confusion": Confusion(torch.eye(len(NAMES)), NAMES, f"{NAMES[1]}\naccuracy"),
+    "intervals": Intervals({"probe": [Dot(name, (0.1, 0.2), 0.15) for name in NAMES]}, {}),
+    "queries": contact_sheet.contact_sheet(
+        [[contact_sheet.query(IMAGE, one), contact_sheet.neighbour(IMAGE, 0.5, other)] for one, other in PAIRS]
+    ),
+    "neighbours": contact_sheet.contact_sheet(
+        [[contact_sheet.query(IMAGE, other), contact_sheet.neighbour(IMAGE, 0.5, one)] for one, other in PAIRS]
+    ),
+    "gallery": Gallery([[Picture(IMAGE)] * len(NAMES)], titles=NAMES),
+    "mosaic": Mosaic({"image": torch.stack([IMAGE, IMAGE])}, {f"class {name}": "red" for name in NAMES}),
+    "plot": Plot([Panel("", LINES)], (5, 4)),
+    "below": Plot([Panel("", LINES)], (5, 4), legend="below"),
+}
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_figures_show_names_without_mathematics(kind):
+    figure = FIGURES[kind].draw()
+    png(figure)
+    texts = [text for text in figure.findobj(lambda one: hasattr(one, "get_parse_math")) if text.get_text()]
+    assert not any(text.get_parse_math() for text in texts)
+    shown = [line for text in texts for line in text.get_text().split("\n")]
+    assert all(line.isprintable() for line in shown)
+    assert all(any(one_line(name)[:3] in line for line in shown) for name in NAMES)
 
 
 @named
-def test_figures_show_names_without_mathematics(name):
-    for described in figures(name):
-        figure = described.draw()
-        png(figure)
-        texts = [text for text in figure.findobj(lambda one: hasattr(one, "get_parse_math")) if text.get_text()]
-        assert not any(text.get_parse_math() for text in texts)
-        assert all(line.isprintable() for text in texts for line in text.get_text().split("\n"))
-        assert any(one_line(name)[:3] in text.get_text() for text in texts)
+def test_a_name_is_fitted_as_one_line(name):
     assert fitted(name, 8, 1e6) == one_line(name)
 
 
