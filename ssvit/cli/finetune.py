@@ -81,7 +81,7 @@ def _recipes(options: Finetune) -> list[Recipe]:
     if options.compare:
         earlier = _pretraining(options)
         added = finetuning.schedule(recipe.steps + earlier.images // recipe.batch_size) if earlier else {}
-        return [recipe, recipe.changed(**added | options.scratch_recipe)] * options.seeds
+        return [recipe, recipe.changed(**{**added, **options.scratch_recipe})] * options.seeds
     return [recipe] * (len(options.table4.learning_rates) + 1 if options.sweep else 1)
 
 

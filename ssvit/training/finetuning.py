@@ -4,7 +4,6 @@ The rules follow trials on held-out training images (docs/finetuning.md). No tor
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ssvit.checkpoints.checkpoint import SCRATCH
@@ -39,6 +38,11 @@ class Rule:
     seen: float
     least: int
 
+    @property
+    def rates(self) -> dict[str, object]:
+        """Return the options of the recipe that do not depend on the number of labelled images."""
+        return {"optimizer": self.optimizer, "lr": self.lr, "layer_decay": self.layer_decay}
+
     @staticmethod
     def batch_size(images: int) -> int:
         """Return the batch size for a number of labelled images."""
@@ -56,9 +60,7 @@ class Rule:
         return {
             **schedule(steps or 10 * math.ceil(seen / batch_size / 10)),
             "batch_size": batch_size,
-            "optimizer": self.optimizer,
-            "lr": self.lr,
-            "layer_decay": self.layer_decay,
+            **self.rates,
         }
 
 
@@ -85,12 +87,6 @@ def with_schedule(config: Config) -> Config:
     images = _training_images(config)
     share = (options.fabric.processes or 1) * options.recipe.accumulate
 
-    def recipe(rule: Rule, typed: Mapping[str, object]) -> dict[str, object]:
-        """Return the options of a rule, without those that are typed."""
-        fitting = max(share, min(rule.batch_size(images), images) // share * share)
-        numbers = {"batch_size": fitting} | {name: typed[name] for name in ("steps", "batch_size") if name in typed}
-        return {name: value for name, value in rule.options(images, **numbers).items() if name not in typed}
-
     if options.preset != AUTO or _COMPLETE & typed.keys():
         fitting = images // share * share
         if "recipe.batch_size" in typed or not 0 < fitting < options.recipe.batch_size:
@@ -100,7 +96,9 @@ def with_schedule(config: Config) -> Config:
     checkpoint = options.encoder.checkpoint() if hasattr(options.encoder, "path") else None
     rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
     own = {name.removeprefix("recipe."): config.value(name) for name in typed if name.startswith("recipe.")}
-    chosen = {f"recipe.{name}": value for name, value in recipe(rule, own).items()}
+    batch_size = own.get("batch_size", max(share, min(rule.batch_size(images), images) // share * share))
+    recipe = rule.options(images, batch_size=batch_size, steps=own.get("steps"))
+    chosen = {f"recipe.{name}": value for name, value in recipe.items() if name not in own}
     if isinstance(options.data.augment, InceptionCrop) and "data.augment.scale" not in typed:
         chosen["data.augment.scale"] = _SCALE
     if options.sweep:
@@ -109,8 +107,8 @@ def with_schedule(config: Config) -> Config:
     config.line.say(f"preset=auto: {images:,} labelled images, {weights}:")
     config.line.say("  " + " ".join(f"{name}={value}" for name, value in chosen.items()))
     if options.compare:
-        others = recipe(RANDOM, {**schedule(1), **own, "batch_size": 1})  # the option scratch determines the steps
-        chosen["scratch_recipe"] = others | options.scratch_recipe
+        rates = {name: value for name, value in RANDOM.rates.items() if name not in own}
+        chosen["scratch_recipe"] = {**rates, **options.scratch_recipe}
     return config.changed(chosen)
 
 
