@@ -47,14 +47,14 @@ def counted(folder: Path, method: str, strategy: str = "auto") -> None:
     State.schedule = noted
     try:
         with reads:
-            recipe = {"accumulate": 2, "ema": 0.9, "log_every": 6, "save_every": 12, "strategy": strategy}
+            recipe = {"accumulate": 2, "ema": 0.9, "steps": 8, "log_every": 4, "save_every": 8, "strategy": strategy}
             tiny.train(folder, objective=getattr(tiny, method)(0.1), **recipe)
             reads.step = "proof"
             torch.zeros(()).item()
     finally:
         State.schedule = schedule
     assert reads.found["proof"] == 1
-    assert not {step for step in range(1, 12) if step % 6 and reads.found[step]}, reads.found
+    assert not {step for step in range(1, 8) if step % 4 and reads.found[step]}, reads.found
 
 
 @pytest.mark.parametrize("method", METHODS)
