@@ -20,6 +20,9 @@ BANDS = (
     "pretrain data=folder data.root=few recipe.batch_size=4 data.image_size=16 encoder.patch_size=4 data.channels=4 "
     "data.range=[0,9] data.std=0.5"
 )
+RUN = "outputs/masked_patch_synthetic"
+START = f"pretrain recipe.batch_size=8 checkpoint={RUN}"
+CACHED = "pretrain objective=distill teacher={classifier} objective.cached=true objective.features=pooled"
 # A command and its options. The line starts with the last of them, or with what stands after " -> ". The commands run
 # in a folder with the finished run `outputs/masked_patch_synthetic`, which is the newest.
 MISTAKES = (
@@ -154,6 +157,38 @@ MISTAKES = (
     "pretrain objective=distill -> teacher",
     "pretrain objective=mae encoder.attention=axial -> objective.masked=0.75",
     "pretrain objective=distill teacher={classifier} objective.teacher.image_size=17",
+    "pretrain objective=mae objective.decoder.heads=3",
+    "pretrain objective=mae data.image_size=16 encoder.patch_size=16 -> objective.masked=",
+    "pretrain objective=masked_patch_decoder objective.masking.shape=round",
+    "pretrain objective=masked_patch_decoder target=hog target.cell=5",
+    "pretrain objective=dino data.augment.local_size=10 -> data.augment.local_size=[10,10]",
+    "pretrain objective=dino objective.last_layer.start=-1",
+    "pretrain objective=latent objective.layers=99",
+    "pretrain objective=simclr augment@data.augment=inception_crop -> data.augment=",
+    "pretrain objective=simclr recipe.batch_size=8 recipe.repeats=2",
+    "pretrain objective=diet augment@data.augment=two_crops -> data.augment=",
+    "pretrain objective=diet_cp recipe.seed=1 -> checkpoint=",
+    "pretrain objective=distill teacher=/no/where",
+    "pretrain objective=distill teacher={classifier} objective.cached=true -> objective.features=",
+    f"{CACHED} objective.mixup=true",
+    "pretrain objective=mae continuation=safe -> checkpoint=",
+    "pretrain objective=simclr evaluators.held_out.seed=-1",
+    # From existing weights.
+    "pretrain checkpoint=/no/where",
+    "pretrain checkpoint=newest",
+    f"{START} encoder=ti",
+    f"{START} encoder.width=64",
+    f"{START} encoder.stem.width=64",
+    f"{START} encoder.heads=4",
+    f"{START} data.image_size=18",
+    f"{START} objective=mae data.image_size=4 -> objective.masked=0.75: ",
+    f"{START} continuation=safe continuation.trained=3",
+    f"{START} continuation=full 'continuation.lora={{rank: 2, alpha: 2}}' -> continuation.trained=all: ",
+    f"{START} continuation=safe objective=supervised -> continuation=…: ",
+    f"{START} continuation=safe objective=contrastive_tuning -> continuation=…: ",
+    f"{START} forgetting=nowhere",
+    "pretrain forgetting=outputs",
+    f"{START} objective=supervised distillation=deit teacher={RUN} -> checkpoint={RUN}: ",
     "finetune outputs=empty -> checkpoint=newest: empty contains no finished run of pretrain; run",
     "finetune checkpoint=/no/where",
     f"finetune checkpoint={LONG} -> checkpoint={LONG[:200]}…",
