@@ -46,8 +46,8 @@ SHAPES = {
 }
 EVERY = pytest.mark.parametrize("kind", KINDS)
 SOME = pytest.mark.parametrize(
-    "kind", ["learned_1d", "relative", "every_layer_registers", "learned_1d_registers", "swiglu", "rotary", "dinov3",
-             "dinov3_swiglu", "hybrid"],
+    "kind", ["relative", "every_layer_registers", "learned_1d_registers", "dinov3_swiglu", "hybrid",
+             *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("learned_1d", "swiglu", "rotary", "dinov3"))],
 )  # fmt: skip
 
 
