@@ -275,3 +275,14 @@ def test_a_run_that_is_older_than_an_option_of_its_data_set_has_the_default(tmp_
     for options, expected in (((), False), (("data.textures=true",), True)):
         config = composed(f"checkpoint={checkpoint}", *options, tool="finetune")
         assert config.config.options.data.source.textures is expected
+
+
+def test_compositions_of_the_same_files_are_independent_and_files_of_the_user_may_change(tmp_path):
+    usual = composed("data=synthetic")
+    assert composed("data=synthetic", "recipe.lr=0.5", "data.images=640").recipe.lr == 0.5
+    assert composed("data=synthetic") == usual
+    (tmp_path / "encoder").mkdir()
+    for width in (16, 32):
+        (tmp_path / "encoder" / "mine.yaml").write_text(f"defaults: [small, _self_]\nwidth: {width}\n")
+        config = composed("--config-dir", str(tmp_path), "encoder=mine", "encoder.heads=2")
+        assert config.encoder.width == width
