@@ -10,6 +10,7 @@ from ssvit.checkpoints.checkpoint import SCRATCH
 from ssvit.config.composed import Config
 from ssvit.data.augment.crop_options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.training.options import Finetune
 from ssvit.training.preset import AUTO
 
@@ -118,10 +119,13 @@ def _training_images(config: Config) -> int:
 
     options: Finetune = config.options
     source, images = options.data.source, options.subset.images
+    development = options.table4.development if options.sweep else options.development
     count = source.count(at_most=_MOST) if isinstance(source, DataSet) else None
-    if count is not None and options.subset.part == (0, 1) and min(count, images or count) >= _LARGE:
-        return min(count, images or count)
+    if count is not None and tuple(options.subset.part) == (0, 1):
+        count = min(count, images or count)
+        # Test images may be held out of the training images of files.
+        if count >= _LARGE or (development is None and not isinstance(source, ImageFiles)):
+            return count
     data: Data = config.build("data.source")
     data = replace(data, train=subset(data.train, **dict(options.subset)))
-    development = options.table4.development if options.sweep else options.development
     return len((data if development is None else data.without_test(development)).train)

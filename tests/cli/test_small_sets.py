@@ -37,7 +37,7 @@ def batch_size(*options: str) -> int:
     ],
 )
 def test_the_default_batch_has_at_most_the_training_images(tmp_path, count, options, expected):
-    assert batch_size(photos(tmp_path / "photos", count), *options) == expected
+    assert batch_size(photos(tmp_path / "photos", count), "preset=null", *options) == expected
 
 
 def test_a_typed_batch_size_is_not_changed(tmp_path):
