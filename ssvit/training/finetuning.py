@@ -115,8 +115,6 @@ def with_schedule(config: Config) -> Config:
 
 def _training_images(config: Config) -> int:
     """Return the number of training images of a run, which is read from the images if it is small or unknown."""
-    from ssvit.data.sources.base import Data, subset
-
     options: Finetune = config.options
     source, images = options.data.source, options.subset.images
     development = options.table4.development if options.sweep else options.development
@@ -126,6 +124,9 @@ def _training_images(config: Config) -> int:
         # Test images may be held out of the training images of files.
         if count >= _LARGE or (development is None and not isinstance(source, ImageFiles)):
             return count
+
+    from ssvit.data.sources.base import Data, subset
+
     data: Data = config.build("data.source")
     data = replace(data, train=subset(data.train, **dict(options.subset)))
     return len((data if development is None else data.without_test(development)).train)
