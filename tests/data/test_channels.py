@@ -395,9 +395,8 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     )
     assert from_file == from_array
     assert set(from_file.probabilities) == set("abc")
-    find("evaluate").call(
-        [f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu"]
-    )
+    measured = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu")
+    find("evaluate").call([*measured, "figures=none"])
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
 
 

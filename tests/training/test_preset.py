@@ -32,6 +32,7 @@ from ssvit.training.recipe import Recipe
 TINY = (
     "encoder.width=16", "encoder.depth=1", "encoder.heads=2",
     "recipe.steps=2", "recipe.batch_size=4", "recipe.precision=32-true", "workers=0", "fabric.accelerator=cpu",
+    "figures=none",
 )  # fmt: skip
 
 

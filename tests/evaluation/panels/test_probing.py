@@ -230,7 +230,11 @@ def evaluate_together(folder: Path, strategy: str, at: dict[int, int]) -> None:
 # The second of four evaluations has the steps 6 to 11: those of even numbers are shared.
 @pytest.mark.parametrize(
     ("strategy", "at"),
-    [("ddp", {0: 8, 1: 7}), ("ddp", {0: 7}), ("ddp", {1: 8}), ("fsdp", {1: 8})],
+    [
+        ("ddp", {0: 7}),
+        ("ddp", {1: 8}),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("ddp", {0: 8, 1: 7}), ("fsdp", {1: 8}))),
+    ],
     ids=str,
 )
 def test_a_signal_interrupts_an_evaluation_of_two_processes_which_end_together(tmp_path, strategy, at):
