@@ -80,7 +80,8 @@ CASES = {
 EVERY = pytest.mark.parametrize("case", CASES)
 # Cases whose code other cases run too: what takes long is tested with them by `make test-slow`.
 REPEATED = ("masked_patch_decoder", "simmim", "codebook", "mae_with_stochastic_depth", "simclr_of_all_patches",
-            "continuation_of_dino", "diet", "distill", "classify_head", "classify_layer")  # fmt: skip
+            "continuation_of_dino", "continuation_with_lora", "dino", "hog", "diet", "distill", "classify_head",
+            "classify_layer")  # fmt: skip
 MOSTLY = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES]
 )
@@ -197,11 +198,11 @@ SHARDED = ("codebook_of_features", "ibot", "contrastive_tuning", "distill_cached
 
 @pytest.mark.parametrize(
     ("case", "strategy"),
-    [pytest.param(case, strategy, marks=[pytest.mark.slow] * (strategy == "fsdp" and case not in SHARDED))
+    [pytest.param(case, strategy, marks=[pytest.mark.slow] * (case in slow))
      for case in ("mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot", "latent", "simclr",
                   "contrastive_tuning", "diet", "distill", "distill_cached", "classify_layer", "classify_lora",
                   "continuation_with_lora", "continuation_of_dino_with_lora")
-     for strategy in ("ddp", "fsdp")],
+     for strategy, slow in (("ddp", REPEATED), ("fsdp", set(CASES) - set(SHARDED)))],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     """test_training.py covers objectives without buffers."""
