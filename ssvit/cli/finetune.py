@@ -4,7 +4,6 @@ Usage: ssvit finetune. The default is the newest finished run under outputs/, wi
 continues a stopped run.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.evaluation.statistics import Interval, standard_error, verdict
+from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.options import print_lines
 from ssvit.processes import is_main_process
@@ -155,8 +154,7 @@ def _check_frozen(session: "Session", config: Config) -> None:
     (*_, tuned) = comparison.scored(session.run("half", config), comparison.WATCHED)
     if tuned.images is None or not is_main_process():
         return
-    accuracies = (frozen[0], frozen[1]), (tuned.accuracy, tuned.images)
-    error = 2 * math.hypot(*(standard_error(*each) for each in accuracies))
+    error = error_of_difference(frozen, (tuned.accuracy, tuned.images))
     words = verdict(Interval.around(frozen[0] - tuned.accuracy, error))
     advice = "; ssvit evaluate measures it on the test images" if frozen[0] > tuned.accuracy else ""
     print_lines(

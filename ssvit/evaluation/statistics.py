@@ -62,6 +62,11 @@ def standard_error(accuracy: float, images: float) -> float:
     return math.sqrt(accuracy * (1 - accuracy) / images)
 
 
+def error_of_difference(*measured: tuple[float, float]) -> float:
+    """Return two standard errors of the difference of two accuracies, each with its number of independent images."""
+    return 2 * math.hypot(*(standard_error(accuracy, images) for accuracy, images in measured))
+
+
 def above_chance(accuracy: float, chance: float | None, images: float | None) -> bool:
     """Return whether an accuracy exceeds chance by more than two standard errors of chance; True if one is unknown.
 

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssvit import atomic_io
-from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, above_chance, another_seed, of_seeds, standard_error
+from ssvit.evaluation.statistics import (
+    NOT_ABOVE_CHANCE,
+    Interval,
+    above_chance,
+    another_seed,
+    error_of_difference,
+    of_seeds,
+)
 from ssvit.figures.base import Figure
 from ssvit.processes import is_main_process
 
@@ -170,7 +177,7 @@ def _error(summary: Mapping[str, Mapping[str, Any]], measured: "FinalScore") -> 
 
 def _error_of_images(summary: Mapping[str, Mapping[str, Any]], images: int) -> float:
     """Return the half-width of the gain's 95 % interval over test images."""
-    return 2 * math.hypot(*(standard_error(summary[side]["mean"], images) for side in (PRETRAINED, SCRATCH)))
+    return error_of_difference(*((summary[side]["mean"], images) for side in (PRETRAINED, SCRATCH)))
 
 
 def _of_another_seed(

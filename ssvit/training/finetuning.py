@@ -85,12 +85,14 @@ def with_schedule(config: Config) -> Config:
     """
     options: Finetune = config.options
     typed = config.line.values
+    is_automatic = options.preset == AUTO and not _COMPLETE & typed.keys()
+    if not is_automatic and "recipe.batch_size" in typed:
+        return config
     images = _training_images(config)
     share = (options.fabric.processes or 1) * options.recipe.accumulate
-
-    if options.preset != AUTO or _COMPLETE & typed.keys():
+    if not is_automatic:
         fitting = images // share * share
-        if "recipe.batch_size" in typed or not 0 < fitting < options.recipe.batch_size:
+        if not 0 < fitting < options.recipe.batch_size:
             return config
         config.line.say(f"recipe.batch_size={fitting}: there are {images:,} training images")
         return config.changed({"recipe.batch_size": fitting})
@@ -119,6 +121,8 @@ def _training_images(config: Config) -> int:
     source, images = options.data.source, options.subset.images
     development = options.table4.development if options.sweep else options.development
     count = source.count(at_most=_MOST) if isinstance(source, DataSet) else None
+    if count is None and isinstance(source, DataSet) and (sample := source.sample(1)) is not None:
+        count = sample.images
     if count is not None and tuple(options.subset.part) == (0, 1):
         count = min(count, images or count)
         # Test images may be held out of the training images of files.

@@ -22,7 +22,15 @@ from ssvit.evaluation.panels import online_options
 from ssvit.evaluation.panels.base import PlottingEvaluator, Shown
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, above_chance, last_rise, standard_error, verdict
+from ssvit.evaluation.statistics import (
+    NOT_ABOVE_CHANCE,
+    Interval,
+    above_chance,
+    error_of_difference,
+    last_rise,
+    standard_error,
+    verdict,
+)
 from ssvit.figures.plot import DASHED, History, Level, Panel, Plot, chance, curve, level
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
@@ -214,9 +222,9 @@ def describe(
     for words, baseline in {**baselines, "raw pixels": metrics[f"{name}_pixels"]}.items():
         if baseline is not None:
             # The images are the same, so errors of independent images overestimate the error of the difference.
-            errors = (0.0 if multi_label else standard_error(share, images) for share in (value, baseline))
+            error = 0.0 if multi_label else error_of_difference((value, images), (baseline, images))
             words = f"{words} ({100 * baseline:.1f} %)"
-            difference = Interval.around(value - baseline, 2 * math.hypot(*errors))
+            difference = Interval.around(value - baseline, error)
             comparisons.append(f"{verdict(difference, tested=not multi_label)} {words}" if is_informative else words)
     layers = sum(key.startswith(f"{name}_layer") for key in metrics)
     chance_level = f", chance {100 * chance:.1f} %" if probe.is_accuracy else ""
