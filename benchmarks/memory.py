@@ -41,9 +41,9 @@ from ssvit.cli import benchmark
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Name
 from ssvit.data.batch import Batch, named
+from ssvit.errors import OptionError, aligned, file_to_write
 from ssvit.models import block
 from ssvit.objectives.teacher import local
-from ssvit.options import OptionError, aligned, file_to_write
 from ssvit.training import launch
 from ssvit.training.benchmark import Steps
 from ssvit.training.options import Pretrain

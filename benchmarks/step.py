@@ -18,7 +18,7 @@ from benchmarks.peers import PEERS, with_plain_attention
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import benchmark
 from ssvit.config.composed import Config
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 from ssvit.training.benchmark import Rate, Steps, gflop_of_image, measure_steps, table
 from ssvit.training.session import Session
 

@@ -12,7 +12,7 @@ from ssvit.cli import COMMANDS
 from ssvit.cli import find as find_command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, expected, find, meanings, nested_options
-from ssvit.options import typed
+from ssvit.errors import typed
 
 PAGE = Path(__file__).with_name("options.md")
 # The groups of choices, and what the names of their options begin with.

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 if TYPE_CHECKING:
     from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, pretrain

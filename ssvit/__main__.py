@@ -66,7 +66,7 @@ def _preview(command: "Command", arguments: list[str], *, show_config: bool) -> 
 
     def preview(config: "Config") -> None:
         from ssvit.config import composition
-        from ssvit.processes import is_main_process
+        from ssvit.engine.processes import is_main_process
 
         assert command.dry_run is not None
         completed = command.dry_run(config)

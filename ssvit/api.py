@@ -19,8 +19,8 @@ from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.config.command_line import quoted
+from ssvit.errors import OptionError
 from ssvit.loading.finding import find
-from ssvit.options import OptionError
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:

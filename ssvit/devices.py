@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import AfterValidator
 
-from ssvit import processes
 from ssvit.config.declaration import Count, Expect, Options, Run
+from ssvit.engine import processes
+from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized
-from ssvit.options import OptionError
 
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\[\d+(, \d+)*\]|\d+(, ?\d+)+")
 

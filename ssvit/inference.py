@@ -19,6 +19,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.sources import decode, folder, rasters
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import RGB, PixelFormat
+from ssvit.errors import OptionError, one_of, whole
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.kernels import inference
@@ -36,7 +37,6 @@ from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
-from ssvit.options import OptionError, one_of, whole
 
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]

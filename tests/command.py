@@ -13,7 +13,7 @@ _began = time.perf_counter()
 import pytest  # noqa: E402
 import torch  # noqa: E402, F401 (loaded to be timed: conftest.py imports this module before anything loads torch)
 
-from ssvit.options import UserError  # noqa: E402
+from ssvit.errors import UserError  # noqa: E402
 
 # Seconds after which a process is taken to hang. A tool spends most of its time on loading torch, so a slow or busy
 # machine gets more; a tiny run takes a few times as long as this import, and the rest is room.

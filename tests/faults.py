@@ -113,7 +113,7 @@ def serve(jobs: dict[str, Callable[[Path], None]]) -> None:
 
 def _work(job: Callable[[Path], None], folder: Path) -> int:
     """Do a job as a command does (see ssvit/config/command.py): 0, 1 with one line, or 70 with a traceback."""
-    from ssvit.options import UserError
+    from ssvit.errors import UserError
 
     try:
         job(folder)

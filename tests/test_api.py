@@ -20,8 +20,8 @@ from ssvit.cli import COMMANDS, find, normalization
 from ssvit.config import command, help
 from ssvit.config.command_line import quoted, unquoted
 from ssvit.data.sources.base import Unreadable
+from ssvit.errors import OptionError, UserError
 from ssvit.inference import pictures
-from ssvit.options import OptionError, UserError
 
 OPTIONS = {
     "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 16,

@@ -19,6 +19,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.devices import Fabric
+from ssvit.engine.randomness import uniform
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder, LoadTeacher
 from ssvit.models import vit_options
@@ -46,9 +47,8 @@ from ssvit.objectives.distill import Distill
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch, Masking
+from ssvit.objectives.schedule import Progress, Schedule
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
-from ssvit.randomness import uniform
-from ssvit.schedule import Progress, Schedule
 from ssvit.training import launch, loop
 from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard

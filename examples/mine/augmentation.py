@@ -3,7 +3,7 @@
 import torch
 
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
 
 
 class Dim:

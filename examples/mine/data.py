@@ -3,7 +3,7 @@
 import torch
 
 from ssvit.data.sources.base import Data, Source
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
 
 
 class Stripes(Source):

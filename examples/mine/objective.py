@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ssvit.engine.randomness import uniform
 from ssvit.models.block import gather
 from ssvit.objectives.base import EMPTY, Objective
-from ssvit.randomness import uniform
-from ssvit.schedule import Schedule
+from ssvit.objectives.schedule import Schedule
 
 
 class Hidden(NamedTuple):

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Share
+from ssvit.errors import OptionError
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
-from ssvit.options import OptionError
 
 
 @choice("objective", "mine", also={"/target": "mean_color"}, sets={"encoder": {"pooling": "patch_mean"}})

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ssvit.analysis import attention
 from ssvit.analysis.inside import Pictures
+from ssvit.engine.randomness import uniform
 from ssvit.figures.plot import Level, Line, Panel, Plot
 from ssvit.models.encoder import Encoder, scaled
 from ssvit.models.vit import ViT
-from ssvit.randomness import uniform
 
 _DIRECTIONS = (0, 1), (0, -1), (1, 0), (-1, 0)
 

@@ -9,10 +9,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.errors import UserError
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery, Picture
 from ssvit.models.vit import ViT
-from ssvit.options import UserError
 
 COMPONENTS = 28  # number of components in the paper
 _ACROSS = 7  # components in a row

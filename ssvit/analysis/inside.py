@@ -14,16 +14,16 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from ssvit import atomic_io
 from ssvit.analysis import attention, filters, positions
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable, class_text
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError, print_lines
 from ssvit.figures.base import Figure
 from ssvit.figures.display import Display
 from ssvit.figures.style import evenly_spaced
 from ssvit.models.vit import ViT
-from ssvit.options import UserError, print_lines
 
 
 def device_of(name: str) -> str:

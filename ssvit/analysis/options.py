@@ -11,12 +11,12 @@ from pydantic import Field
 
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Parts, Whole
+from ssvit.errors import OptionError, folder_to_write, one_of, whole
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding_options import Pretrained
 from ssvit.models.encoder_options import grid
 from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, folder_to_write, one_of, whole
 
 
 class Analysis(Pretrained):

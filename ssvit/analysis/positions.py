@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ssvit.errors import UserError
 from ssvit.figures.matrices import Similarities
 from ssvit.models.vit import ViT
-from ssvit.options import UserError
 
 _TILES = 16  # maximum number of tiles along a side
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssvit.errors import UserError
 from ssvit.figures.matrices import Similarities
 from ssvit.models.encoder import Encoder
-from ssvit.options import UserError
 
 
 def centred_gram(features: Tensor) -> Tensor:

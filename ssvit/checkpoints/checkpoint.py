@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssvit.checkpoints.manifest import complete, read
 from ssvit.checkpoints.run_folder import reported_run
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 from pydantic import JsonValue, TypeAdapter
 
-from ssvit.atomic_io import check_schema
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, default, parts
-from ssvit.options import UserError
+from ssvit.engine.atomic_io import check_schema
+from ssvit.errors import UserError
 
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
 # records them (fingerprint of the images, precision, initial weights of a fine-tuning).

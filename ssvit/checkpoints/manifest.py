@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ssvit.atomic_io import check_schema, read_json, seal
 from ssvit.checkpoints import configuration
-from ssvit.options import UserError
+from ssvit.engine.atomic_io import check_schema, read_json, seal
+from ssvit.errors import UserError
 
 SCHEMA = 2
 

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from ssvit import atomic_io
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
-from ssvit.options import OptionError, UserError
+from ssvit.engine import atomic_io
+from ssvit.errors import OptionError, UserError
 
 # Files in the folder of a run that has not started.
 _UNSTARTED = {"lock", "config.yaml", ".config.yaml.part"}

@@ -22,9 +22,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ssvit.atomic_io import check_regular, remove, replace, replaced_folder, sealed, synchronise, write, written
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, step_of
+from ssvit.engine.atomic_io import check_regular, remove, replace, replaced_folder, sealed, synchronise, write, written
 
 KEPT = 3
 PLACES = "DCP_SHARDING_INFO"  # header entry of a part with the offsets of its shards, as written by torch

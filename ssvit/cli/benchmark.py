@@ -15,7 +15,7 @@ from ssvit.cli import pretrain
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Name, Run
-from ssvit.options import OptionError, file_to_write
+from ssvit.errors import OptionError, file_to_write
 from ssvit.training.options import Pretrain
 
 

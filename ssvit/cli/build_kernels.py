@@ -10,7 +10,7 @@ from typing import Literal
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
-from ssvit.options import print_lines
+from ssvit.errors import print_lines
 
 
 class BuildKernels(Options):

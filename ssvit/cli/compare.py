@@ -18,7 +18,7 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Expect, Name, Positive, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 from ssvit.studies import methods
 from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
 

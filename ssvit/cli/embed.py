@@ -10,7 +10,7 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.datasets_options import Folder
-from ssvit.options import print_lines
+from ssvit.errors import print_lines
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALIASES, ALL, PARTS, Embed
 from ssvit.retrieval.options import pictures as listed

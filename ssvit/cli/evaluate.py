@@ -8,7 +8,6 @@ import re
 import shlex
 from pathlib import Path
 
-from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config import composition
 from ssvit.config.command import Command
@@ -17,6 +16,9 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.engine import atomic_io
+from ssvit.engine.progress import progress
+from ssvit.errors import aligned, folder_to_write, pair, print_lines, within
 from ssvit.evaluation import features_options
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.folder import folder_of
@@ -25,8 +27,6 @@ from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
-from ssvit.options import aligned, folder_to_write, pair, print_lines, within
-from ssvit.progress import progress
 
 # Options of a data set that a checkpoint sets.
 _OF_ENCODER = ("image_size", "channels", "range", "background", "mean", "std")

@@ -9,6 +9,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
+from ssvit.errors import print_lines
 from ssvit.exchange import export_options
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.encoder_options import LoadEncoder
@@ -16,7 +17,6 @@ from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Pretrained
 from ssvit.loading.origins import origin
 from ssvit.models import timm_options
-from ssvit.options import print_lines
 
 
 class Export(export_options.Export, Pretrained):

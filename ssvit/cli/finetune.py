@@ -16,10 +16,10 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.engine.processes import is_main_process
+from ssvit.errors import print_lines
 from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
-from ssvit.options import print_lines
-from ssvit.processes import is_main_process
 from ssvit.studies import comparison
 from ssvit.training import finetuning
 from ssvit.training.options import ALIASES, EMBEDDED, Finetune

@@ -11,10 +11,10 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.errors import aligned, print_lines, within
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES
-from ssvit.options import aligned, print_lines, within
 
 
 def run(config: Config) -> None:
@@ -36,9 +36,9 @@ def run(config: Config) -> None:
 
     from ssvit.analysis import bias, similarity
     from ssvit.analysis.inside import Report, device_of, read_pictures
+    from ssvit.engine.progress import progress
+    from ssvit.engine.randomness import key
     from ssvit.models.encoder import frozen
-    from ssvit.progress import progress
-    from ssvit.randomness import key
 
     device = device_of(options.device)
     data, view = config.build("data.source"), config.build("data.view")

@@ -9,9 +9,9 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
+from ssvit.errors import OptionError, print_lines
 from ssvit.loading.finding import find
 from ssvit.loading.finding_options import Pretrained
-from ssvit.options import OptionError, print_lines
 
 
 class Merge(Pretrained):

@@ -8,15 +8,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ssvit.atomic_io import replace
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.normalization_options import MEASURED, Normalization
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.files_options import ImageFiles
-from ssvit.options import print_lines
-from ssvit.progress import progress
+from ssvit.engine.atomic_io import replace
+from ssvit.engine.progress import progress
+from ssvit.errors import print_lines
 
 
 def run(config: Config) -> dict[str, Any]:

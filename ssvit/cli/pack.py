@@ -11,8 +11,8 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.packing_options import Pack
-from ssvit.options import OptionError, print_lines
-from ssvit.progress import progress
+from ssvit.engine.progress import progress
+from ssvit.errors import OptionError, print_lines
 
 
 def run(config: Config) -> Path:

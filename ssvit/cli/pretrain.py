@@ -18,9 +18,9 @@ from ssvit.config.command_line import CONFIGS, quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.engine.processes import is_main_process
+from ssvit.errors import Failure, print_lines
 from ssvit.evaluation.report.folder import FOLDER
-from ssvit.options import Failure, print_lines
-from ssvit.processes import is_main_process
 from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
 
 

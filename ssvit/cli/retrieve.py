@@ -7,13 +7,13 @@ import json
 import shlex
 from pathlib import Path
 
-from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.engine import atomic_io
+from ssvit.errors import print_lines
 from ssvit.evaluation.features_options import AUTO
-from ssvit.options import print_lines
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, PARTS, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed

@@ -17,8 +17,8 @@ from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
-from ssvit.options import OptionError, typed, within
 from ssvit.studies import methods, scaling
 from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, recipe_options, stages
 

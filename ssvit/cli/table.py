@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ssvit import atomic_io
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Options, Runs
-from ssvit.options import OptionError, UserError, file_to_write, print_lines
+from ssvit.engine import atomic_io
+from ssvit.errors import OptionError, UserError, file_to_write, print_lines
 from ssvit.studies import table
 
 

@@ -11,10 +11,10 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
+from ssvit.errors import print_lines
 from ssvit.loading.encoder_options import pixel_format
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.timm_options import vit
-from ssvit.options import print_lines
 
 
 def run(config: Config) -> None:

@@ -17,8 +17,8 @@ from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, locate
-from ssvit.options import Failure, OptionError, UserError, print_lines, printable
-from ssvit.processes import end_with_launcher, is_main_process, keep_memory
+from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory
+from ssvit.errors import Failure, OptionError, UserError, print_lines, printable
 
 _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 

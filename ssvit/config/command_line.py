@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from ssvit.config.choices import declared, import_options, is_group, lookup
-from ssvit.options import Failure, UserError, print_lines
-from ssvit.processes import is_main_process
+from ssvit.engine.processes import is_main_process
+from ssvit.errors import Failure, UserError, print_lines
 
 Plain = dict[str, Any]  # options as in a YAML file: dictionaries, lists, strings and numbers
 PYTHON = "ssvit."  # prefix of a command that is called as a Python function

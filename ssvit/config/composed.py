@@ -10,7 +10,7 @@ from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, at, select
-from ssvit.options import OptionError, within
+from ssvit.errors import OptionError, within
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 

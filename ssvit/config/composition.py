@@ -29,7 +29,7 @@ from ssvit.config.choices import Choice, declared, is_group, lookup, of_plugins
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain, quoted, unquoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, at, completed, expected, find
-from ssvit.options import MISSING, Failure, OptionError
+from ssvit.errors import MISSING, Failure, OptionError
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # reference to another option; resolvers contain a colon

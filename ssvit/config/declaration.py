@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from ssvit.options import MISSING, OptionError, pair, typed, within
+from ssvit.errors import MISSING, OptionError, pair, typed, within
 
 # Texts that a command line reads as another type unless they are in quotes.
 _OTHER_TYPE = re.compile(r"null|true|false|[+-]?(nan|inf|(\d[\d_]*\.?|\.\d)\d*(e[+-]?\d+)?)", re.IGNORECASE)

@@ -18,8 +18,8 @@ from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import REFERENCE, Config
 from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
+from ssvit.errors import MISSING, typed
 from ssvit.groups import GROUPS
-from ssvit.options import MISSING, typed
 
 _INDENT = 6 * " "  # indentation of a description below its option
 

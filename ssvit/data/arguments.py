@@ -10,7 +10,7 @@ import yaml
 
 from ssvit.config.command_line import CommandLine, quoted, unquoted
 from ssvit.data.sources import shard_folder
-from ssvit.options import Failure
+from ssvit.errors import Failure
 
 _STATISTICS = {"channels", "range", "mean", "std"}  # options in a file of ssvit normalization
 

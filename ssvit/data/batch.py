@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 
 class Transform(Protocol):

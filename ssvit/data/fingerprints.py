@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssvit import atomic_io
 from ssvit.data.augment.crop import resize
 from ssvit.data.sources.base import Source, Unreadable
-from ssvit.options import UserError
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 
 FILE = "fingerprints.npy"
 CONTENT, BYTES = 8, 24  # bytes of the hash of the content, and of a fingerprint

@@ -25,8 +25,8 @@ from ssvit.data.fingerprints import indexed
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import PERMUTATION, check_shares
 from ssvit.data.workers import PART, TIMEOUT, Read, Result, read, share
-from ssvit.options import OptionError, UserError, printable
-from ssvit.randomness import permutation, uniform
+from ssvit.engine.randomness import permutation, uniform
+from ssvit.errors import OptionError, UserError, printable
 
 TOLERATED = 0.01  # fraction of unreadable files above which a run stops
 _ENOUGH = 300  # files opened before that fraction is checked, or all if there are fewer

@@ -12,7 +12,7 @@ from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Source, Unreadable, read_ahead
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.rasters import Moments
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 _SAMPLED = 64  # images that are sampled to determine channels and dtype
 

@@ -1,7 +1,7 @@
 """Define the options of the command that measures channel statistics."""
 
 from ssvit.config.declaration import Count, Name, Options, Part
-from ssvit.options import OptionError, file_to_write
+from ssvit.errors import OptionError, file_to_write
 
 MEASURED = "# Measured by ssvit normalization."  # first line of the file that the command writes
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssvit.data.sources.base_options import BIJECTION, PERMUTATION
-from ssvit.randomness import bijection, permutation
+from ssvit.engine.randomness import bijection, permutation
 
 _permutation = lru_cache(maxsize=4)(permutation)  # successive batches share an epoch
 

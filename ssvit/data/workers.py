@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import Unreadable
-from ssvit.options import UserError
-from ssvit.private import end_workers
+from ssvit.engine.private import end_workers
+from ssvit.errors import UserError
 
 TIMEOUT = 300.0  # seconds; below the 600 of process groups, so that the cause is reported first
 PART = 32  # images decoded before they are augmented together

@@ -21,17 +21,17 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ssvit import atomic_io
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Source
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 from ssvit.evaluation.features_options import BF16, Reading
 from ssvit.evaluation.processes import gather, rank_and_world
 from ssvit.kernels import inference
 from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder import Encoder, scaled
-from ssvit.options import UserError
 
 _LARGEST = 32  # maximum side in pixels of an image that is used as features
 _VALUES, _ROWS = "values", "places"  # tensors in a file of cached features

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from annotated_types import MinLen
 
 from ssvit.config.declaration import Count, Distinct, Expect, OneOf, Options
+from ssvit.errors import OptionError, one_of, whole
 from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.timm_options import options_from
-from ssvit.options import OptionError, one_of, whole
 
 AUTO: Final = "auto"
 POOLINGS = (*TOKENS, POOLED)

@@ -24,7 +24,7 @@ from ssvit.data.loader import Loading
 from ssvit.data.sources.base import Source
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import extract
-from ssvit.fast_faiss import faiss
+from ssvit.kernels.fast_faiss import faiss
 
 _TYPICAL, _PART = 0.01, 0.5  # the threshold is this part of this quantile of the distances to the second nearest images
 _CONFIDENCE = 0.95

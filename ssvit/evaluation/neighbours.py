@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from ssvit.engine.randomness import key
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import neighbours_options
 from ssvit.evaluation.processes import gather, rank_and_world
-from ssvit.fast_faiss import faiss
-from ssvit.options import OptionError, UserError
-from ssvit.randomness import key
+from ssvit.kernels.fast_faiss import faiss
 
 _ROWS = 4096  # rows of a chunk in float64
 _SAMPLED = 4096  # maximum number of images for a median distance

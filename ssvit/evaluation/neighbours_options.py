@@ -2,7 +2,7 @@
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Options, Whole
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 
 @choice("index", "flat")

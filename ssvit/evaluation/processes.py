@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 T = TypeVar("T")
 

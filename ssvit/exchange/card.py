@@ -11,9 +11,9 @@ import yaml
 
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
 from ssvit.checkpoints.run_folder import rows
+from ssvit.errors import markdown, pair
 from ssvit.exchange.export_options import OURS, PROGRAMS, Export
 from ssvit.exchange.layout import per_channel
-from ssvit.options import markdown, pair
 
 _LOCAL = ("root", "path", "download")  # options that describe the machine
 _OPEN = {

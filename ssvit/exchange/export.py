@@ -9,8 +9,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ssvit.atomic_io import replaced_folder, write
 from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.engine.atomic_io import replaced_folder, write
+from ssvit.errors import UserError, within
 from ssvit.exchange import card, graph, preprocessing, program, timm
 from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, OURS, PROGRAM, PROGRAMS, TORCH, WEIGHTS, Export
 from ssvit.exchange.layout import OPTIONAL, per_channel
@@ -20,7 +21,6 @@ from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
-from ssvit.options import UserError, within
 
 
 def export(

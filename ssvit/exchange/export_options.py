@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ssvit.config.declaration import OneOf, Options, Size
+from ssvit.errors import OptionError, UserError
 from ssvit.exchange import timm
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import Resize, ViT
-from ssvit.options import OptionError, UserError
 
 ONNX, OURS, TIMM, TORCH = FORMATS = ("onnx", "safetensors", "timm", "torch")
 PROGRAMS = (ONNX, TORCH)  # formats that contain the computation, not only the weights

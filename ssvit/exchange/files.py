@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssvit.atomic_io import check_regular
+from ssvit.engine.atomic_io import check_regular
+from ssvit.errors import UserError
 from ssvit.exchange import torch_format
 from ssvit.exchange.layout import Shapes
-from ssvit.options import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ssvit.atomic_io import check_regular
+from ssvit.engine.atomic_io import check_regular
+from ssvit.errors import UserError
 from ssvit.exchange.files import ForeignError
 from ssvit.models.timm_options import vit
-from ssvit.options import UserError
 
 INPUT = "images"  # name of the graph's only input
 MANIFEST = "ssvit"  # metadata entry that describes the exported checkpoint

@@ -7,8 +7,8 @@ import re
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from ssvit.errors import OptionError, UserError
 from ssvit.exchange.reading_options import TIMM
-from ssvit.options import OptionError, UserError
 
 _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>\S+))?", re.ASCII)
 _WEIGHTS = "model.safetensors"  # default file of a repository

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from einops import rearrange
 
-from ssvit.atomic_io import read_json
-from ssvit.options import UserError
+from ssvit.engine.atomic_io import read_json
+from ssvit.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

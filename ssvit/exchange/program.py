@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ssvit import private
+from ssvit.engine import private
+from ssvit.errors import UserError
 from ssvit.exchange import graph
 from ssvit.exchange.export_options import TORCH, Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
-from ssvit.options import UserError
 
 METADATA = "metadata.json"  # extra file of a program of torch.export
 TOLERANCE = 1e-4  # maximum difference of the file's outputs and the model's, for outputs of the last norm (about 1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.errors import OptionError, UserError, pair
 from ssvit.exchange import files, hub
 from ssvit.exchange.files import ForeignError, shown
 from ssvit.exchange.layout import (
@@ -30,7 +31,6 @@ from ssvit.exchange.layouts import LAYOUTS
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.models import encoder_options, timm_options, vit_options
 from ssvit.objectives import classify_options
-from ssvit.options import OptionError, UserError, pair
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.errors import one_line
 from ssvit.figures import style
 from ssvit.figures.base import Axes, Canvas, Figure
 from ssvit.figures.style import DPI, INK, fitted
-from ssvit.options import one_line
 
 GREY = 0.5  # grey level of masked patches
 GREEN, RED = "#3a9d5d", "#c8372d"

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ssvit.errors import one_line
 from ssvit.figures import style
 from ssvit.figures.base import Axes, Canvas, Figure
 from ssvit.figures.style import COLORS, INK, PALE
-from ssvit.options import one_line
 
 Dash = str | tuple[int, tuple[int, ...]]
 History = Sequence[Mapping[str, float | None]]

@@ -2,8 +2,8 @@
 
 from bisect import bisect
 
+from ssvit.errors import one_line
 from ssvit.figures.base import Axes, Canvas
-from ssvit.options import one_line
 
 INK, PALE = "#222222", "#e6e6e6"
 COLORS = {

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from ssvit.engine.private import has_hooks
 from ssvit.kernels import operators
 from ssvit.kernels.fused import Branch, attention, branches, layer_norm, linear, packed_weight, version
 from ssvit.models import block, vit
 from ssvit.models.block import ALL, Ids, TokenInfo
-from ssvit.private import has_hooks
 
 
 class Linear(nn.Linear):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ssvit.engine.private import ONEDNN_HAS_BFLOAT16, ONEDNN_LEADS_IN_FLOAT32, onednn_linear
 from ssvit.kernels import operators
-from ssvit.private import ONEDNN_HAS_BFLOAT16, ONEDNN_LEADS_IN_FLOAT32, onednn_linear
 
 _BY_TYPE = {torch.float32: ONEDNN_LEADS_IN_FLOAT32, torch.bfloat16: ONEDNN_HAS_BFLOAT16}
 TYPES = {dtype for dtype, is_used in _BY_TYPE.items() if is_used}  # types of linear layers that oneDNN computes

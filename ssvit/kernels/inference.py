@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import nn
 
-from ssvit import private
+from ssvit.engine import private
 from ssvit.kernels import operators
 from ssvit.kernels.accelerate import accelerate, pack
 from ssvit.kernels.inference_options import Precision

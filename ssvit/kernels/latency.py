@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from ssvit.errors import aligned
 from ssvit.kernels import inference, operators
 from ssvit.models.encoder import Encoder
-from ssvit.options import aligned
 
 Function = Callable[[torch.Tensor], object]
 _SECONDS = 0.2  # minimum time of the first function in a round

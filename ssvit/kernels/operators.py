@@ -40,8 +40,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssvit import private
-from ssvit.options import UserError
+from ssvit.engine import private
+from ssvit.errors import UserError
 
 Version = Literal["avx512", "amx"]
 SOURCES = tuple(sorted((Path(__file__).parent / "csrc").iterdir()))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.engine.processes import is_main_process
+from ssvit.errors import OptionError, UserError, print_lines
 from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher, Reference, pixel_format
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
@@ -19,8 +21,6 @@ from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
-from ssvit.options import OptionError, UserError, print_lines
-from ssvit.processes import is_main_process
 
 
 def load_encoder(options: LoadEncoder) -> Encoder:

@@ -12,13 +12,13 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Expect, Options, Run
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.errors import OptionError, pair, typed
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
 from ssvit.loading.origins import origin
 from ssvit.models.encoder_options import ByChannel, Normalized
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit_options import CHANGEABLE, AdaptChannels, Resize, ViT
-from ssvit.options import OptionError, pair, typed
 
 _PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the usual image size of foreign weights
 NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune trains one"

@@ -6,13 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ssvit.atomic_io import seal
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.engine.atomic_io import seal
+from ssvit.errors import OptionError, UserError, within
 from ssvit.exchange.export_options import GRAPH, WEIGHTS
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
-from ssvit.options import OptionError, UserError, within
 
 NEWEST = "newest"
 _GRAPH = ".onnx"  # suffix of an exported graph

@@ -22,12 +22,12 @@ from ssvit.config.declaration import at
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
+from ssvit.errors import Failure, OptionError, UserError, pair, typed
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format, usual_size
 from ssvit.loading.finding import NEWEST, find, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
-from ssvit.options import Failure, OptionError, UserError, pair, typed
 
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}

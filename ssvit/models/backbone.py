@@ -9,8 +9,8 @@ from itertools import islice
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.errors import OptionError
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError
 
 
 class FeatureMaps(nn.Module):

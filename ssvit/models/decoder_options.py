@@ -1,7 +1,7 @@
 """Define the options of the decoder of a masked autoencoder."""
 
 from ssvit.config.declaration import Count, Options
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 
 class Decoder(Options):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ssvit.config.declaration import Count, Options, Size
-from ssvit.options import OptionError, number, pair
+from ssvit.errors import OptionError, number, pair
 
 TOKENS = ("patch_mean", "class_token", "both")  # ways to pool tokens into one vector
 POOLED = "pooled"  # the only pooling of a timm model, which pools itself

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssvit.errors import pair
 from ssvit.models.encoder import Encoder, scaled
 from ssvit.models.vit_options import ViT
-from ssvit.options import pair
 
 
 class Graph(Encoder):

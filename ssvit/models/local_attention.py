@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.errors import OptionError
 from ssvit.models.block import Attention, Ids, TokenInfo, attend
 from ssvit.models.positions import Grid
-from ssvit.options import OptionError
 
 
 class Groups(NamedTuple):

@@ -15,9 +15,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ssvit.errors import OptionError, UserError, pair, typed
 from ssvit.models import encoder_options, timm_options
 from ssvit.models.encoder import Encoder
-from ssvit.options import OptionError, UserError, pair, typed
 
 _HEAD = "ssvit's classifier"  # a parameter name that does not occur in a timm model
 

@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar
 from ssvit.config.choices import lookup, name_of
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Expect, find
+from ssvit.errors import OptionError, UserError
 from ssvit.models.encoder_options import ANY_ENCODER, POOLED, Normalized
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, UserError
 
 _CHOICE = "choice"  # key under which the options of a plug-in encoder store the name of their choice
 

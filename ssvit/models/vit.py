@@ -16,13 +16,13 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from ssvit.engine.randomness import uniform
+from ssvit.errors import OptionError, one_of, pair, typed
 from ssvit.models import encoder_options, positions, vit_options
 from ssvit.models.block import Attention, Block, Ids, Layers, TokenInfo, gather, lecun_normal_
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
-from ssvit.options import OptionError, one_of, pair, typed
-from ssvit.randomness import uniform
 
 
 def adapted(weight: Tensor, channels: int, count: int, how: str) -> Tensor:

@@ -7,8 +7,8 @@ from annotated_types import Ge, Le
 from pydantic import Field
 
 from ssvit.config.declaration import Count, Expect, Options, Positive, Size, Whole
+from ssvit.errors import OptionError, pair
 from ssvit.models.encoder_options import TOKENS, Normalized, grid
-from ssvit.options import OptionError, pair
 
 Resize = Literal["paper", "timm"]
 RESIZE = get_args(Resize)  # ways to resample learned positions to another image size

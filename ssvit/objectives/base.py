@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
+from ssvit.errors import UserError
 from ssvit.models.encoder import UNDECAYED, Encoder
-from ssvit.options import UserError
-from ssvit.schedule import ScheduleFunction
+from ssvit.objectives.schedule import ScheduleFunction
 
 EMPTY: Mapping[str, Tensor] = MappingProxyType({})  # scheduled values of an objective without schedules
 BACKBONE = "encoder"  # default name of the backbone in a checkpoint

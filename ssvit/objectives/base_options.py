@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from ssvit.config.declaration import Options, Run
 from ssvit.data.sources.base_options import Augmentation
+from ssvit.errors import OptionError, RootOptionError, pair, typed
 from ssvit.models.encoder_options import ANY_ENCODER, Normalized
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, RootOptionError, pair, typed
-from ssvit.schedule import Between, ScheduleFunction
+from ssvit.objectives.schedule import Between, ScheduleFunction
 
 
 def check_omits(name: str, value: object, encoder: ViT) -> None:

@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ssvit import private
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import is_multi_label
+from ssvit.engine import private
+from ssvit.errors import OptionError, UserError
 from ssvit.models import lora
 from ssvit.models.block import lecun_normal_
 from ssvit.models.encoder import Encoder, frozen, resized
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
-from ssvit.options import OptionError, UserError
 
 
 def balanced(labels: Tensor, classes: int) -> list[float]:

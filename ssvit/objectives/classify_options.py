@@ -8,10 +8,10 @@ from annotated_types import Ge, Le, MinLen
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Run
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
+from ssvit.errors import OptionError, UserError
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.lora_options import Lora
 from ssvit.objectives.base_options import Objective, check_trained
-from ssvit.options import OptionError, UserError
 
 MULTI_LABEL: Final = "multi_label"
 BINARY: Final = "binary"

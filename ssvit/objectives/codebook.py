@@ -17,14 +17,14 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.fast_faiss import faiss
+from ssvit.engine.randomness import key, uniform
+from ssvit.kernels.fast_faiss import faiss
 from ssvit.models.block import gather
 from ssvit.models.vit import ViT
 from ssvit.objectives import codebook_options
 from ssvit.objectives.base import at_least_float32
 from ssvit.objectives.targets import Classes
 from ssvit.objectives.teacher import Teacher
-from ssvit.randomness import key, uniform
 
 _BATCH_SIZE = 64  # images per batch while fitting
 _MAX_WINDOWS = 20_000  # number of windows for the computation of the whitening

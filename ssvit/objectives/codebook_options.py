@@ -7,9 +7,9 @@ from typing import Annotated
 from annotated_types import Ge
 
 from ssvit.config.declaration import Count, Name, Part, Run, Size
+from ssvit.errors import OptionError, pair
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
-from ssvit.options import OptionError, pair
 
 MIN_PATCHES = 39  # minimum number of vectors per cluster below which faiss warns of poor clusters
 

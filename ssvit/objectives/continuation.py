@@ -19,7 +19,7 @@ from ssvit.models.encoder import Encoder, frozen
 from ssvit.models.vit import ViT
 from ssvit.objectives import continuation_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
-from ssvit.schedule import starting_after
+from ssvit.objectives.schedule import starting_after
 
 _ENCODER = "encoder_trained"  # scheduled value, 0 during `heads_only`
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
+from ssvit.engine.randomness import uniform
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import contrastive_options
 from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
-from ssvit.randomness import uniform
 
 
 def gathered(rows: Tensor) -> tuple[Tensor, int]:

@@ -6,11 +6,11 @@ from annotated_types import Ge
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Positive, Run, Share
+from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective, check_trained
-from ssvit.options import OptionError, RootOptionError
-from ssvit.schedule import ScheduleFunction, starting_after
+from ssvit.objectives.schedule import ScheduleFunction, starting_after
 
 SETTINGS = {
     "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with these objectives

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
+from ssvit.engine.randomness import uniform
 from ssvit.models.block import gather
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
 from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
 from ssvit.objectives.masked_patch import rectangle_order
 from ssvit.objectives.teacher import Teacher
-from ssvit.randomness import uniform
 
 
 class Head(nn.Module):

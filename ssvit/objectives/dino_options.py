@@ -6,9 +6,9 @@ from annotated_types import Ge
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Positive, Run, Share
+from ssvit.errors import OptionError, RootOptionError
 from ssvit.objectives.base_options import Objective
-from ssvit.options import OptionError, RootOptionError
-from ssvit.schedule import Between, Schedule, ScheduleFunction
+from ssvit.objectives.schedule import Between, Schedule, ScheduleFunction
 
 VIEWS = {"override /augment@data.augment": "multi_crop_small"}  # two global views and smaller local ones
 RECIPE = {"optimizer": "adamw", "lr": 2e-3}  # muon has not been measured with these objectives

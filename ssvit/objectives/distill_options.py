@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Literal
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Part
+from ssvit.errors import OptionError
 from ssvit.objectives.base_options import Objective
-from ssvit.options import OptionError
 
 _LOAD = {
     "_target_": "ssvit.loading.encoder.load_teacher",

@@ -17,6 +17,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
+from ssvit.engine.randomness import uniform
 from ssvit.models.block import gather
 from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT
@@ -24,7 +25,6 @@ from ssvit.objectives import latent_options
 from ssvit.objectives.base import EMPTY, Objective, at_least_float32
 from ssvit.objectives.mae import Masks
 from ssvit.objectives.teacher import Teacher
-from ssvit.randomness import uniform
 
 _EPSILON = 1e-5  # epsilon of the norms, torch's default
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Share
+from ssvit.errors import OptionError
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.mae_options import Masked
-from ssvit.options import OptionError
-from ssvit.schedule import Between, Schedule, ScheduleFunction
+from ssvit.objectives.schedule import Between, Schedule, ScheduleFunction
 
 
 class Convolutions(Options):

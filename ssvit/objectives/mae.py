@@ -16,11 +16,11 @@ from einops import rearrange
 from torch import Tensor
 
 from ssvit.data.batch import Batch
+from ssvit.engine.randomness import uniform
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
 from ssvit.objectives.base import EMPTY, Objective
-from ssvit.randomness import uniform
 
 _EPSILON = 1e-6  # added to a patch's variance (facebookresearch/mae: models_mae.py)
 

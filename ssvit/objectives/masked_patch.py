@@ -18,13 +18,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
+from ssvit.engine.randomness import uniform
 from ssvit.models.block import gather
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import EMPTY, Objective
 from ssvit.objectives.targets import Target
-from ssvit.randomness import uniform
 
 MASKED, REPLACED, UNCHANGED = range(3)
 CORRUPTION_TYPES = ("masked", "replaced", "unchanged")

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Options, Run, Share
+from ssvit.errors import OptionError
 from ssvit.models.decoder_options import Decoder
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective, check_omits
-from ssvit.options import OptionError
 
 
 class Masking(Options):

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, From, Options, Pair, Run
+from ssvit.errors import OptionError, pair, typed
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, pair, typed
 
 
 class Patches(Options):

@@ -6,19 +6,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
+from ssvit.engine.atomic_io import read_json
+from ssvit.errors import OptionError, pair, print_lines, typed, within
 from ssvit.evaluation.features_options import AUTO, Features, Reading, precision_of, reading_of, size_of
 from ssvit.evaluation.report.folder import report_for
 from ssvit.loading.encoder_options import LoadEncoder, check_reading, checked_size, eval_transform, pixel_format
 from ssvit.loading.finding import NEWEST, find
 from ssvit.loading.pretrained import size_of_images
-from ssvit.options import OptionError, pair, print_lines, typed, within
 from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:

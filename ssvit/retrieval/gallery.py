@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit import atomic_io
 from ssvit.data.sources.base import Unreadable
+from ssvit.engine import atomic_io
+from ssvit.errors import OptionError, UserError, printable, within
 from ssvit.evaluation.neighbours import Kind, check_k, nearest, relative_distances
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, standard_error
@@ -26,7 +27,6 @@ from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery
 from ssvit.figures.style import evenly_spaced
-from ssvit.options import OptionError, UserError, printable, within
 from ssvit.retrieval.options import PART_FILES, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet
 from ssvit.retrieval.store import Store, StoreError, check_directions, writing

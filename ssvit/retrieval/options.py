@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import safetensors
 
-from ssvit.atomic_io import check_regular
 from ssvit.config.declaration import Count, Name, Part, Size, Whole
 from ssvit.data.sources import folder
+from ssvit.engine.atomic_io import check_regular
+from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.features_options import OneLayer
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.kernels.inference_options import Inference
 from ssvit.loading.finding_options import Pretrained
-from ssvit.options import OptionError, file_to_write
 
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]

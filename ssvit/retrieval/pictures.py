@@ -20,9 +20,9 @@ from ssvit.data.sources.base import Data, Source, Unreadable, class_text
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Files
+from ssvit.engine.progress import progress
+from ssvit.errors import one_of
 from ssvit.evaluation.features import Frozen
-from ssvit.options import one_of
-from ssvit.progress import progress
 from ssvit.retrieval.options import HELD_OUT, PARTS
 
 PART = 1024  # minimum number of pictures whose features are stored together

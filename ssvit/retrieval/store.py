@@ -23,8 +23,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ssvit.atomic_io import check_schema, locked, replace, synchronise
-from ssvit.options import UserError
+from ssvit.engine.atomic_io import check_schema, locked, replace, synchronise
+from ssvit.errors import UserError
 from ssvit.retrieval.options import PART_FILES, encoder_of, metadata
 
 SCHEMA = 3

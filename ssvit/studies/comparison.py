@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssvit import atomic_io
+from ssvit.engine import atomic_io
+from ssvit.engine.processes import is_main_process
 from ssvit.evaluation.statistics import (
     NOT_ABOVE_CHANCE,
     Interval,
@@ -22,7 +23,6 @@ from ssvit.evaluation.statistics import (
     of_seeds,
 )
 from ssvit.figures.base import Figure
-from ssvit.processes import is_main_process
 
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]

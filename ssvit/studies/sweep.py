@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.composed import Config
-from ssvit.options import UserError, aligned
+from ssvit.errors import UserError, aligned
 
 _VALIDATION, _TEST = (tuple(f"{part}/{name}" for name in ("accuracy", "map")) for part in ("validation", "test"))
 _TRAIN = "train/loss"

@@ -16,7 +16,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.declaration import at
 from ssvit.data.sources.vtab import GROUPS, NAMES
-from ssvit.options import UserError, markdown, typed
+from ssvit.errors import UserError, markdown, typed
 from ssvit.studies import methods
 from ssvit.studies.comparison import REPORTED, FinalScore, scored
 

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import yaml
 from annotated_types import MinLen
 
-from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
+from ssvit.engine import atomic_io
+from ssvit.errors import Failure, OptionError, UserError, print_lines
 from ssvit.figures.base import Figure
-from ssvit.options import Failure, OptionError, UserError, print_lines
 from ssvit.studies import methods
 from ssvit.training.options import RunOptions
 

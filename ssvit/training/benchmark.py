@@ -19,10 +19,10 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.composed import Config
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
+from ssvit.errors import aligned
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
-from ssvit.options import aligned
-from ssvit.schedule import Progress
+from ssvit.objectives.schedule import Progress
 from ssvit.training import runtime
 from ssvit.training.estimate import few
 from ssvit.training.loop import update

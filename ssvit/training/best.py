@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.manifest import CheckpointError, complete, read
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 from ssvit.training.recipe import Recipe
 
 AUTO, NAME = "auto", "best"

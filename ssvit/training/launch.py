@@ -17,9 +17,9 @@ from torch import distributed
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not exported
 
 from ssvit.devices import Fabric
-from ssvit.options import UserError
-from ssvit.processes import Place, launched
-from ssvit.randomness import key
+from ssvit.engine.processes import Place, launched
+from ssvit.engine.randomness import key
+from ssvit.errors import UserError
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime import PeerGone, Processes, precision, together
 

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ssvit import atomic_io
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.declaration import Figures
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
+from ssvit.engine import atomic_io
+from ssvit.engine.processes import is_main_process
+from ssvit.engine.randomness import key
+from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.processes import Interrupted, settle
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, print_lines
-from ssvit.processes import is_main_process
-from ssvit.randomness import key
 from ssvit.training import best, runtime
 from ssvit.training.estimate import clock, estimate
 from ssvit.training.loggers.base import Logger

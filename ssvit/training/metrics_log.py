@@ -21,12 +21,12 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from ssvit import atomic_io
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.declaration import Figures
 from ssvit.data.loader import Loader
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError, printable
 from ssvit.figures.base import Figure
-from ssvit.options import UserError, printable
 from ssvit.training.loggers.base import Logger
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State

@@ -12,14 +12,14 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
-from ssvit import processes
 from ssvit.checkpoints.checkpoint import checkpoint_folder
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import find
 from ssvit.data import arguments
 from ssvit.data.sources.base_options import DataSet
-from ssvit.options import OptionError, UserError
+from ssvit.engine import processes
+from ssvit.errors import OptionError, UserError
 from ssvit.training.options import Pretrain
 
 AUTO = "auto"

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le, Len
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
 from ssvit.data.sources.base_options import DataSet, Subset, check_shares
 from ssvit.devices import Fabric
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 Decay = Annotated[float, Ge(0), Le(0.999999)]  # decay rate of a running mean
 

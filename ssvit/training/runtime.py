@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ssvit import private
+from ssvit.engine import private
+from ssvit.errors import UserError
 from ssvit.kernels import fused, operators
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import whole
-from ssvit.options import UserError
 from ssvit.training import sharding
 from ssvit.training.recipe import Recipe
 

@@ -18,6 +18,9 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
+from ssvit.engine.processes import is_main_process
+from ssvit.engine.randomness import key
+from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.panels import online_options
 from ssvit.evaluation.panels.base import Evaluator, interval
 from ssvit.evaluation.panels.online import Probing
@@ -25,9 +28,6 @@ from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.figures.display import Display
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError, print_lines
-from ssvit.processes import is_main_process
-from ssvit.randomness import key
 from ssvit.training import launch, loop, runtime
 from ssvit.training.estimate import estimate
 from ssvit.training.loggers.base import Logger

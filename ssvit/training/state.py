@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ssvit import private
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Source
+from ssvit.engine import private
+from ssvit.errors import UserError, printable
 from ssvit.evaluation.processes import gather
 from ssvit.kernels.accelerate import accelerate, pack
 from ssvit.models.timm_options import options_from, stored
 from ssvit.objectives.base import Objective
+from ssvit.objectives.schedule import Progress, Schedule
 from ssvit.objectives.teacher import approach, local
-from ssvit.options import UserError, printable
-from ssvit.schedule import Progress, Schedule
 from ssvit.training import runtime, sharding
 from ssvit.training.muon import Muon, block_matrices
 from ssvit.training.recipe import Recipe

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ssvit.analysis import similarity
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 
 def hsic(first: torch.Tensor, second: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ import pytest
 from ranks import own_rank, start
 
 from benchmarks import memory
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (

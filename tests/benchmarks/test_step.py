@@ -17,7 +17,7 @@ from benchmarks import step
 from benchmarks.peers import PEERS
 from ssvit.cli import benchmark
 from ssvit.data.batch import Batch
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (

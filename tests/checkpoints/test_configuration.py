@@ -13,12 +13,12 @@ import yaml
 from command import TINY, one_line
 
 from ssvit import cli
-from ssvit.atomic_io import sealed
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, code_entry, has_only_references
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.checkpoints.run_folder import RunError, RunFolder
 from ssvit.config.command_line import CommandLine
+from ssvit.engine.atomic_io import sealed
 from ssvit.loading.pretrained import _data
 
 STORED = Path(__file__).parents[1] / "fixtures"

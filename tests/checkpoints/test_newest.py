@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ssvit.atomic_io import sealed
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.config.command_line import CommandLine
+from ssvit.engine.atomic_io import sealed
+from ssvit.errors import UserError
 from ssvit.loading import finding, pretrained
-from ssvit.options import UserError
 
 STORED = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
 TUNED = {"stage": FINETUNE}

@@ -24,13 +24,13 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.report.figures import confusion, neighbours
 from ssvit.evaluation.report.scores import Split, score
-from ssvit.options import OptionError, UserError
 from ssvit.retrieval.options import encoder_of
 
 ROOT = Path(__file__).resolve().parents[2]

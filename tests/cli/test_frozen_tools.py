@@ -15,6 +15,8 @@ from ssvit.cli import find
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import synthetic_options
 from ssvit.data.sources.synthetic import synthetic
+from ssvit.engine.randomness import key
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.knn import Knn
@@ -24,8 +26,6 @@ from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import UserError
-from ssvit.randomness import key
 
 ROOT = Path(__file__).parents[2]
 ROWS = ["layer1_patch_mean", "layer2_patch_mean", "random_layer1_patch_mean", "random_layer2_patch_mean", "pixels"]

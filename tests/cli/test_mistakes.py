@@ -12,7 +12,7 @@ from command import LIMIT
 from PIL import Image
 
 from ssvit.cli import find
-from ssvit.options import Failure
+from ssvit.errors import Failure
 
 LONG = "a" * 5000
 CLASSIFIER = Path(__file__).parents[1] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"

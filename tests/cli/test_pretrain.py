@@ -17,7 +17,7 @@ from images import picture, put
 from PIL import Image
 from runs import kill_after
 
-from ssvit import atomic_io
+from ssvit.engine import atomic_io
 
 RUN = "masked_patch_synthetic"
 SAME = (*TINY, "encoder.positions=learned_1d")  # the options of the fixture `pretrained`

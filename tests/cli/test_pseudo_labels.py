@@ -10,7 +10,7 @@ from ssvit.cli import find
 from ssvit.cli.predict import PseudoLabel, select
 from ssvit.data.sources import datasets
 from ssvit.data.sources.datasets_options import Csv
-from ssvit.options import Failure
+from ssvit.errors import Failure
 
 LABELS = [PseudoLabel(f"{place}.png", label, probability) for place, (label, probability) in enumerate(
     [("cat", 0.9), ("dog", 0.4), ("cat", 0.7), ("cat", 0.95), ("dog", 0.8), ("cat", 0.7)]

@@ -10,7 +10,7 @@ from images import put_grey
 from ssvit.cli import finetune
 from ssvit.data.sources.base import missing_labels
 from ssvit.data.sources.memory import Memory
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 
 def photos(folder: Path, count: int) -> str:

@@ -16,12 +16,12 @@ from ssvit.cli import visualize
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.files import Files
+from ssvit.errors import OptionError, UserError
 from ssvit.figures.display import PLAIN
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {"filters", "positions", "attention_distance", "rollout", "heads"}

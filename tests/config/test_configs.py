@@ -13,7 +13,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import completed
 from ssvit.data.augment.crop_options import ResizeCrop
 from ssvit.data.sources.base import Data
-from ssvit.options import Failure, OptionError
+from ssvit.errors import Failure, OptionError
 from ssvit.studies import trials
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

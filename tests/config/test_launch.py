@@ -18,7 +18,7 @@ from ssvit.cli import find
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.devices import Fabric
-from ssvit.options import Failure, UserError
+from ssvit.errors import Failure, UserError
 from ssvit.studies import sweep
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,8 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import find, select
 from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.loading.encoder_options import eval_transform
-from ssvit.options import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ class Trap:
             raise SystemExit(f"{name} was imported")
 sys.meta_path.insert(0, Trap())
 from ssvit.config.declaration import Run, select
-from ssvit.options import Failure, OptionError, UserError
+from ssvit.errors import Failure, OptionError, UserError
 from ssvit.training.options import Pretrain
 for line in sys.stdin:
     try:

@@ -14,7 +14,7 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import PixelFormat
-from ssvit.options import Failure
+from ssvit.errors import Failure
 
 MEAN, COLOUR = (0.2, 0.4, 0.6), (51, 102, 153)
 RUN = (

@@ -24,10 +24,10 @@ from ssvit.data.sources import datasets, datasets_options, decode, folder, raste
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB, PixelFormat
+from ssvit.errors import Failure, UserError
 from ssvit.figures import contact_sheet
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Gallery
-from ssvit.options import Failure, UserError
 
 SIDE = 16
 TRAIN = ("encoder.depth=2", "encoder.heads=2", "recipe.warmup=1", "recipe.precision=32-true", "probe=[]")

@@ -24,7 +24,7 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode import load, load_mask
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.files import Files
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (24, 40), dtype=np.uint8)

@@ -28,7 +28,7 @@ from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 
 TAG = CenterCrop(size=1)  # leaves one pixel, which identifies the image
 
@@ -248,7 +248,7 @@ import torch
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 def batches(images=64, batch_size=8, workers=2, transform=CenterCrop(size=4)):
     source = Files([sys.argv[1]] * images)
@@ -304,7 +304,7 @@ def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path) -> None:
     limits = ["30", "50"]  # too few for the workers and for the tensors that they share
     command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), *limits]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    line = "ssvit.options.UserError: too many open files; use fewer data workers"
+    line = "ssvit.errors.UserError: too many open files; use fewer data workers"
     *errors, rest = done.stderr.split("end\n")
     assert (len(errors), rest) == (2, "")
     for error in errors:

@@ -4,8 +4,8 @@ import pickle
 
 from ranks import own_rank, results
 
+from ssvit.errors import Failure, OptionError, RootOptionError, UserError
 from ssvit.evaluation.processes import gather
-from ssvit.options import Failure, OptionError, RootOptionError, UserError
 
 ERRORS = (
     OptionError("probes.knn.k", [1, 50], "must be at most 10, the number of images"),

@@ -12,12 +12,12 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import decode
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Frozen, Pixels, cached, extract
 from ssvit.evaluation.features_options import Features, Reading, reading_of
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
 
 VIEW = {"size": 8, "resize": None}
 CROP = CenterCrop(**VIEW)

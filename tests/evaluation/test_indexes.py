@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from ssvit.errors import OptionError
 from ssvit.evaluation.neighbours import HNSW, IVF, Flat, Neighbours, nearest, relative_distances
-from ssvit.options import OptionError
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 from command import LIMIT
 from ranks import results
 
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.neighbours import HNSW, Neighbours, nearest, search
-from ssvit.options import OptionError, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
 
 VECTOR_INSTRUCTIONS = """
 import os, threadpoolctl, torch
-from ssvit.fast_faiss import faiss
+from ssvit.kernels.fast_faiss import faiss
 pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas" and "faiss" in pool["filepath"]]
 found = [pool["architecture"] for pool in pools]
 print(torch.backends.cpu.get_cpu_capability(), *found, os.environ.get("OPENBLAS_CORETYPE"))

@@ -13,6 +13,7 @@ from command import one_line
 from safetensors.torch import load_file, save_file
 
 from ssvit.checkpoints import manifest
+from ssvit.errors import OptionError, UserError
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.loading.encoder import load_encoder
@@ -20,7 +21,6 @@ from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding import open_checkpoint
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
 
 LIMIT = 1e-5  # float32, tokens after the last norm
 

@@ -15,6 +15,7 @@ from PIL import Image
 import ssvit
 from ssvit.checkpoints import storage
 from ssvit.data.augment.crop import CenterCrop
+from ssvit.errors import OptionError, UserError
 from ssvit.exchange import card
 from ssvit.exchange.export import export
 from ssvit.exchange.export_options import FORMATS, Export
@@ -24,7 +25,6 @@ from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models import timm_options, vit_options
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
-from ssvit.options import OptionError, UserError
 
 STORED = Path(__file__).parents[1] / "fixtures" / "outputs"
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ssvit.errors import UserError
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.options import UserError
 
 MAX_GROWTH = 300  # MB more than before the first file
 # Reads each file under a limit, and prints the message for each, the growth of memory, and which files loaded torch.
@@ -32,7 +32,7 @@ import json, resource, sys, warnings
 from pathlib import Path
 import numpy.lib.format, safetensors
 from ssvit.exchange import reading
-from ssvit.options import UserError
+from ssvit.errors import UserError
 warnings.simplefilter("error")
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -226,7 +226,7 @@ def test_nothing_larger_than_the_file_is_built(tmp_path):
     code = """import resource, sys
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.options import UserError
+from ssvit.errors import UserError
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:
     load_encoder(LoadEncoder(path=sys.argv[1], heads=4))

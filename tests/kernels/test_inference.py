@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from ssvit import private
+from ssvit.engine import private
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Reading
 from ssvit.kernels import accelerate, inference, operators

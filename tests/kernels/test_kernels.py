@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ssvit import private
 from ssvit.cli import build_kernels
+from ssvit.engine import private
+from ssvit.engine.private import HAS_ONEDNN
+from ssvit.errors import UserError
 from ssvit.kernels import accelerate, fused, operators
 from ssvit.kernels.accelerate import LayerNorm, Linear
 from ssvit.models import vit_options
@@ -18,8 +20,6 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.targets import MeanColor
-from ssvit.options import UserError
-from ssvit.private import HAS_ONEDNN
 
 needs_kernels = pytest.mark.usefixtures("kernels")
 NAMES = [

@@ -17,12 +17,12 @@ from timm.models._manipulate import adapt_input_conv
 
 from ssvit.checkpoints import manifest, storage
 from ssvit.cli import find
+from ssvit.errors import OptionError, UserError
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models import timm_options, vit_options
 from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT, adapted
-from ssvit.options import OptionError, UserError
 from ssvit.retrieval.options import encoder_of
 from ssvit.retrieval.store import Store
 

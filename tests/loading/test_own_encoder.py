@@ -11,10 +11,10 @@ import ssvit
 from ssvit import cli
 from ssvit.checkpoints import manifest
 from ssvit.config import choices
+from ssvit.errors import Failure, UserError
 from ssvit.exchange.export import WEIGHTS
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.options import Failure, UserError
 
 TINY = (
     "data=synthetic", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from ssvit.errors import OptionError
 from ssvit.models import vit_options
 from ssvit.models.backbone import FeatureMaps
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError
 
 
 def encoder(**changes) -> ViT:

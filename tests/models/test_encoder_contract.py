@@ -8,6 +8,7 @@ import pytest
 import torch
 from command import error_of
 
+from ssvit.engine.randomness import uniform
 from ssvit.exchange.export_options import Export
 from ssvit.exchange.program import Program, write
 from ssvit.kernels.accelerate import accelerate
@@ -15,7 +16,6 @@ from ssvit.models import vit_options
 from ssvit.models.backbone import FeatureMaps
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import parameter_groups
-from ssvit.randomness import uniform
 
 POSITIONS = ("learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d", "relative", "none", "rotary")
 REGISTERS = {"layer_scale": 0.3, "registers": 3}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ssvit.errors import UserError
 from ssvit.exchange import reading
 from ssvit.loading.finding import open_checkpoint
-from ssvit.options import UserError
 
 
 def test_it_is_said_of_the_authors_files_alone(tmp_path):

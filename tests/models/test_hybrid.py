@@ -14,6 +14,7 @@ from timm.layers import StdConv2dSame, pad_same
 from timm.models.resnetv2 import ResNetV2
 
 from ssvit.checkpoints import storage
+from ssvit.errors import OptionError
 from ssvit.models import hybrid, vit_options
 from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
 from ssvit.models.vit import ViT
@@ -21,7 +22,6 @@ from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.masked_patch import MaskedPatch, Masking
 from ssvit.objectives.targets import MeanColor
-from ssvit.options import OptionError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.

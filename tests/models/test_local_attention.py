@@ -7,13 +7,13 @@ import tiny
 import torch
 from command import error_of
 
+from ssvit.errors import OptionError
 from ssvit.kernels import accelerate
 from ssvit.models import vit_options
 from ssvit.models.block import TokenInfo
 from ssvit.models.local_attention import LocalAttention
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options
-from ssvit.options import OptionError
 
 KINDS = [
     {"attention": "axial"},

@@ -10,10 +10,10 @@ from command import error_of
 from ssvit.data.augment import views_options
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.batch import Batch
+from ssvit.errors import OptionError
 from ssvit.models import vit_options
 from ssvit.models.positions import Learned1D, Learned2D, Relative, SineCosine2D
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3, "mean": 0.4, "std": 0.2}
 ADDITIVE = ("learned_1d", "learned_2d", "sine_cosine_1d", "sine_cosine_2d")

@@ -15,6 +15,7 @@ from torch import nn
 
 import ssvit
 from ssvit.data.loader import Loader
+from ssvit.errors import OptionError, UserError
 from ssvit.loading.finding import open_checkpoint
 from ssvit.models import timm_options
 from ssvit.models.encoder_options import PATCHES
@@ -23,7 +24,6 @@ from ssvit.models.timm_options import timm_models
 from ssvit.objectives import classify_options, contrastive_options
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.contrastive import SimCLR
-from ssvit.options import OptionError, UserError
 from ssvit.training import loop
 from ssvit.training.state import RunningStatistics
 

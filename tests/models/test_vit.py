@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from composing import composed
 
+from ssvit.errors import OptionError
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
 

@@ -12,11 +12,11 @@ from torch import nn
 from torchvision.transforms import v2
 
 from ssvit.data.batch import Batch
+from ssvit.errors import OptionError, UserError
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
-from ssvit.options import OptionError, UserError
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 LABELS = torch.tensor([0, 3, 3, 1, 4, 2])

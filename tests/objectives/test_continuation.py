@@ -13,7 +13,7 @@ from ssvit.models.lora import merged, restrict
 from ssvit.models.lora_options import Lora
 from ssvit.objectives import continuation_options
 from ssvit.objectives.continuation import Anchor
-from ssvit.schedule import Progress
+from ssvit.objectives.schedule import Progress
 
 LORA = {"rank": 2, "alpha": 3.0, "matrices": "query_value"}
 SAFE = {"trained": 1, "lora": LORA}

@@ -17,7 +17,7 @@ from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch
 from ssvit.objectives.contrastive import unit
-from ssvit.schedule import Progress
+from ssvit.objectives.schedule import Progress
 
 TRAINED = ("encoder.blocks.1.", "encoder.norm.", "projector.", "predictor.")
 

@@ -11,7 +11,7 @@ from lightly.models.modules.heads import DINOProjectionHead
 from ssvit.data.batch import Batch
 from ssvit.objectives import dino_options
 from ssvit.objectives.dino import Head, cross_entropy, logits, sharpened
-from ssvit.schedule import Progress, Schedule
+from ssvit.objectives.schedule import Progress, Schedule
 
 
 def random_logits(views: int, seed: int, dtype=torch.float64) -> torch.Tensor:

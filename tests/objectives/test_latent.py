@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from wide import pictures
 
 from ssvit.data.batch import Batch
+from ssvit.engine.randomness import uniform
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import Masks
-from ssvit.randomness import uniform
 
 DECODER = {"depth": 3, "width": 12, "groups": 4}
 

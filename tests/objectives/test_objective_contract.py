@@ -15,6 +15,7 @@ from runs import final, rows, spread, states
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.batch import Batch, named
+from ssvit.errors import UserError
 from ssvit.kernels.accelerate import accelerate
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
@@ -40,7 +41,6 @@ from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.dino import Dino
 from ssvit.objectives.distill import Distill
-from ssvit.options import UserError
 
 # By the name of a function of tiny.py, and its arguments.
 CASES = {

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from ssvit.cli import COMMANDS, find
 from ssvit.data.normalization_options import MEASURED
+from ssvit.errors import Failure
 from ssvit.exchange import hub
-from ssvit.options import Failure
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

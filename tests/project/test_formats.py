@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 
-from ssvit import atomic_io
 from ssvit.checkpoints import configuration, manifest
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.data.sources import shards
-from ssvit.options import UserError
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 from ssvit.retrieval import store
 
 RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"

@@ -11,7 +11,7 @@ from images import picture, put, put_tar
 
 import ssvit
 from ssvit.data.sources.base import Source, Unreadable
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.retrieval import gallery
 from ssvit.retrieval import pictures as pictures_module
 from ssvit.retrieval.pictures import Describer, PictureSet

@@ -16,8 +16,8 @@ import ssvit
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.decode import load
+from ssvit.errors import OptionError
 from ssvit.loading.encoder_options import usual_size
-from ssvit.options import OptionError
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import encoder_of
 from ssvit.retrieval.store import Store, writing

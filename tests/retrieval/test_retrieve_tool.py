@@ -23,11 +23,11 @@ from ssvit.data.sources.base import Data
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import neighbours
 from ssvit.figures.display import PLAIN
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import OptionError, UserError
 from ssvit.retrieval import gallery, options
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import PART_FILES, encoder_of

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.retrieval.options import PART_FILES, encoder_of
 from ssvit.retrieval.store import SCHEMA, Store, StoreError, writing
 

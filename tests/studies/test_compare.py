@@ -10,7 +10,7 @@ import torch
 from ssvit.cli import compare
 from ssvit.data.loader import Loader
 from ssvit.devices import Fabric
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.studies import methods
 from ssvit.training import benchmark, launch
 from ssvit.training.recipe import Recipe

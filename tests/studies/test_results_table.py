@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ssvit.cli.table import command
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.studies import methods
 
 ABSENT = methods.spread([])

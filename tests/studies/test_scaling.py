@@ -11,7 +11,7 @@ from scipy.stats import linregress
 from ssvit.cli import scaling
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.synthetic_options import Synthetic
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.studies import methods
 from ssvit.studies.scaling import FINETUNED, fit, plot, points, savings, series, table
 

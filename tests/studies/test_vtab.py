@@ -6,7 +6,7 @@ from command import error_of
 from PIL import Image
 
 from ssvit.data.sources import datasets, datasets_options, vtab
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 SIZES = {"train800": 8, "val200": 4, "test": 5}
 

@@ -9,9 +9,9 @@ from runs import spread, states
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read
+from ssvit.errors import OptionError
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
 from ssvit.objectives.targets import Classes, Regression
-from ssvit.options import OptionError
 from ssvit.training import best
 from ssvit.training.recipe import Recipe
 

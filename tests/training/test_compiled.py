@@ -12,8 +12,8 @@ import torch._inductor.config
 from ranks import child, together
 from runs import final, rows, spread
 
-from ssvit.options import UserError
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
+from ssvit.errors import UserError
 from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from command import one_line
 
-from ssvit import atomic_io
 from ssvit.analysis.inside import Report
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 from ssvit.figures.plot import Line, Panel, Plot
-from ssvit.options import UserError
 
 STORED = Path(__file__).parents[1] / "fixtures"
 # In blocks of 512 bytes; an import may write a few bytes.

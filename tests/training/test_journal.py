@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssvit.checkpoints.run_folder import rows
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.training.loggers import tensorboard_options
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.metrics_log import MetricsLog

@@ -4,8 +4,8 @@ import pytest
 import torch
 from command import error_of
 
-from ssvit import processes
 from ssvit.devices import Fabric
+from ssvit.engine import processes
 from ssvit.evaluation.panels.base import Evaluation
 from ssvit.figures.base import Figure
 from ssvit.training import launch, loop

@@ -9,7 +9,7 @@ from command import TINY, one_line
 from PIL import Image
 from runs import final
 
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 from ssvit.training.loggers import wandb_options
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe

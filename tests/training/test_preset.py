@@ -24,8 +24,8 @@ from ssvit.data.arguments import data_set
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import GREY
+from ssvit.errors import OptionError, UserError
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, UserError
 from ssvit.training.preset import OBJECTIVE, choose, expand
 from ssvit.training.recipe import Recipe
 

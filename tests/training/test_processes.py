@@ -25,8 +25,8 @@ from torch import distributed
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ssvit.cli.knn import command as knn
+from ssvit.errors import UserError
 from ssvit.evaluation import features
-from ssvit.options import UserError
 from ssvit.training import launch
 
 ROOT = Path(__file__).parents[2]

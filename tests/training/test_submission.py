@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import LIMIT, TINY
 
-from ssvit.processes import is_main_process
+from ssvit.engine.processes import is_main_process
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from runs import assert_close, final, held_out, rows, spread, states
 from ssvit.checkpoints.run_folder import rows as stored_rows
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 from ssvit.training import loop
 from ssvit.training.muon import RMS, orthogonalize
 from ssvit.training.recipe import Recipe

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssvit.data.batch import Batch, named
-from ssvit.options import UserError
+from ssvit.errors import UserError
 from ssvit.training import loop
 from ssvit.training.metrics_log import AHEAD
 from ssvit.training.state import State

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.augment import crop_options, geometry
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
 
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # luminance weights of torchvision
 _LEVELS = 256 - 1e-3  # scale from [0, 1] to integers, which are then truncated

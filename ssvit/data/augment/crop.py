@@ -32,8 +32,8 @@ from ssvit.data.augment.changes import (
     first_fit,
 )  # fmt: skip
 from ssvit.data.sources.base import IGNORED
-from ssvit.options import UserError
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
+from ssvit.errors import UserError
 
 _CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in its cache
 _TABLE = 1 << 18  # maximum number of entries of a cached table of filters

@@ -11,9 +11,9 @@ from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized, grid
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError
 
 _STORED = {"crop": "cover", "stretch": "squash"}  # values in checkpoints, by the names of data.fit
 _stored = BeforeValidator(lambda value: _STORED.get(str(value), value))

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ssvit.data.sources import base_options as source_options
-from ssvit.options import OptionError, UserError, printable
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
+from ssvit.errors import OptionError, UserError, printable
 
 T = TypeVar("T")
 _AHEAD = 32  # images per thread that are read ahead

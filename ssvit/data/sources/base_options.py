@@ -9,8 +9,8 @@ from annotated_types import Gt, Le, Len
 from pydantic import Field
 
 from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Options, Pair, Part, Run, Size, Whole
+from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
-from ssvit.options import OptionError, RootOptionError
 
 PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an epoch's order
 # Short forms of options, as of `Command.expansions`: data=PATH, data.normalization=FILE and data.fit=NAME.

@@ -24,7 +24,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import find
 from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
 from ssvit.data.sources.vtab import read as vtab_list
-from ssvit.options import UserError, printable
+from ssvit.errors import UserError, printable
 
 _SAMPLED = 16  # images whose headers are read at the start
 _COMPOSITED = 4  # maximum number of those with an alpha channel that are decoded

@@ -15,7 +15,7 @@ from ssvit.data.sources.base_options import DataSet, FileImages, Sample
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.splits import AUTO, Splits
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 
 
 class Folder(ImageFiles):

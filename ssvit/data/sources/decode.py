@@ -28,11 +28,11 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from ssvit import private
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
-from ssvit.options import UserError, printable
+from ssvit.engine import private
+from ssvit.errors import UserError, printable
 
 # torchvision imports its models and, with them, torch._dynamo, which takes as long as importing torch.
 if not private.load_operators("torchvision", "image*.so"):

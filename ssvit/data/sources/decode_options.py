@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
 from ssvit.config.declaration import Expect, Options
-from ssvit.options import OptionError, number
+from ssvit.errors import OptionError, number
 
 MOST_CHANNELS = 16
 

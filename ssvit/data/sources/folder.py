@@ -12,7 +12,7 @@ from glob import glob
 from itertools import islice, product
 
 from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve, spellings
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif",

@@ -20,7 +20,7 @@ from ssvit.data.sources.datasets import read_splits
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum, checksum_of, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve, spellings
-from ssvit.options import OptionError, UserError, printable
+from ssvit.errors import OptionError, UserError, printable
 
 _CLASSES = ("string", "large_string", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 

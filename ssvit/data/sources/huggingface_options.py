@@ -7,7 +7,7 @@ from typing import ClassVar
 from ssvit.config.declaration import Name
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.splits import AUTO
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 
 class HuggingFace(ImageFiles):

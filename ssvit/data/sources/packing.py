@@ -18,14 +18,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ssvit import atomic_io
 from ssvit.data.sources import packing_options
 from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label, read_ahead
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.folder import SHARD
 from ssvit.data.sources.shard_folder import INDEX, ending
 from ssvit.data.sources.shards import SCHEMA, Index, Row, Shards, index_path, read_index
-from ssvit.options import OptionError, UserError
+from ssvit.engine import atomic_io
+from ssvit.errors import OptionError, UserError
 
 Progress = Callable[[int, int], None]  # called with the number of images done and of all
 Packed = tuple[str, bytes]  # name of an image in its shard, and bytes of its file

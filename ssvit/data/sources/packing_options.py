@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from ssvit.config.declaration import Count, Name, Options, Part, Positive
-from ssvit.options import OptionError, folder_to_write
+from ssvit.errors import OptionError, folder_to_write
 
 
 class Pack(Options):

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 
 from ssvit.data.sources import folder
 from ssvit.data.sources.splits import NAMES, Items, Splits, resolve, spellings
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 INDEX = ".index.json"  # suffix of the index next to a shard that `ssvit pack` writes
 

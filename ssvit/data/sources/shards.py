@@ -24,14 +24,14 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
-from ssvit import atomic_io
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Label, Labels, number_labels
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum_of, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.shard_folder import INDEX, ending
-from ssvit.options import UserError, printable
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError, printable
 
 SCHEMA = 2
 _CLASS_KEYS = ("cls", "label", "class", "class_name")

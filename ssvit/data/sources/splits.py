@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 AUTO = "auto"
 # The names that auto accepts, in order of preference.

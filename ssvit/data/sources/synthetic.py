@@ -22,8 +22,8 @@ from torch import Tensor
 from ssvit.data.sources import synthetic_options
 from ssvit.data.sources.base import Data
 from ssvit.data.sources.memory import Memory
-from ssvit.options import pair
-from ssvit.randomness import uniform
+from ssvit.engine.randomness import uniform
+from ssvit.errors import pair
 
 _LEAVES = 16
 _RADII = (0.15, 0.7)  # minimum and maximum

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ssvit.data.sources.splits import AUTO, NAMES, Items, Splits, resolve, spellings
-from ssvit.options import OptionError, UserError, printable
+from ssvit.errors import OptionError, UserError, printable
 
 
 class Columns(NamedTuple):

@@ -6,7 +6,7 @@ VTAB-1k. A line is the path of an image, relative to that folder, and the number
 
 import os
 
-from ssvit.options import UserError, printable
+from ssvit.errors import UserError, printable
 
 TRAIN, VALIDATION, ALL, TEST = "train800.txt", "val200.txt", "train800val200.txt", "test.txt"
 GROUPS = {

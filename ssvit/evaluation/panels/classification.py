@@ -15,6 +15,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.fingerprints import read
 from ssvit.data.loader import TOLERATED, Loading, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
+from ssvit.errors import UserError
 from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
@@ -29,7 +30,6 @@ from ssvit.figures.plot import History, Level, Panel, Plot, curve
 from ssvit.figures.reliability import Reliability
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
-from ssvit.options import UserError
 
 _SHOWN, _ACROSS = 24, 6  # mistakes in the figure, and in each of its rows
 _BLOCKS = 500  # maximum number of rows of the confusion matrix, which merges neighbouring classes if there are more

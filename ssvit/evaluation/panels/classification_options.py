@@ -3,7 +3,7 @@
 import os
 
 from ssvit.config.declaration import Count, NotNegative, Options, Whole
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 
 class Classification(Options):

@@ -21,7 +21,7 @@ from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, descri
 from ssvit.figures.plot import History, Panel, Plot, curve, level, spread
 from ssvit.models.block import gather
 from ssvit.objectives.dino import Dino, IBot, entropy, logits, sharpened
-from ssvit.schedule import Progress
+from ssvit.objectives.schedule import Progress
 
 _LEAST_INFORMATION = 0.05  # fraction of its maximum, below which the model counts as collapsed
 

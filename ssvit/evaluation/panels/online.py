@@ -16,6 +16,7 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label, subset
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import UserError
 from ssvit.evaluation import features_options
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.panels import online_options
@@ -34,7 +35,6 @@ from ssvit.evaluation.statistics import (
 from ssvit.figures.plot import DASHED, History, Level, Panel, Plot, chance, curve, level
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.base import Objective
-from ssvit.options import UserError
 
 RANDOM, INITIAL = "random weights", "the initial weights"
 _TWO_SIDED = 1.96  # half-width of a 95 % interval in standard errors

@@ -8,12 +8,12 @@ from scipy.stats import mannwhitneyu
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.files import Files
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation
 from ssvit.evaluation.panels.classification import Classification
 from ssvit.evaluation.panels.predictions import Predictions
 from ssvit.figures.display import Display
-from ssvit.options import OptionError, UserError
 
 
 class OtherImages(Classification):

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import class_text
+from ssvit.errors import one_line
 from ssvit.evaluation.calibration import Calibration
 from ssvit.evaluation.precision import average_precisions, share_of_class
 from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, above_chance, chance
-from ssvit.options import one_line
 
 _NAMED = 3  # classes named in the lines
 

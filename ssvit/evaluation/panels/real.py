@@ -9,7 +9,7 @@ from annotated_types import Ge, Len, Lt
 from pydantic import TypeAdapter, ValidationError
 
 from ssvit.data.sources.base import Source
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 _IMAGES, _CLASSES = 50_000, 1000
 _IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\b")

@@ -2,9 +2,9 @@
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Run
+from ssvit.errors import RootOptionError
 from ssvit.evaluation.panels.held_out_options import HeldOut
 from ssvit.objectives.classify_options import Classify
-from ssvit.options import RootOptionError
 
 
 @choice("evaluator", "shape_bias")

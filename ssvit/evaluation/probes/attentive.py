@@ -17,12 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ssvit.engine.randomness import key
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import attentive_options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, losses
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.probes.sgd import batches
-from ssvit.randomness import key
 
 _HEAD = 64  # width of a head
 _DEVIATION = 0.02  # standard deviation of the initial weights

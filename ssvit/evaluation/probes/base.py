@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.titles import title
-from ssvit.options import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

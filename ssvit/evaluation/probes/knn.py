@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
+from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k, search
 from ssvit.evaluation.neighbours_options import Flat
@@ -18,7 +19,6 @@ from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import knn_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import standardized
-from ssvit.options import OptionError
 
 
 class Knn(knn_options.Knn, Probe):

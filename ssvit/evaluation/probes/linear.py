@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
+from ssvit.engine.randomness import permutation
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import linear_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import Scaler
-from ssvit.options import OptionError, UserError
-from ssvit.randomness import permutation
 
 CHUNK = 1024  # images of a chunk, small enough for the intermediate results to stay in the CPU cache
 

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
+from ssvit.engine.randomness import permutation
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k
 from ssvit.evaluation.probes import retrieval_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import standardized
-from ssvit.options import UserError
-from ssvit.randomness import permutation
 
 _BLOCK = 1 << 25  # maximum number of similarities in memory
 

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.sources.base import is_multi_label
+from ssvit.engine.randomness import permutation
+from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import ridge_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.titles import labels as title_of
-from ssvit.options import OptionError
-from ssvit.randomness import permutation
 
 _BLOCK = 96  # rows of a block of the Gram matrix; only blocks of its upper triangle are computed
 _COLUMNS = 512  # maximum number of predictions of an image, for several penalties, in one product

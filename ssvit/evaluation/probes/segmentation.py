@@ -16,13 +16,13 @@ from einops import rearrange
 from torch import Tensor
 
 from ssvit.data.sources.base import IGNORED
+from ssvit.engine.randomness import permutation
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import segmentation_options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit
 from ssvit.evaluation.probes.scaler import Scaler
-from ssvit.options import UserError
-from ssvit.randomness import permutation
 
 _SCORES = 1 << 24  # maximum number of upsampled scores in memory
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ssvit.engine.randomness import permutation
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes import sgd_options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, logits_of, losses
 from ssvit.evaluation.probes.scaler import Scaler
-from ssvit.randomness import permutation
 
 
 class Sgd(sgd_options.Sgd, Linear):

@@ -7,11 +7,11 @@ from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.errors import OptionError, pair, within
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
-from ssvit.options import OptionError, pair, within
 
 
 @dataclass(frozen=True)

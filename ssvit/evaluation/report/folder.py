@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ssvit.atomic_io import read_json
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.composed import Config
-from ssvit.options import UserError
+from ssvit.engine.atomic_io import read_json
+from ssvit.errors import UserError
 
 FOLDER = "evaluation"  # folder of the reports, in the folder of the run
 _REPORT = "report.json"

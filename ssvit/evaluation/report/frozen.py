@@ -17,6 +17,10 @@ from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.data.fingerprints import fingerprints, read
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import IGNORED, Data, Source, masks, missing_labels, subset
+from ssvit.engine.processes import is_main_process
+from ssvit.engine.progress import progress
+from ssvit.engine.randomness import key
+from ssvit.errors import UserError, print_lines, within
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
@@ -31,10 +35,6 @@ from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_encoder
 from ssvit.models.encoder import Encoder
 from ssvit.models.encoder_options import PATCHES
-from ssvit.options import UserError, print_lines, within
-from ssvit.processes import is_main_process
-from ssvit.progress import progress
-from ssvit.randomness import key
 
 _SAMPLED = 16  # masks whose values are checked at the start
 

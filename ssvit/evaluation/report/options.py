@@ -8,11 +8,11 @@ from pydantic import Field
 
 from ssvit.config.declaration import Count, Counts, Expect, Figures, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.devices import Fabric
+from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
 from ssvit.kernels.inference_options import Inference
 from ssvit.loading.finding_options import Pretrained
-from ssvit.options import OptionError, file_to_write
 
 
 class Evaluate(Pretrained, Inference):

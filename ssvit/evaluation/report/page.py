@@ -13,8 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from ssvit import atomic_io
 from ssvit.checkpoints.checkpoint import Checkpoint
+from ssvit.engine import atomic_io
+from ssvit.errors import one_line
 from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import without
 from ssvit.evaluation.leakage import sentence
@@ -25,7 +26,6 @@ from ssvit.evaluation.report.folder import path_of
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.figures.base import Figure, png
-from ssvit.options import one_line
 
 _CAPTIONS = {
     "side_by_side": "Scores of all encoders by each probe, with 95 % intervals over the test images",

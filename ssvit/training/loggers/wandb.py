@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import wandb
 from PIL.Image import Image
 
-from ssvit import atomic_io
-from ssvit.options import UserError
+from ssvit.engine import atomic_io
+from ssvit.errors import UserError
 from ssvit.training.loggers.base import Logger, Rows
 from ssvit.training.loggers.wandb_options import Wandb as Options
 

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Text
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 
 @choice("logger", "wandb")

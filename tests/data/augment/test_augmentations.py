@@ -22,8 +22,8 @@ from ssvit.data.batch import Batch
 from ssvit.data.sources.base import IGNORED
 from ssvit.data.sources.base_options import Images
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.errors import OptionError, UserError
 from ssvit.models.vit_options import ViT
-from ssvit.options import OptionError, UserError
 from ssvit.training.options import Training
 
 COUNT = 4000

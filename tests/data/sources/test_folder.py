@@ -9,7 +9,7 @@ from command import error_of
 
 from ssvit.data.sources.folder import check, list_images, splits
 from ssvit.data.sources.splits import are_like_splits
-from ssvit.options import UserError, typed
+from ssvit.errors import UserError, typed
 
 
 def touch(root: Path, *names: str) -> str:

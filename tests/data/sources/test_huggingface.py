@@ -14,7 +14,7 @@ from ssvit.data.sources import huggingface
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.huggingface import HubImages, hugging_face
 from ssvit.data.sources.huggingface_options import HuggingFace as HuggingFaceOptions
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 CLASSES = hub.ClassLabel(names=["ant", "bee", "cat"])
 

@@ -14,7 +14,7 @@ from ssvit.data.sources.base import class_text, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing import pack
 from ssvit.data.sources.packing_options import Pack
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 CLASSES = ("cat", "dog", "owl", "yak")
 

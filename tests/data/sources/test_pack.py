@@ -21,7 +21,7 @@ from ssvit.data.sources.base import Data
 from ssvit.data.sources.datasets_options import Folder, Shards
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing_options import Pack
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 
 ODD = ("a/x.y.jpg", "a/x.jpg", "a/x.png", "a/x%2Ejpg.jpg", "a/2.JPG", "b/ü\udcff.png", "b/c.d/1.webp", "b/ .gif")
 

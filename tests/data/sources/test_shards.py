@@ -12,7 +12,7 @@ from ssvit.data.sources import datasets, shards
 from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.datasets_options import Folder, Shards
 from ssvit.data.sources.shard_folder import ending, splits
-from ssvit.options import OptionError, UserError
+from ssvit.errors import OptionError, UserError
 
 AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "auto")
 

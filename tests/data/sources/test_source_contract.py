@@ -25,7 +25,7 @@ from ssvit.data.sources.files import Files
 from ssvit.data.sources.huggingface import hugging_face
 from ssvit.data.sources.huggingface_options import HuggingFace
 from ssvit.data.sources.memory import Memory
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 CLASSES = ("ant", "bee", "cat")
 PARTS: Mapping[str, Sequence[int]] = {"train": range(12), "val": range(12, 15), "test": range(15, 18)}

@@ -17,8 +17,8 @@ from ssvit.data.sources import base_options as source_options
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import Data, Selection, Source, Unreadable, hold_out, masks, subset
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Pixels, extract
-from ssvit.options import OptionError, UserError
 
 
 class Greys(Source):

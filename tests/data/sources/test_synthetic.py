@@ -12,7 +12,7 @@ from ssvit.data.sources import synthetic
 from ssvit.data.sources.base import masks
 from ssvit.data.sources.synthetic import render
 from ssvit.data.sources.synthetic_options import Synthetic
-from ssvit.options import OptionError
+from ssvit.errors import OptionError
 
 
 def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: int) -> torch.Tensor:

@@ -18,10 +18,10 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.base import class_text
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import UserError
 from ssvit.evaluation.calibration import Calibration
 from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.classification import Classification
-from ssvit.options import UserError
 
 
 def tagged(count: int, side: int = 4) -> torch.Tensor:

@@ -9,7 +9,7 @@ from images import picture, put
 
 import ssvit
 from ssvit.cli import find
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 CLASSIFIER = Path(__file__).parents[2] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
 

@@ -13,6 +13,7 @@ from command import error_of
 from ssvit.config.declaration import Options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import UserError
 from ssvit.evaluation.panels import (
     autoencoding_options,
     classification_options,
@@ -27,7 +28,6 @@ from ssvit.evaluation.panels.base import Evaluator, with_metrics
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.figures.base import Figure
 from ssvit.figures.plot import Plot
-from ssvit.options import UserError
 
 VIEW = CenterCrop(size=16)
 # The objective, and the options of its evaluation.

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from sklearn.preprocessing import StandardScaler
 
+from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours_options import HNSW, IVF
 from ssvit.evaluation.probes.knn import Knn, vote
-from ssvit.options import OptionError
 
 
 def features(count: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

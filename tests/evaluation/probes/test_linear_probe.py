@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.linear import Classifiers, LinearScores, hold_out_by_class, logits_of, losses
 from ssvit.evaluation.probes.logistic import Logistic, fit
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.probes.sgd import Sgd, batches
-from ssvit.options import UserError
 
 CLASSES = 4
 RATES = (0.3, 0.003, 0.03)

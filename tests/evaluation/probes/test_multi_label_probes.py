@@ -8,6 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
+from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
 from ssvit.evaluation.probes import logistic, ridge
@@ -15,7 +16,6 @@ from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.logistic import Logistic
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.sgd import Sgd
-from ssvit.options import OptionError
 
 CLASSES = ("cat", "dog", "owl", "yak")
 

@@ -9,6 +9,7 @@ import torch
 from command import error_of
 from ranks import results
 
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours_options import HNSW
 from ssvit.evaluation.probes.attentive import Attentive
@@ -19,7 +20,6 @@ from ssvit.evaluation.probes.retrieval import Retrieval
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.segmentation import Segmentation
 from ssvit.evaluation.probes.sgd import Sgd
-from ssvit.options import UserError
 
 CLASSES = ("ant", "bee", "cat")
 OF_LABELS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.retrieval import Retrieval
-from ssvit.options import UserError
 
 
 def images(count: int, seed: int, *, several: bool = False) -> Features:

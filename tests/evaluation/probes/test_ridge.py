@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from ssvit.engine.randomness import permutation
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.ridge import Ridge, RidgePath, sample
-from ssvit.options import UserError
-from ssvit.randomness import permutation
 
 PENALTIES = tuple(2.0**i for i in range(-10, 21, 5))
 # More rows than columns over several chunks, fewer, as many, and one more or fewer.

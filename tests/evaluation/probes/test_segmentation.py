@@ -14,13 +14,13 @@ from scipy.ndimage import zoom
 from sklearn.metrics import jaccard_score
 
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
 from ssvit.evaluation.features_options import Reading
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
 from ssvit.evaluation.report import frozen
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import UserError
 
 K, GRID, SIZE = 4, (3, 2), (12, 8)
 FEW = {"train_images": 20, "test_images": 20, "l2s": [0.1, 1e-3]}

@@ -15,13 +15,13 @@ from ssvit.cli import evaluate
 from ssvit.data import fingerprints
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.errors import OptionError
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.report import against, comparison
 from ssvit.evaluation.report.figures import side_by_side
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.statistics import bootstrap, detectable
-from ssvit.options import OptionError
 
 FEW = (
     "probe@probes=[ridge,knn]", "probes.ridge.l2=[1,1024]", "probes.knn.k=[3]",

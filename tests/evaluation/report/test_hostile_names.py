@@ -13,6 +13,7 @@ from plots import Page
 from test_report import METADATA
 
 from ssvit.cli import predict
+from ssvit.errors import UserError, markdown, one_line
 from ssvit.evaluation.report import page as report
 from ssvit.exchange import card
 from ssvit.exchange.export_options import Export
@@ -25,7 +26,6 @@ from ssvit.figures.plot import Line, Panel, Plot
 from ssvit.figures.style import fitted
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
-from ssvit.options import UserError, markdown, one_line
 from ssvit.studies import table
 from ssvit.studies.comparison import FinalScore
 

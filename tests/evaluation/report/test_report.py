@@ -16,6 +16,7 @@ from sklearn.decomposition import PCA
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
+from ssvit.errors import UserError
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.features import FeatureSets
 from ssvit.evaluation.report import page as report
@@ -23,7 +24,6 @@ from ssvit.evaluation.report.figures import by_layer, components, figures
 from ssvit.evaluation.report.scores import Scores, Split
 from ssvit.evaluation.titles import title
 from ssvit.figures.plot import Panel, Plot
-from ssvit.options import UserError
 
 OWN = tuple(f"layer{layer}_patch_mean" for layer in (1, 2, 3))
 NAMES = (*OWN, *(f"random_{name}" for name in OWN), "pixels")

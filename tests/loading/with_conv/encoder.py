@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from ssvit.errors import pair
 from ssvit.models.encoder import Encoder
-from ssvit.options import pair
 from with_conv import encoder_options
 
 

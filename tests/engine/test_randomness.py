@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssvit.randomness import bijection, key, permutation, uniform
+from ssvit.engine.randomness import bijection, key, permutation, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssvit import atomic_io
+from ssvit.engine import atomic_io
 
 
 def test_a_forked_process_holds_no_lock(tmp_path: Path) -> None:

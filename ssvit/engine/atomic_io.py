@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 from weakref import WeakSet
 
-from ssvit.options import UserError
+from ssvit.errors import UserError
 
 MANIFEST_BYTES = 1 << 25  # maximum size of a manifest: hostile JSON takes about 20 times the memory when it is parsed
 

@@ -1,4 +1,4 @@
-"""Import faiss with the matrix products of this CPU: `from ssvit.fast_faiss import faiss`.
+"""Import faiss with the matrix products of this CPU: `from ssvit.kernels.fast_faiss import faiss`.
 
 The package faiss-cpu 1.15 contains OpenBLAS 0.3.15 of 2021, which uses SSE3 on later CPUs, so that an exact search
 takes three to four times as long. OpenBLAS reads the environment variable when it is loaded.

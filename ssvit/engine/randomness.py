@@ -12,7 +12,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from ssvit import private
+from ssvit.engine import private
 
 # splitmix64 (Steele, Lea, Flood 2014), with constants as signed 64-bit integers, since torch lacks unsigned arithmetic.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

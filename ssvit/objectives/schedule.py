@@ -9,7 +9,7 @@ from annotated_types import Gt, Le
 from pydantic_core import CoreSchema, core_schema
 
 from ssvit.config.declaration import Options
-from ssvit.options import OptionError, number
+from ssvit.errors import OptionError, number
 
 
 class Progress(NamedTuple):
