@@ -233,7 +233,7 @@ def measure(rank: int, port: int, config: Config) -> Measurement:
     assert recorded
     events = [event for event in recorded.events() if event.name() == "[memory]"]
     added = max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
-    launch.part()
+    launch.destroy_process_group()
     return Measurement(allocated=sum(local(tensor).nbytes for tensor in kept) + added, resident=resident)
 
 

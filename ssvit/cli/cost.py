@@ -24,7 +24,7 @@ def run(config: Config) -> None:
     from ssvit.training.session import Session
 
     session = Session(config, Path(options.outputs), stage=PRETRAIN)
-    with runtime.together():
+    with runtime.detect_lost_peers():
         recipe, _, objective, loader = session.build(config)
         cost = measure(session.processes, objective, loader, recipe)
     print(json.dumps(cost))

@@ -21,7 +21,7 @@ from ssvit.engine.processes import Place, launched
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError
 from ssvit.training.recipe import Recipe
-from ssvit.training.runtime import PeerGone, Processes, precision, together
+from ssvit.training.runtime import PeerGone, Processes, detect_lost_peers, precision
 
 _GRACE = 30  # seconds until this process ends after a process that it has started has failed
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def in_all_processes(recipe: Recipe, options: Fabric, function: Callable[[Proces
     threads = torch.get_num_threads()
     processes = start(recipe, options)
     try:
-        with together():
+        with detect_lost_peers():
             result = function(processes)
     except PeerGone:
         raise
@@ -76,12 +76,12 @@ def in_all_processes(recipe: Recipe, options: Fabric, function: Callable[[Proces
         if processes.is_main:
             raise
         return None
-    part()
+    destroy_process_group()
     torch.set_num_threads(threads)
     return result if processes.is_main else None
 
 
-def part() -> None:
+def destroy_process_group() -> None:
     """Destroy the process group; each process continues independently."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
@@ -141,7 +141,7 @@ def _end() -> None:
 
     A sharded model keeps the threads running, and a reference cycle keeps the model alive.
     """
-    part()
+    destroy_process_group()
     gc.collect()
 
 

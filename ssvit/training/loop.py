@@ -103,7 +103,7 @@ class Stop:
             signal.signal(signum, handler)
 
 
-@runtime.together()
+@runtime.detect_lost_peers()
 def train(
     processes: Processes,
     objective: Objective,

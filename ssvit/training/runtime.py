@@ -99,7 +99,7 @@ class PeerGone(UserError):
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def detect_lost_peers() -> Iterator[None]:
     """Replace the backend's error by PeerGone if another process ends or does not respond during the block.
 
     gloo raises an error as soon as a connection is closed, NCCL after `fabric.timeout`. torchrun ends processes that

@@ -50,7 +50,7 @@ class Session:
         self.folder, self.stage = folder, stage
         self._recipes = list(recipes or [config.options.recipe])
         self.processes = launch.start(config.options.recipe, config.options.fabric)
-        with runtime.together():
+        with runtime.detect_lost_peers():
             self._data: Data = config.build("data.source")
         if self._data.summary and is_main_process():
             print_lines(self._data.summary, config.options.data.view.note)
@@ -66,7 +66,7 @@ class Session:
         """Return whether the training images have labels."""
         return self._data.train.labels is not None
 
-    @runtime.together()
+    @runtime.detect_lost_peers()
     def run(self, name: str, config: Config) -> list[dict[str, Any]]:
         """Train the run that a configuration describes, in a subfolder, and return its rows of metrics."""
         with RunFolder(str(self.folder), name) as folder:
@@ -76,7 +76,7 @@ class Session:
             self.train(config, folder.path)
         return rows(folder.path)
 
-    @runtime.together()
+    @runtime.detect_lost_peers()
     def frozen(self, config: Config) -> tuple[float, int] | None:
         """Return the accuracy of ridge regression on the initial features, and its images; None if it is not defined.
 
@@ -89,7 +89,7 @@ class Session:
         )  # fmt: skip
         return (probing.measure(objective)["ridge"], len(data.watched)) if probing.probes else None
 
-    @runtime.together()
+    @runtime.detect_lost_peers()
     def preview(self, config: Config) -> None:
         """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
         recipe, data, objective, loader = self.build(config)
@@ -111,7 +111,7 @@ class Session:
                 line,
             )
 
-    @runtime.together()
+    @runtime.detect_lost_peers()
     def train(self, config: Config, folder: Path) -> None:
         """Build the run that a configuration describes, and train it in an open folder from its newest checkpoint."""
         recipe, data, objective, loader = self.build(config)
@@ -152,7 +152,7 @@ class Session:
 
     def end(self) -> None:
         """End the communication between the processes, each of which continues independently."""
-        launch.part()
+        launch.destroy_process_group()
 
     def _loggers(self, config: Config, folder: Path) -> list[Logger]:
         """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
