@@ -16,7 +16,7 @@ import yaml
 
 from ssvit.evaluation.statistics import of_seeds
 from ssvit.studies import methods
-from ssvit.studies.methods import markdown, spread
+from ssvit.studies.methods import markdown, mean_std
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(?<=<!-- table: )(\S+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -61,7 +61,7 @@ def accuracies(rows: dict[str, str], probes: list[str] | None = None) -> list[li
         stages = seeds[0].get("stages", ())
         steps = " + ".join(f"{stage['steps']:,}" for stage in stages)
         seconds = " + ".join(f"{stage['cpu_seconds']:.3f}" for stage in stages)
-        cells = [spread([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes or PROBES]
+        cells = [mean_std([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes or PROBES]
         lines.append([label, steps, seconds, str(len(seeds)), *cells])
     return lines
 
@@ -125,7 +125,7 @@ def labels() -> list[list[str]]:
         apart = [first - second for first, second in zip(row["pre-trained"], row["scratch"], strict=True)]
         mean, *limits = (signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ())))
         each = ", ".join(signed(100 * value) for value in apart)
-        accuracies = [spread(row[start] if len(set(row[start])) > 1 else row[start][:1]) for start in starts]
+        accuracies = [mean_std(row[start] if len(set(row[start])) > 1 else row[start][:1]) for start in starts]
         difference = f"{mean} ({' to '.join(limits)})"
         names = ["CIFAR-10" if images == "cifar10" else "embedded", f"{count:,}", str(len(apart))]
         lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])

@@ -231,7 +231,7 @@ def losses(history: History, baselines: Mapping[str, str], ylabel: str) -> Panel
     return Panel(ylabel, lines, levels)
 
 
-def spread(history: History, items: str = "images") -> Panel:
+def feature_spread(history: History, items: str = "images") -> Panel:
     """Return a panel of the spread of features over the steps; the level marks isotropic features."""
     lines = (
         curve(history, "feature_std", "standard deviation"),

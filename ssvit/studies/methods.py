@@ -97,13 +97,13 @@ def table(rows: Mapping[str, Row]) -> str:
             _cell([row["probes"][probe] for row in rows_of_objective if probe in row["probes"]]) for probe in columns
         ]
         tuned = [row["finetuned"] for row in rows_of_objective if "finetuned" in row]
-        accuracies.append([name, str(len(rows_of_objective)), *cells, spread(tuned)])
+        accuracies.append([name, str(len(rows_of_objective)), *cells, mean_std(tuned)])
     if base := rows.get(BASELINES):
         for name, probes in base["baselines"].items():
             cells = [_cell([probes[probe]] if probe in probes else []) for probe in columns]
             accuracies.append([name, "1", *cells, _NONE])
         if "finetuned" in base:
-            accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), spread([base["finetuned"]])])
+            accuracies.append(["no pre-training", "1", *[_NONE] * len(columns), mean_std([base["finetuned"]])])
     spent = [["objective", "steps x images", "CPU min", "images", "images/CPU s", "TFLOP", "GFLOP/CPU s", "backend"]]
     spent += [[name, *_spent(by_objective[name][0]["stages"])] for name in order]
     parts = [markdown(accuracies), markdown(spent)]
@@ -143,7 +143,7 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     scores = {name: _scores(rows_of_objective, probe) for name, rows_of_objective in _rows_by_objective(rows).items()}
     (best, values), *others = scores.items()
     baseline = _scores([{"probes": rows[BASELINES]["baselines"][RANDOM]}], probe)
-    lines = [f"{best}: {words} {spread(values)} %, baseline (random weights) {spread(baseline)} %"]
+    lines = [f"{best}: {words} {mean_std(values)} %, baseline (random weights) {mean_std(baseline)} %"]
     for second, second_scores in others[:1]:
         difference = statistics.fmean(values) - statistics.fmean(second_scores)
         interval = of_seeds(values, second_scores)
@@ -244,11 +244,11 @@ def _cell(scores: Sequence[Mapping[str, Any]]) -> str:
     chosen, last = ([score[name] for score in scores] for name in ("chosen", "last"))
     layers = "/".join(str(score["layer"]) for score in scores if "layer" in score)
     if not layers:
-        return spread(chosen)
-    return f"{spread(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {spread(last)})")
+        return mean_std(chosen)
+    return f"{mean_std(chosen)} (layer {layers}" + (")" if chosen == last else f"; last {mean_std(last)})")
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def mean_std(values: Sequence[float], digits: int = 1) -> str:
     """Format mean and sample standard deviation in per cent with some decimals; a dash if there are no values."""
     if not values:
         return _NONE

@@ -15,7 +15,7 @@ from scipy.stats import linregress
 
 from ssvit.evaluation.titles import title
 from ssvit.figures.plot import Line, Panel, Plot
-from ssvit.studies.methods import Row, markdown, spread
+from ssvit.studies.methods import Row, markdown, mean_std
 
 FINETUNED, SUPERVISED = "fine-tuned", "trained with labels"
 _MARKERS = "osD^vP*X"
@@ -146,7 +146,7 @@ def table(rows: Mapping[str, Row]) -> str:
     names = list(dict.fromkeys(name for point in points_of_grid for name in point["scores"]))
     grid = [["objective", "images", "model", "steps", "TFLOP", "seeds", *names]]
     for point in points_of_grid:
-        cells = [spread(point["values"][name]) if name in point["values"] else "" for name in names]
+        cells = [mean_std(point["values"][name]) if name in point["values"] else "" for name in names]
         images = "all" if point["images"] is None else f"{point['images']:,}"
         spent = f"{point['flops'] / 1e12:.1f}"
         grid.append(
@@ -167,7 +167,7 @@ def conclusion(rows: Mapping[str, Row]) -> list[str]:
     grid = points(rows)
     name = FINETUNED if any(FINETUNED in point["scores"] for point in grid) else next(iter(grid[0]["scores"]))
     best = max((point for point in grid if name in point["scores"]), key=lambda point: point["scores"][name])
-    score = spread(best["values"][name])
+    score = mean_std(best["values"][name])
     highest = f"highest accuracy ({name}): {score} % by {best['objective']}, {model_of(best)}, {best['steps']} steps"
     return [highest, *savings(grid, name)]
 

@@ -140,7 +140,7 @@ def table(models: Mapping[str, Scores]) -> str:
     lines = [["accuracy (%)", "chance", *map(markdown, models)]]
     for row, title in titles.items():
         chance = examples[row].chance if row in examples else None
-        cells = (methods.spread(values[model].get(row, ()), 2) for model in models)
+        cells = (methods.mean_std(values[model].get(row, ()), 2) for model in models)
         lines.append([title, "" if chance is None else f"{100 * chance:.1f}", *cells])
     text = [methods.markdown(lines)]
     if counts := {len(seeds) for scores in models.values() for seeds in scores.values()} - {1}:

@@ -142,7 +142,7 @@ class Processes:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return _float64() if self.precision == "64-true" else nullcontext()
 
-    def spread(self, objective: Objective, recipe: Recipe) -> nn.Module:
+    def prepare_model(self, objective: Objective, recipe: Recipe) -> nn.Module:
         """Move an objective to the device, copy or shard it, compile it if the recipe requires it, and return it."""
         if self.precision == "64-true":
             objective.double()
@@ -165,7 +165,7 @@ class Processes:
         """Return the context of a backward pass; gradients are exchanged unless more micro-batches follow.
 
         Args:
-            model: The model, as `spread` returns it.
+            model: The model, as `prepare_model` returns it.
             more: Whether this is not the last micro-batch of an update.
         """
         if self.is_sharded:

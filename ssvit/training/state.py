@@ -150,7 +150,7 @@ class State:
             pack(module)
         self.sample = torch.compile(objective.sample) if recipe.backend == "compile" else objective.sample
         self._twin = sharding.Twin(objective, processes.device) if processes.is_sharded else None
-        self.model = processes.spread(objective, recipe)
+        self.model = processes.prepare_model(objective, recipe)
         private.without_dynamo()
         # Sharding replaces the parameters, so the optimiser is created after it.
         groups = objective.parameter_groups(weight_decay=recipe.weight_decay, layer_decay=recipe.layer_decay)

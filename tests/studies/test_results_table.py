@@ -12,7 +12,7 @@ from ssvit.cli.table import command
 from ssvit.errors import UserError
 from ssvit.studies import methods
 
-ABSENT = methods.spread([])
+ABSENT = methods.mean_std([])
 
 
 def finished(folder, accuracy, *, data="cifar10", seed=0, path="outputs/run/step_9", steps=2, metrics=None, **options):

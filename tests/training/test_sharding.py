@@ -65,7 +65,7 @@ def test_in_half_precision_gradients_are_reduced_in_float32_and_buffers_stay(alo
 )
 def test_copies_share_gradients_as_they_lie_and_no_buffers(alone, changes, static):
     processes = runtime.Processes(torch.device("cpu"), "32-true", world=2)
-    copies = processes.spread(tiny.model(), Recipe(**tiny.RECIPE | changes))
+    copies = processes.prepare_model(tiny.model(), Recipe(**tiny.RECIPE | changes))
     copies = getattr(copies, "_orig_mod", copies)  # of a compiled module
     assert isinstance(copies, DistributedDataParallel)
     assert (copies.static_graph, copies.gradient_as_bucket_view) == (static, True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
-from ssvit.figures.plot import History, Panel, Plot, curve, level, spread
+from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, level
 from ssvit.models.block import gather
 from ssvit.objectives.dino import Dino, IBot, entropy, logits, sharpened
 from ssvit.objectives.schedule import Progress
@@ -170,7 +170,7 @@ def learning(history: History, items: str = "images") -> Plot:
     )
     panels = (
         Panel("entropy (nats)", entropies, levels),
-        spread(history, items),
+        feature_spread(history, items),
         Panel(f"student and teacher (% of {items})", agreement),
     )
     return Plot(panels, (13.5, 4.6), legend="under")

@@ -16,7 +16,7 @@ from ssvit.evaluation.panels import contrast_options
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.evaluation.panels.reconstruction import compare
-from ssvit.figures.plot import History, Panel, Plot, curve, losses, spread
+from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, losses
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR, similarities, unit
 
 
@@ -118,6 +118,6 @@ def learning(history: History) -> Plot:
         losses(history, {"loss_by_chance": "chance, held-out"}, "loss (nats)"),
         Panel("top-1 accuracy of matching views (%)", matching),
         Panel("squared distance of projections", distances),
-        spread(history),
+        feature_spread(history),
     )
     return Plot(panels, (10, 7.2), down=2)

@@ -23,7 +23,7 @@ from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.panels import label_free_options
 from ssvit.evaluation.panels.base import Evaluation, with_metrics
 from ssvit.evaluation.panels.held_out import HeldOut, spread_of
-from ssvit.figures.plot import History, Panel, Plot, curve, spread
+from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
 from ssvit.objectives.base import Objective
 
 _EPSILON = 1e-7  # added to each normalised singular value
@@ -63,7 +63,7 @@ class LabelFree(HeldOut):
             curve(history, name, title, color)
             for (name, title), color in zip(TITLES.items(), ("model", "unchanged"), strict=True)
         ]
-        figure = Plot((Panel("effective rank of the features, last layer", ranks), spread(history)), (10, 3.8))
+        figure = Plot((Panel("effective rank of the features, last layer", ranks), feature_spread(history)), (10, 3.8))
         return Evaluation(metrics=metrics, warnings=warnings, figures={"label_free": figure})
 
 
