@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import EMPTY, Objective, parameter_groups
@@ -245,7 +245,7 @@ class Timm(Encoder):
 
     def encode(self, tokens: Tensor, *, output_ids: Tensor, depth_noise: None = None) -> Tensor:
         """Return the outputs at some patches. depth_noise: None, since there is no stochastic depth."""
-        return gather(self.model.norm(self.model.blocks(self.model._pos_embed(tokens))), output_ids + 1)
+        return gather_tokens(self.model.norm(self.model.blocks(self.model._pos_embed(tokens))), output_ids + 1)
 
 
 def timm_with_head(run: Pretrain) -> MaskedPatch:

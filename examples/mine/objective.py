@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ssvit.engine.randomness import uniform
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.objectives.base import EMPTY, Objective
 from ssvit.objectives.schedule import Schedule
 
@@ -32,7 +32,7 @@ class HiddenPatches(Objective):
         tokens = tokens.scatter(1, noise.ids[..., None].expand(-1, -1, tokens.shape[-1]), 0.0)
         depth_noise = self.depth_noise(batch)
         prediction = self.mean + self.head(self.encoder.encode(tokens, output_ids=noise.ids, depth_noise=depth_noise))
-        truth = gather(self.target.labels(batch.only_view()), noise.ids)
+        truth = gather_tokens(self.target.labels(batch.only_view()), noise.ids)
         return {"loss": self.target.losses(prediction, truth).mean(), "mean": truth.mean((0, 1))}
 
     def after_step(self, outputs, scheduled, applied):

@@ -28,7 +28,7 @@ from ssvit.data.sources.base import Source
 from ssvit.engine import atomic_io
 from ssvit.errors import UserError
 from ssvit.evaluation.features_options import BF16, Reading
-from ssvit.evaluation.processes import gather, rank_and_world
+from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels import inference
 from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder import Encoder, scaled
@@ -279,7 +279,7 @@ def extract(
                 progress(min(done, len(source)), len(source))
         return parts
 
-    parts = list(itertools.chain.from_iterable(gather(read)))
+    parts = list(itertools.chain.from_iterable(all_gather_results(read)))
     if not parts:
         raise UserError("none of the images can be read, so there are no features")
     values, indices = zip(*parts, strict=True)
@@ -321,7 +321,7 @@ def cached(
     complete = [file for file in files.values() if file is not None]
     is_cached = len(complete) == len(files) and all(file[_ROWS].equal(complete[0][_ROWS]) for file in complete)
     # All processes use the cache or none does, since their folders may be on different machines.
-    if all(gather(lambda: is_cached)):
+    if all(all_gather_results(lambda: is_cached)):
         values = dict(zip(files, (file[_VALUES] for file in complete), strict=True))
         return FeatureSets(values, source, complete[0][_ROWS])
     features = extract(function, source, transform, **options)
@@ -332,7 +332,7 @@ def cached(
             content = safetensors.torch.save(tensors)
             atomic_io.write_files(folder, {path.name: _checksum(content, keys[name]) + content})
 
-    gather(write if rank_and_world()[0] == 0 else lambda: None)
+    all_gather_results(write if rank_and_world()[0] == 0 else lambda: None)
     return features
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ssvit.engine.randomness import key
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import neighbours_options
-from ssvit.evaluation.processes import gather, rank_and_world
+from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels.fast_faiss import faiss
 
 _ROWS = 4096  # rows of a chunk in float64
@@ -107,7 +107,7 @@ def search(
     rank, world = rank_and_world()
     part = queries.tensor_split(world)[rank]
     excluded = None if excluded is None else excluded.tensor_split(world)[rank]
-    parts = gather(lambda: tuple(nearest(built, part, k, excluded=excluded)))
+    parts = all_gather_results(lambda: tuple(nearest(built, part, k, excluded=excluded)))
     return Neighbours(*map(torch.cat, zip(*parts, strict=True)))
 
 

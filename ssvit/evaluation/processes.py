@@ -33,7 +33,7 @@ def rank_and_world() -> tuple[int, int]:
     return (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
 
 
-def gather(act: Callable[[], T]) -> list[T]:
+def all_gather_results(act: Callable[[], T]) -> list[T]:
     """Call `act` in each process and return all results, by rank, in each process.
 
     Args:
@@ -62,8 +62,8 @@ def gather(act: Callable[[], T]) -> list[T]:
 def settle(*, stops: bool) -> bool:
     """Wait until all processes have ended their evaluation, and return whether any of them stops.
 
-    An interrupted process calls this while other processes may be waiting in `gather`, which then raises Interrupted in
-    them, upon which they call this too.
+    An interrupted process calls this while other processes may be waiting in `all_gather_results`, which then raises
+    Interrupted in them, upon which they call this too.
     """
     while True:
         results = _exchange(_Ended(stops))

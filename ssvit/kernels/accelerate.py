@@ -66,7 +66,9 @@ class Block(block.Block):
         added = self._added(x, attention, self.scale1, info, 0) if fits else None
         if added is None:
             attended = self.attention(self.norm1(x), output_ids, info)
-            added = self.add(x if output_ids is None else block.gather(x, output_ids), attended, self.scale1, info, 0)
+            added = self.add(
+                x if output_ids is None else block.gather_tokens(x, output_ids), attended, self.scale1, info, 0
+            )
         changed = self._added(added, mlp, self.scale2, info, 1)
         return self.add(added, self.mlp(self.norm2(added)), self.scale2, info, 1) if changed is None else changed
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ssvit.engine.randomness import uniform
 from ssvit.errors import OptionError, one_of, pair, typed
 from ssvit.models import encoder_options, positions, vit_options
-from ssvit.models.block import Attention, Block, Ids, Layers, TokenInfo, gather, lecun_normal_
+from ssvit.models.block import Attention, Block, Ids, Layers, TokenInfo, gather_tokens, lecun_normal_
 from ssvit.models.encoder import Encoder
 from ssvit.models.hybrid import Convolution, ResNet
 from ssvit.models.positions import Grid
@@ -184,7 +184,7 @@ class ViT(Encoder):
         """
         p, q = self.cut
         patches = rearrange(x, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
-        return patches if ids is None else gather(patches, ids)
+        return patches if ids is None else gather_tokens(patches, ids)
 
     def embed(self, images: Tensor, visible_ids: Ids = None) -> Tensor:
         """Normalise the images and project each patch to an embedding, without positions.
@@ -228,7 +228,7 @@ class ViT(Encoder):
             Normalised outputs, (b, s + n, d); (b, s + m, d) with visible_ids; (b, m, d) with output_ids.
         """
         if visible_ids is not None:
-            tokens, patch_ids = gather(tokens, visible_ids), visible_ids
+            tokens, patch_ids = gather_tokens(tokens, visible_ids), visible_ids
         x, info = self._sequence(tokens, grid, patch_ids)
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
         return self.norm(self.blocks(x, ids, info._replace(depth_noise=depth_noise)))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import key, uniform
 from ssvit.kernels.fast_faiss import faiss
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT
 from ssvit.objectives import codebook_options
 from ssvit.objectives.base import at_least_float32
@@ -65,7 +65,7 @@ class Windows(nn.Module):
         count = min(patches, math.ceil(_MAX_WINDOWS / len(images)))
         order = uniform(0, "windows", torch.arange(len(images), device=images.device), patches).argsort(1)
         parts = zip(images.split(_BATCH_SIZE), order[:, :count].split(_BATCH_SIZE), strict=True)
-        x = torch.cat([gather(self.windows(part), ids).flatten(0, 1).cpu() for part, ids in parts])
+        x = torch.cat([gather_tokens(self.windows(part), ids).flatten(0, 1).cpu() for part, ids in parts])
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
             torch.manual_seed(_SEED)  # four power iterations make the result almost independent of this seed
             _, singular_values, axes = torch.pca_lowrank(x, min(*x.shape, self.width + 32), niter=4)

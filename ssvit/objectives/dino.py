@@ -20,7 +20,7 @@ from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
 from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
@@ -209,7 +209,7 @@ class IBot(Dino):
         projected = head.project(outputs[:, encoder.num_prefix_tokens :])
         # Logits are linear in the projections, so the mean logits follow from the mean projection.
         mean = head.compare(projected.mean((0, 1)))
-        return head(encoder.pool(outputs)), head.compare(gather(projected, ids)), mean
+        return head(encoder.pool(outputs)), head.compare(gather_tokens(projected, ids)), mean
 
     def student_logits(
         self,
@@ -237,7 +237,7 @@ class IBot(Dino):
         masked = masked.scatter(1, ids, first_ids(ids, counts))
         tokens = torch.where(masked[:, :, None], self.mask_token.to(tokens.dtype), tokens)
         outputs = encoder.encode(tokens, grid=encoder.grid_of(images), depth_noise=depth_noise)
-        patches = gather(outputs, ids + encoder.num_prefix_tokens)
+        patches = gather_tokens(outputs, ids + encoder.num_prefix_tokens)
         return self.head(encoder.pool(outputs), gradient), self.head(patches, gradient)
 
     def forward(self, batch: Batch, noise: Masks, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.models.positions import Grid
 from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options
@@ -55,7 +55,7 @@ class Convolutions(nn.Module):
             convolved = rearrange(convolved, "b e y x -> b (y x) e")
             changed = F.gelu(F.layer_norm(convolved, convolved.shape[-1:]))
             x = x + changed if x.shape == changed.shape else changed
-        return self.head(gather(x, masked_ids))
+        return self.head(gather_tokens(x, masked_ids))
 
 
 class Latent(Objective):
@@ -169,7 +169,7 @@ class Latent(Objective):
         """Return the loss of the masked patches plus the loss of the class token, which predicts the mean target."""
         targets = self.targets(batch.only_view())
         prediction, token = self.predict(batch.only_view(), noise, self.depth_noise(batch, self.options.masks))
-        truth = gather(targets, noise.masked_ids.flatten(1)).unflatten(1, noise.masked_ids.shape[1:])
+        truth = gather_tokens(targets, noise.masked_ids.flatten(1)).unflatten(1, noise.masked_ids.shape[1:])
         loss = patch_loss = self.loss(prediction, truth)
         if self.options.class_token_weight:
             mean = targets.mean(1, keepdim=True).expand_as(token)

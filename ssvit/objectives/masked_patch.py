@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
@@ -134,7 +134,7 @@ class MaskedPatch(Objective):
     def forward(self, batch: Batch, noise: Corruption, scheduled: Mapping[str, Tensor] = EMPTY) -> dict[str, Tensor]:
         """Return the mean loss and the mean score of the most probable labels, over the corrupted patches."""
         prediction = self.predict(batch.only_view(), noise, self.depth_noise(batch))
-        truth = gather(self.target.labels(batch.only_view()), noise.ids)
+        truth = gather_tokens(self.target.labels(batch.only_view()), noise.ids)
         score = self.target.score(self.target.guess(prediction.detach()), truth)
         return {"loss": self.target.losses(prediction, truth).mean(), self.target.score_name: score.mean()}
 
@@ -200,4 +200,4 @@ def corrupt(tokens: Tensor, mask_token: Tensor, corruption: Corruption) -> Tenso
     replaced = corruption.types == REPLACED
     source = unchanged.scatter(1, corruption.ids, torch.where(replaced, corruption.replacement, corruption.ids))
     masked = torch.zeros_like(unchanged, dtype=torch.bool).scatter(1, corruption.ids, corruption.types == MASKED)
-    return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather(tokens, source))
+    return torch.where(masked[:, :, None], mask_token.to(tokens.dtype), gather_tokens(tokens, source))

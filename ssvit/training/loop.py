@@ -71,7 +71,7 @@ class Stop:
         """Raise Interrupted in all processes if any of them receives a request to stop.
 
         The block must not change state that is saved. Within it, processes exchange results only through
-        `evaluation.processes.gather`.
+        `evaluation.processes.all_gather_results`.
         """
         if settle(stops=bool(self.signum)):
             raise Interrupted

@@ -25,7 +25,7 @@ from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Source
 from ssvit.engine import private
 from ssvit.errors import UserError, printable
-from ssvit.evaluation.processes import gather
+from ssvit.evaluation.processes import all_gather_results
 from ssvit.kernels.accelerate import accelerate, pack
 from ssvit.models.timm_options import options_from, stored
 from ssvit.objectives.base import Objective
@@ -311,7 +311,7 @@ class State:
             CheckpointError: The checkpoint could not be written; raised in all processes.
         """
         self._finish_saving()
-        recorded = b"".join(gather(lambda: shown))
+        recorded = b"".join(all_gather_results(lambda: shown))
         if recorded:
             self._in_main(lambda: fingerprints.record(folder, recorded))
         states, metadata = self._states(), dict(run_identity)

@@ -5,7 +5,7 @@ import pickle
 from ranks import own_rank, results
 
 from ssvit.errors import Failure, OptionError, RootOptionError, UserError
-from ssvit.evaluation.processes import gather
+from ssvit.evaluation.processes import all_gather_results
 
 ERRORS = (
     OptionError("probes.knn.k", [1, 50], "must be at most 10, the number of images"),
@@ -21,7 +21,7 @@ def description(error: UserError) -> dict:
 
 
 def caught() -> list[dict]:
-    """Return the error that `gather` raises in this process for each of ERRORS, raised by the second process only."""
+    """Return the error that `all_gather_results` raises in this process for each of ERRORS of the second process."""
 
     def act(error: UserError) -> None:
         if own_rank() == 1:
@@ -30,7 +30,7 @@ def caught() -> list[dict]:
     errors = []
     for error in ERRORS:
         try:
-            gather(lambda error=error: act(error))
+            all_gather_results(lambda error=error: act(error))
         except UserError as received:
             errors.append(description(received))
     return errors

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ssvit.data.batch import Batch
 from ssvit.evaluation.panels.reconstruction import nearest_uncorrupted
 from ssvit.models import vit_options
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
@@ -101,7 +101,7 @@ def test_a_tiny_model_learns_to_use_the_context():
         noise = model.sample(torch.arange(64) + 10**6, seed=0)
         result = model(Batch.of_view(images), noise)
         labels = model.target.labels(images)
-        truth = gather(labels, noise.ids)
+        truth = gather_tokens(labels, noise.ids)
         right = model.target.score(model.target.guess(model.predict(images, noise)), truth)
         nearest = nearest_uncorrupted(noise.ids, model.encoder.grid)
         copied = labels.gather(1, nearest[:, :, None]) == truth

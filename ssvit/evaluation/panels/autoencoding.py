@@ -14,7 +14,7 @@ from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.pictures import Mosaic, masked
 from ssvit.figures.plot import History, Plot, losses
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.objectives.mae import MAE
 
 BASELINES = {
@@ -37,10 +37,12 @@ class Autoencoding(HeldOut):
         errors: dict[str, list[Tensor]] = {name: [] for name in ("loss", *BASELINES)}
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             labels = objective.labels(images)
-            truth = gather(labels, noise.masked_ids)
-            colors = gather(labels, noise.visible_ids).unflatten(-1, (objective.encoder.channels, -1)).mean((1, 3))
+            truth = gather_tokens(labels, noise.masked_ids)
+            colors = (
+                gather_tokens(labels, noise.visible_ids).unflatten(-1, (objective.encoder.channels, -1)).mean((1, 3))
+            )
             mean = colors.repeat_interleave(labels.shape[-1] // colors.shape[1], dim=1)
-            nearest = gather(labels, nearest_uncorrupted(noise.masked_ids, objective.encoder.grid))
+            nearest = gather_tokens(labels, nearest_uncorrupted(noise.masked_ids, objective.encoder.grid))
             guesses = {
                 "loss": objective.predict(images, noise).to(truth.dtype),
                 "loss_mean": mean[:, None],
@@ -59,7 +61,7 @@ class Autoencoding(HeldOut):
             return self.display(objective.paint(labels.scatter(1, at, guess.to(labels.dtype)), images))
 
         panels = {
-            "nearest copied": painted(gather(labels, nearest_uncorrupted(noise.masked_ids, grid))),
+            "nearest copied": painted(gather_tokens(labels, nearest_uncorrupted(noise.masked_ids, grid))),
             "reconstructed": painted(objective.predict(images, noise)),
             "true": self.display(objective.paint(labels, images)),
         }

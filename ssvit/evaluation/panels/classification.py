@@ -21,7 +21,7 @@ from ssvit.evaluation.panels import classification_options
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.panels.predictions import MultiLabelPredictions, Predictions, percent
 from ssvit.evaluation.panels.real import read_real
-from ssvit.evaluation.processes import gather, rank_and_world
+from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.figures import plot
 from ssvit.figures.base import Figure
 from ssvit.figures.matrices import Confusion
@@ -144,7 +144,7 @@ class Classification(Evaluator):
             row_type = MultiLabelPredictions if objective.options.loss == MULTI_LABEL else Predictions
             return [row_type.of_logits(objective.logits(batch.images), batch) for batch in batches]
 
-        parts = list(chain.from_iterable(gather(predict)))
+        parts = list(chain.from_iterable(all_gather_results(predict)))
         total = len(self.source)
         if (unreadable := total - sum(len(part.source_indices) for part in parts)) > TOLERATED * total:
             raise UserError(f"{unreadable} of {total} image files cannot be read, more than {TOLERATED:.0%}")

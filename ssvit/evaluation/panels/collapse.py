@@ -19,7 +19,7 @@ from torch import Tensor
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, level
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.objectives.dino import Dino, IBot, entropy, logits, sharpened
 from ssvit.objectives.schedule import Progress
 
@@ -91,7 +91,7 @@ class PatchCollapse(Collapse):
                 _, teacher, _ = objective.teacher_logits(images, ids)
                 _, student = objective.student_logits(images, ids, counts)
                 targets = sharpened(teacher, objective.patch_center, temperature)
-            features = gather(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
+            features = gather_tokens(objective.backbone()(images), ids + objective.encoder.num_prefix_tokens)
             logits = student / objective.options.student_temperature
             return features.flatten(0, 1), targets.flatten(0, 1), logits.flatten(0, 1)
 

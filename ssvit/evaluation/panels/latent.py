@@ -16,7 +16,7 @@ from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.plot import History, Panel, Plot, curve
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.objectives.latent import Latent
 
 BASELINES = {
@@ -54,8 +54,8 @@ class LatentPrediction(HeldOut):
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             prediction, _ = objective.predict(images, noise)
             targets, masked_ids = objective.targets(images), noise.masked_ids[:, 0]
-            mean = gather(targets, noise.visible_ids[:, 0]).mean(1, keepdim=True)
-            nearest = gather(targets, nearest_uncorrupted(masked_ids, objective.encoder.grid))
+            mean = gather_tokens(targets, noise.visible_ids[:, 0]).mean(1, keepdim=True)
+            nearest = gather_tokens(targets, nearest_uncorrupted(masked_ids, objective.encoder.grid))
             parts = (targets, masked_ids, prediction[:, 0].float(), mean, nearest)
             columns.append([part.cpu() for part in parts])
         targets, masked_ids, prediction, mean, nearest = map(torch.cat, zip(*columns, strict=True))
@@ -67,7 +67,7 @@ class LatentPrediction(HeldOut):
             "loss_mean": mean,
             "loss_copying": nearest,
         }
-        truth = gather(targets, masked_ids)
+        truth = gather_tokens(targets, masked_ids)
         return {name: objective.loss(guess, truth).item() for name, guess in guesses.items()} | {
             "target_std": _deviation(targets.flatten(0, 1)),
             "target_std_images": (targets - mean_at_position).square().mean(0).sqrt().mean().item(),

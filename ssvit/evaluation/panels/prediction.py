@@ -15,7 +15,7 @@ from ssvit.evaluation.panels.held_out import HeldOut
 from ssvit.evaluation.panels.reconstruction import compare, conclude, nearest_uncorrupted
 from ssvit.figures.pictures import GREY, Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
-from ssvit.models.block import gather
+from ssvit.models.block import gather_tokens
 from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MASKED, REPLACED, MaskedPatch
 
 # For each score: the minimum loss of a constant prediction, and the constant prediction of the best score.
@@ -40,11 +40,11 @@ class Prediction(HeldOut):
         parts, copied = [], []
         for images, noise in (self.sampled(objective, *batch) for batch in self.batches):
             labels = target.labels(images)
-            truth, prediction = gather(labels, noise.ids), objective.predict(images, noise).float()
+            truth, prediction = gather_tokens(labels, noise.ids), objective.predict(images, noise).float()
             loss, score = target.losses(prediction, truth).double(), target.score(target.guess(prediction), truth)
             parts.append([part.cpu() for part in (loss, score, noise.types, truth)])
             if noise.ids.shape[1] < grid[0] * grid[1]:
-                nearest = gather(labels, nearest_uncorrupted(noise.ids, grid))
+                nearest = gather_tokens(labels, nearest_uncorrupted(noise.ids, grid))
                 copied.append(target.score(nearest, truth).cpu())
         loss, score, types, truth = map(torch.cat, zip(*parts, strict=True))
         name = target.score_name

@@ -26,7 +26,7 @@ from ssvit.evaluation.panels.online import Probing, describe, start_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import Ridge
-from ssvit.evaluation.processes import gather
+from ssvit.evaluation.processes import all_gather_results
 from ssvit.training import loop
 
 CLASSES = ("dark", "pale", "red")
@@ -211,7 +211,7 @@ class Exchanging(Evaluator):
 
     def __call__(self, objective, history=None):
         for _ in range(3):
-            shared = gather(self.work)  # as batches are
+            shared = all_gather_results(self.work)  # as batches are
             assert shared == [self.steps] * 2
             self.work()  # as a fit is
         return Evaluation(metrics={"steps": self.steps % 6})
