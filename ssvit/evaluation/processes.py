@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 class _Ended:
     """Replace the result of a process after the end or interruption of its evaluation."""
 
-    stops: bool
+    is_interrupted: bool
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -41,7 +41,7 @@ def all_gather_results(act: Callable[[], T]) -> list[T]:
 
     Raises:
         UserError: In all processes, if `act` raised it in one of them.
-        Interrupted: If another process was interrupted, see `settle`.
+        Interrupted: If another process was interrupted, see `end_evaluation`.
     """
     _, world = rank_and_world()
     if world == 1:
@@ -59,16 +59,16 @@ def all_gather_results(act: Callable[[], T]) -> list[T]:
     return results
 
 
-def settle(*, stops: bool) -> bool:
-    """Wait until all processes have ended their evaluation, and return whether any of them stops.
+def end_evaluation(*, is_interrupted: bool) -> bool:
+    """Wait until all processes have ended their evaluation, and return whether any of them was interrupted.
 
     An interrupted process calls this while other processes may be waiting in `all_gather_results`, which then raises
     Interrupted in them, upon which they call this too.
     """
     while True:
-        results = _exchange(_Ended(stops))
+        results = _exchange(_Ended(is_interrupted))
         if all(isinstance(result, _Ended) for result in results):
-            return any(result.stops for result in results)
+            return any(result.is_interrupted for result in results)
 
 
 def _exchange(value: object) -> list[Any]:

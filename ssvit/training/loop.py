@@ -27,7 +27,7 @@ from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
-from ssvit.evaluation.processes import Interrupted, settle
+from ssvit.evaluation.processes import Interrupted, end_evaluation
 from ssvit.objectives.base import Objective
 from ssvit.training import best, runtime
 from ssvit.training.estimate import clock, estimate
@@ -73,7 +73,7 @@ class Stop:
         The block must not change state that is saved. Within it, processes exchange results only through
         `evaluation.processes.all_gather_results`.
         """
-        if settle(stops=bool(self.signum)):
+        if end_evaluation(is_interrupted=bool(self.signum)):
             raise Interrupted
         with contextlib.suppress(Interrupted):
             try:
@@ -82,7 +82,7 @@ class Stop:
                     yield
             finally:
                 self._interruptible = False
-        if settle(stops=bool(self.signum)):
+        if end_evaluation(is_interrupted=bool(self.signum)):
             raise Interrupted
 
     def interrupting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
