@@ -21,13 +21,13 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.errors import OptionError, one_of, whole
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.kernels import inference
 from ssvit.kernels.inference_options import Inference, Precision
 from ssvit.loading.encoder import load_classifier, load_encoder, load_model
 from ssvit.loading.encoder_options import (
     LoadEncoder,
-    check_reading,
+    check_feature_spec,
     checked_size,
     eval_transform,
     pixel_format,
@@ -223,11 +223,11 @@ class Encoder(_Model):
         return self._read(images, PATCHES, layer)
 
     def _read(self, images: Pictures, pooling: str, layer: int | None) -> Tensor:
-        reading = Reading(layer=self.module.depth if layer is None else layer, pooling=pooling)
-        check_reading(self.checkpoint, reading)
-        frozen = Frozen(self.prepared, [reading], identity="")
+        spec = FeatureSpec(layer=self.module.depth if layer is None else layer, pooling=pooling)
+        check_feature_spec(self.checkpoint, spec)
+        frozen = Frozen(self.prepared, [spec], identity="")
         with self._context():
-            return torch.cat([frozen(batch.to(self.device))[reading.name].cpu() for batch in self._batches(images)])
+            return torch.cat([frozen(batch.to(self.device))[spec.name].cpu() for batch in self._batches(images)])
 
 
 class Prediction(NamedTuple):

@@ -44,7 +44,7 @@ def run(config: Config) -> Path | None:
     Run(options).check()
     checkpoint = options.encoder.checkpoint()
     with within("features"):
-        readings = options.features.readings(checkpoint.encoder)
+        specs = options.features.specs(checkpoint.encoder)
     if options.against is None and options.report and checkpoint.foreign:
         root = getattr(options.data.source, "root", None)
         found = runs_on(options.outputs, config.choices["data"], root, checkpoint.checksum)
@@ -68,7 +68,7 @@ def run(config: Config) -> Path | None:
 
     probes = {name: config.build(f"probes.{name}") for name in options.chosen}
     data = frozen.images(config, probes)
-    encoders = frozen.encoders_of(config, data, checkpoint, readings, others)
+    encoders = frozen.encoders_of(config, data, checkpoint, specs, others)
     splits = launch.in_all_processes(
         Recipe(precision="32-true"),  # the encoders have a precision of their own
         options.fabric,
@@ -80,7 +80,7 @@ def run(config: Config) -> Path | None:
         score(name, probe, splits[name], progress(probe.title, " feature sets")) for name, probe in probes.items()
     ]
     split = next(iter(splits.values()))  # splits of the first probe
-    feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.readings))
+    feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.feature_sets))
     standings = comparison.compare(scores, checkpoint.name)
     summary = comparison.table(scores, standings)
     start = next((other.name for other in others if other.checksum == checkpoint.manifest.get("start")), None)
@@ -92,14 +92,14 @@ def run(config: Config) -> Path | None:
         print_lines(*aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
     print_lines(*(conclusion[:1] if start else ()), *aligned(summary), *(conclusion[1:] if start else conclusion))
     if options.report:
-        by_name = {reading.name: reading for reading in readings}  # the commands do not apply to features of patches
+        by_name = {spec.name: spec for spec in specs}  # the commands do not apply to features of patches
         best = next((by_name[result.best] for result in scores if result.best in by_name), None)
         commands = [] if best is None else next_commands(best, checkpoint, config)
         written = page.write(
             folder,
             metadata=metadata,
             scores=scores,
-            readings=feature_sets,
+            feature_sets=feature_sets,
             figures={} if options.figures == "none" else figures(splits, scores, standings),
             summary=summary,
             standings=standings,
@@ -115,24 +115,24 @@ def run(config: Config) -> Path | None:
     return Path(options.output)
 
 
-def next_commands(reading: features_options.Reading, checkpoint: Checkpoint, config: Config) -> list[str]:
+def next_commands(spec: features_options.FeatureSpec, checkpoint: Checkpoint, config: Config) -> list[str]:
     """Return the commands that write the features, index them for retrieval, and fine-tune their encoder.
 
     The commands read the same images as the command of `config`.
 
     Args:
-        reading: The layer and pooling of the features.
+        spec: The layer and pooling of the features.
         checkpoint: Checkpoint of the encoder.
         config: Configuration of the command.
     """
     line, images = config.line, data_options(config)
     foreign = [option for option in line.options if option.partition("=")[0] in _FOREIGN]
     encoder = [f"checkpoint={checkpoint.path}", *foreign]
-    norm = ["features.norm=before"] if reading.norm == "before" else []
+    norm = ["features.norm=before"] if spec.norm == "before" else []
     size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
     is_default = checkpoint.describes_images and pair("image_size", size) == pair("image_size", trained)
     resized = [] if is_default else [f"image_size={quoted(size)}"]
-    features = [*encoder, f"features.layer={reading.layer}", f"features.pooling={reading.pooling}", *norm, *resized]
+    features = [*encoder, f"features.layer={spec.layer}", f"features.pooling={spec.pooling}", *norm, *resized]
     features += [option for option in images if not option.startswith("data.image_size=")]
     commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
     if config.options.encoder.loaded().channels == checkpoint.encoder["channels"]:  # the others do not convert them

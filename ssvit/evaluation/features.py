@@ -27,7 +27,7 @@ from ssvit.data.sources import decode
 from ssvit.data.sources.base import Source
 from ssvit.engine import atomic_io
 from ssvit.errors import UserError
-from ssvit.evaluation.features_options import BF16, Reading
+from ssvit.evaluation.features_options import BF16, FeatureSpec
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels import inference
 from ssvit.kernels.inference_options import Precision
@@ -81,13 +81,13 @@ class Extractor(Protocol):
 
 
 class Frozen:
-    """Extract features of an encoder at some readings.
+    """Extract features of an encoder described by some specs.
 
     Until `prepare` is called, weights may change, and the precision is that of the context.
 
     Args:
         encoder: The encoder.
-        readings: Readings, which the encoder must support.
+        specs: Descriptions of the features, which the encoder must support.
         identity: String that identifies the weights, for `cached`.
         dtype: Data type of the features.
     """
@@ -95,26 +95,26 @@ class Frozen:
     def __init__(
         self,
         encoder: Encoder,
-        readings: Sequence[Reading],
+        specs: Sequence[FeatureSpec],
         *,
         identity: str,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        for reading in readings:
-            reading.check(encoder.options)
-        self.encoder, self.readings, self.weights, self.dtype = encoder, tuple(readings), identity, dtype
+        for spec in specs:
+            spec.check(encoder.options)
+        self.encoder, self.specs, self.weights, self.dtype = encoder, tuple(specs), identity, dtype
         self.precision: Precision | None = None
         self._prepared = encoder
 
     @property
     def identity(self) -> str:
-        """Return a string that identifies the features: weights, readings and precision."""
-        return f"{self._function} {' '.join(reading.name for reading in self.readings)}"
+        """Return a string that identifies the features: weights, specs and precision."""
+        return f"{self._function} {' '.join(spec.name for spec in self.specs)}"
 
     @property
     def identities(self) -> Mapping[str, str]:
         """Return a string that identifies each feature set by its name."""
-        return {reading.name: f"{self._function} {reading.name} {self.dtype}" for reading in self.readings}
+        return {spec.name: f"{self._function} {spec.name} {self.dtype}" for spec in self.specs}
 
     @property
     def _function(self) -> str:
@@ -129,7 +129,7 @@ class Frozen:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the features of images by name of the reading.
+        """Return the features of images by name of the spec.
 
         Args:
             images: Images, (b, c, h, w), uint8 or in [0, 1].
@@ -142,7 +142,7 @@ class Frozen:
         encoder.eval()
         context = inference.autocast(self.precision, images.device) if self.precision else nullcontext()
         try:
-            chosen = {reading.layer for reading in self.readings}
+            chosen = {spec.layer for spec in self.specs}
             with context:
                 outputs: Iterable[tuple[int, Tensor]]
                 if chosen == {encoder.depth}:
@@ -150,18 +150,18 @@ class Frozen:
                 else:
                     outputs = enumerate(itertools.islice(encoder.layers(images), max(chosen)), start=1)
                 return {
-                    reading.name: self._pooled(tokens, reading, images)
+                    spec.name: self._pooled(tokens, spec, images)
                     for layer, tokens in outputs
-                    for reading in self.readings
-                    if reading.layer == layer
+                    for spec in self.specs
+                    if spec.layer == layer
                 }
         finally:
             encoder.train(mode)
 
-    def _pooled(self, outputs: Tensor, reading: Reading, images: Tensor) -> Tensor:
+    def _pooled(self, outputs: Tensor, spec: FeatureSpec, images: Tensor) -> Tensor:
         encoder = self._prepared
-        normed = encoder.norm(outputs) if reading.norm == "after" else outputs
-        return encoder.pooled(normed, reading.pooling, images).to(self.dtype)
+        normed = encoder.norm(outputs) if spec.norm == "after" else outputs
+        return encoder.pooled(normed, spec.pooling, images).to(self.dtype)
 
 
 class Pixels:

@@ -19,7 +19,7 @@ BF16: Final = "bf16"  # part of the identity of features in this precision
 
 
 @dataclass(frozen=True)
-class Reading:
+class FeatureSpec:
     """Describe outputs of an encoder that are used as features."""
 
     layer: int
@@ -41,17 +41,17 @@ class Reading:
         return f"layer{self.layer}_{self.pooling}" + ("_before_norm" if self.norm == "before" else "")
 
     def check(self, encoder: Any) -> None:
-        """Raise OptionError unless an encoder with these options supports the reading."""
+        """Raise OptionError unless an encoder with these options supports the features."""
         if self.layer > encoder.depth:
             raise OptionError("layer", self.layer, f"must be at most {encoder.depth}, the encoder's layers")
         if self.pooling not in (PATCHES, *encoder.poolings):
             raise OptionError("pooling", self.pooling, f"must be one of {', '.join(encoder.poolings)} for this encoder")
 
 
-def reading_of(name: str) -> Reading | None:
-    """Return the reading of whole images whose name is a suffix of the text, or None."""
+def spec_of(name: str) -> FeatureSpec | None:
+    """Return the description of features of whole images whose name is a suffix of the text, or None."""
     match = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
-    return match and Reading(int(match[1]), match[2], "before" if match[3] else "after")
+    return match and FeatureSpec(int(match[1]), match[2], "before" if match[3] else "after")
 
 
 def precision_of(identity: str) -> Precision:
@@ -91,14 +91,14 @@ class Features(Outputs):
     ] = "last"
     """Layer: last, a number counted from 1, a list of numbers, or all."""
 
-    def readings(self, encoder: Mapping[str, Any]) -> list[Reading]:
-        """Return the readings of an encoder.
+    def specs(self, encoder: Mapping[str, Any]) -> list[FeatureSpec]:
+        """Return the descriptions of the features of an encoder, one for each layer.
 
         Args:
             encoder: Arguments of the encoder.
 
         Raises:
-            OptionError: If the encoder does not support a reading.
+            OptionError: If the encoder does not support the features.
         """
         options = options_from(encoder)
         last = options.depth
@@ -106,7 +106,7 @@ class Features(Outputs):
             numbers = [last] if self.layer == "last" else list(range(1, last + 1))
         else:
             numbers = [self.layer] if isinstance(self.layer, int) else list(self.layer)
-        readings = [Reading(number, self.pooling or options.pooling, self.norm) for number in numbers]
-        for reading in readings:
-            reading.check(options)
-        return readings
+        specs = [FeatureSpec(number, self.pooling or options.pooling, self.norm) for number in numbers]
+        for spec in specs:
+            spec.check(options)
+        return specs

@@ -194,12 +194,12 @@ class LoadClassifier(Reference):
         self.loaded()
 
 
-def check_reading(checkpoint: Checkpoint, reading: object) -> None:
-    """Check that the features of a reading are outputs of the checkpoint.
+def check_feature_spec(checkpoint: Checkpoint, spec: object) -> None:
+    """Check that the described features are outputs of the checkpoint.
 
     Args:
         checkpoint: The checkpoint, or an exported graph, which returns one kind of features.
-        reading: A `ssvit.evaluation.features_options.Reading`.
+        spec: A `ssvit.evaluation.features_options.FeatureSpec`.
 
     Raises:
         OptionError: An exported graph returns other features.
@@ -208,7 +208,7 @@ def check_reading(checkpoint: Checkpoint, reading: object) -> None:
         return
     encoder = options_from(checkpoint.encoder)
     for name, expected in (("layer", encoder.depth), ("pooling", encoder.pooling), ("norm", "after")):
-        if (value := getattr(reading, name)) != expected:
+        if (value := getattr(spec, name)) != expected:
             raise OptionError(name, value, f"must be {expected}: the exported graph returns no other features")
 
 

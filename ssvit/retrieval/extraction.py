@@ -14,9 +14,9 @@ from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
-from ssvit.evaluation.features_options import AUTO, Features, Reading, precision_of, reading_of, size_of
+from ssvit.evaluation.features_options import AUTO, Features, FeatureSpec, precision_of, size_of, spec_of
 from ssvit.evaluation.report.folder import report_for
-from ssvit.loading.encoder_options import LoadEncoder, check_reading, checked_size, eval_transform, pixel_format
+from ssvit.loading.encoder_options import LoadEncoder, check_feature_spec, checked_size, eval_transform, pixel_format
 from ssvit.loading.finding import NEWEST, find
 from ssvit.loading.pretrained import size_of_images
 from ssvit.retrieval.options import Pictures, encoder_of
@@ -60,10 +60,10 @@ class Extraction:
             layer, origin = chosen.layer if chosen else "last", f" ({origin})"
         with within("features"):
             features = Features(layer=layer, pooling=pooling or (chosen.pooling if chosen else None), norm=norm)
-            (self.reading,) = features.readings(self.checkpoint.encoder)
-            check_reading(self.checkpoint, self.reading)
+            (self.spec,) = features.specs(self.checkpoint.encoder)
+            check_feature_spec(self.checkpoint, self.spec)
         depth = self.checkpoint.encoder.get("depth", 1)
-        say(f"features: layer {self.reading.layer} of {depth}, {self.reading.pooling}{origin}")
+        say(f"features: layer {self.spec.layer} of {depth}, {self.spec.pooling}{origin}")
         self._trained_size = pair("image_size", self.checkpoint.encoder["image_size"])
         self.image_size = checked_size(self.checkpoint, self._size(config, store))
         self.transform = eval_transform(self.checkpoint).for_size(self.image_size)
@@ -84,15 +84,14 @@ class Extraction:
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)
 
-    def _chosen(self, config: Config, store: str | None) -> tuple[Reading | None, str]:
-        """Return the reading of the store, or that chosen by the first probe of an evaluation, and its origin.
+    def _chosen(self, config: Config, store: str | None) -> tuple[FeatureSpec | None, str]:
+        """Return the spec of the store, or that chosen by the first probe of an evaluation, and its origin.
 
-        The reading is None if there is neither; the command then uses the last layer with the encoder's default
-        pooling.
+        The spec is None if there is neither; the command then uses the last layer with the encoder's default pooling.
         """
         requested, checksum = self.options.features, self.checkpoint.checksum
         if self.stored:
-            return reading_of(self.stored), f"as in {store}"
+            return spec_of(self.stored), f"as in {store}"
         if requested.layer != AUTO:
             return None, ""
         if self.checkpoint.graph is not None:
@@ -100,11 +99,11 @@ class Extraction:
         file = report_for(self.checkpoint, config)
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             report, _ = read_json(file)
-            readings = (reading_of(probe["best"]) for probe in report["measured"])
-            reading = next(filter(None, readings), None)
-            same_features = reading and reading.norm == requested.norm and requested.pooling in (None, reading.pooling)
+            specs = (spec_of(probe["best"]) for probe in report["measured"])
+            spec = next(filter(None, specs), None)
+            same_features = spec and spec.norm == requested.norm and requested.pooling in (None, spec.pooling)
             if same_features and report["metadata"]["checksum"] == checksum:
-                return reading, f"chosen by {file}"
+                return spec, f"chosen by {file}"
         return None, "the last: `ssvit evaluate` has not chosen a layer of this checkpoint"
 
     def _normalization(self, typed: Collection[str]) -> dict[str, Any]:
@@ -168,7 +167,7 @@ class Extraction:
             identity, precision = f"{identity} {of_graph}", 32
         elif precision == "auto" and self.stored:
             precision = precision_of(self.stored)
-        frozen = Frozen(encoder, [self.reading], identity=identity)
+        frozen = Frozen(encoder, [self.spec], identity=identity)
         frozen.prepare(device, resolved(precision, device))
         print_lines(f"precision: {of_graph or frozen.precision}")
         return Describer(frozen, self.transform.build(), options.batch_size, options.workers)

@@ -112,7 +112,7 @@ class Fixed(Probe):
 
 def test_layers_are_chosen_without_test_labels_or_else_the_last(split):
     values = dict.fromkeys(("layer1", "layer2", "layer3", "pixels"), split.train.values["pixels"])
-    layers = replace(split, readings=("layer1", "layer2", "layer3"), train=replace(split.train, values=values),
+    layers = replace(split, feature_sets=("layer1", "layer2", "layer3"), train=replace(split.train, values=values),
                      test=replace(split.test, values=dict(values)))  # fmt: skip
     probe = Fixed((0.5, (3, -1.0)), (0.4, (3, -0.5)), (0.9, (2, -0.1)), (0.2, None))
     found = score("mine", probe, layers, quiet)

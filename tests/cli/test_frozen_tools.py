@@ -18,7 +18,7 @@ from ssvit.data.sources.synthetic import synthetic
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.sgd import Sgd
@@ -62,7 +62,7 @@ def expected(run):
     untrained = ViT(vit_options.ViT(**manifest.read(path)["encoder"]))
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
     data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32))
-    asked = [Reading(1), Reading(2)]
+    asked = [FeatureSpec(1), FeatureSpec(2)]
     found = []
     for source in (data.train, data.test):
         values = {}

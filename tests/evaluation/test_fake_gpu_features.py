@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ssvit.evaluation.duplicates import Grey, Thumbnails
 from ssvit.evaluation.features import Frozen, PatchPixels, Pixels
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import Stem, ViT
 
@@ -41,14 +41,14 @@ def on_a_fake_gpu(function, shape, model=None):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_features_of_an_encoder_stay_on_the_gpu(name):
     model = encoder(name)
-    readings = [
-        Reading(layer, pooling, norm)
+    specs = [
+        FeatureSpec(layer, pooling, norm)
         for layer in (1, model.options.depth)
         for pooling in (*model.options.poolings, "patches")
         for norm in ("after", "before")
     ]
     shape = (3, 3, *model.image_size)
-    frozen = Frozen(model, readings, identity="")
+    frozen = Frozen(model, specs, identity="")
     expected = {name: value.shape for name, value in frozen(torch.zeros(shape, dtype=torch.uint8)).items()}
     features = on_a_fake_gpu(frozen, shape, model)
     assert {name: value.shape for name, value in features.items()} == expected
@@ -70,4 +70,4 @@ def test_a_tensor_on_the_cpu_is_an_error():
     pooled = model.pooled
     model.pooled = lambda outputs, *rest: pooled(outputs + torch.ones(32), *rest)
     with pytest.raises(RuntimeError):
-        on_a_fake_gpu(Frozen(model, [Reading(1)], identity=""), (3, 3, 16, 16), model)
+        on_a_fake_gpu(Frozen(model, [FeatureSpec(1)], identity=""), (3, 3, 16, 16), model)

@@ -15,7 +15,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Frozen, Pixels, cached, extract
-from ssvit.evaluation.features_options import Features, Reading, reading_of
+from ssvit.evaluation.features_options import Features, FeatureSpec, spec_of
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 
@@ -32,8 +32,8 @@ def vit(seed=0, **changes):
     return encoder
 
 
-def readings(encoder, **options):
-    return Features(**options).readings(encoder.arguments)
+def specs(encoder, **options):
+    return Features(**options).specs(encoder.arguments)
 
 
 def images(count=10, seed=0, labels=True):
@@ -60,27 +60,27 @@ def walked(encoder, source, layer):
 def test_features_are_those_of_the_blocks(special, norm):
     encoder, source = vit(**{"pooling": "patch_mean", **special}), images()
     poolings = ("patch_mean", "class_token", "both") if encoder.num_prefix_tokens else ("patch_mean",)
-    asked = [Reading(layer, pooling, norm) for layer in (1, 3) for pooling in poolings]
+    asked = [FeatureSpec(layer, pooling, norm) for layer in (1, 3) for pooling in poolings]
     found = extract(Frozen(encoder, asked, identity="x"), source, CROP, batch_size=4).values
-    assert list(found) == [reading.name for reading in asked]
-    for reading in asked:
-        tokens = walked(encoder, source, reading.layer)[norm == "after"]
+    assert list(found) == [spec.name for spec in asked]
+    for spec in asked:
+        tokens = walked(encoder, source, spec.layer)[norm == "after"]
         patches, first = tokens[:, encoder.num_prefix_tokens :].mean(1), tokens[:, 0]
-        right = {"patch_mean": patches, "class_token": first, "both": torch.cat([first, patches], 1)}[reading.pooling]
-        torch.testing.assert_close(found[reading.name], right, rtol=1e-5, atol=1e-5)
-        assert found[reading.name].dtype == torch.float32
+        right = {"patch_mean": patches, "class_token": first, "both": torch.cat([first, patches], 1)}[spec.pooling]
+        torch.testing.assert_close(found[spec.name], right, rtol=1e-5, atol=1e-5)
+        assert found[spec.name].dtype == torch.float32
 
 
 def test_layers_beyond_the_last_that_is_read_are_not_computed():
     encoder = vit()
     encoder.blocks[2].register_forward_hook(lambda *call: pytest.fail("computed"))
-    extract(Frozen(encoder, [Reading(2)], identity="x"), images(), CROP)
+    extract(Frozen(encoder, [FeatureSpec(2)], identity="x"), images(), CROP)
 
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_features_are_read_in_eval_mode_and_the_mode_is_put_back(mode):
     encoder = vit()
-    function = Frozen(encoder, [Reading(3)], identity="x")
+    function = Frozen(encoder, [FeatureSpec(3)], identity="x")
     right = function(images().in_memory)
     encoder.train(mode)
     found = function(images().in_memory)
@@ -110,34 +110,34 @@ def test_large_images_are_averaged_as_pixels():
 def test_features_that_are_not_finite_are_refused():
     encoder = vit()
     encoder.blocks[1].contract.bias.data[0] = math.nan
-    extract(Frozen(encoder, [Reading(1)], identity="x"), images(), CROP)
+    extract(Frozen(encoder, [FeatureSpec(1)], identity="x"), images(), CROP)
     with pytest.raises(UserError, match="layer2_patch_mean: some features are not finite"):
-        extract(Frozen(encoder, [Reading(1), Reading(2)], identity="x"), images(), CROP)
+        extract(Frozen(encoder, [FeatureSpec(1), FeatureSpec(2)], identity="x"), images(), CROP)
 
 
 def test_what_options_mean():
     encoder = vit()
-    assert readings(encoder) == [Reading(3, "class_token", "after")]
-    assert readings(vit(pooling="patch_mean")) == [Reading(3, "patch_mean", "after")]
-    assert readings(encoder, pooling="patch_mean") == [Reading(3, "patch_mean", "after")]
-    assert readings(encoder, layer="all", pooling="both") == [Reading(layer, "both") for layer in (1, 2, 3)]
-    assert readings(encoder, layer=[3, 1], norm="before") == [Reading(n, "class_token", "before") for n in (3, 1)]
-    named = [Reading(layer, pooling, norm) for layer in (1, 12) for norm in ("after", "before")
+    assert specs(encoder) == [FeatureSpec(3, "class_token", "after")]
+    assert specs(vit(pooling="patch_mean")) == [FeatureSpec(3, "patch_mean", "after")]
+    assert specs(encoder, pooling="patch_mean") == [FeatureSpec(3, "patch_mean", "after")]
+    assert specs(encoder, layer="all", pooling="both") == [FeatureSpec(layer, "both") for layer in (1, 2, 3)]
+    assert specs(encoder, layer=[3, 1], norm="before") == [FeatureSpec(n, "class_token", "before") for n in (3, 1)]
+    named = [FeatureSpec(layer, pooling, norm) for layer in (1, 12) for norm in ("after", "before")
              for pooling in ("patch_mean", "class_token", "both")]  # fmt: skip
     assert len({one.name for one in named}) == 12
-    assert [reading_of(f"seal {one.name}") for one in named] == named
-    assert reading_of("pixels") is reading_of("layer2_patches") is reading_of("layer0_both") is None
+    assert [spec_of(f"seal {one.name}") for one in named] == named
+    assert spec_of("pixels") is spec_of("layer2_patches") is spec_of("layer0_both") is None
     for options, name in (
         ({"layer": 4}, "layer=4"), ({"layer": 0}, "layer=0"), ({"layer": "first"}, "layer=first"),
         ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=true"),
         ({"pooling": "max"}, "pooling=max"), ({"norm": "no"}, "norm=no"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=name):
-            readings(encoder, **options)
+            specs(encoder, **options)
     with pytest.raises(OptionError, match=r"pooling=both: .*patch_mean"):
-        readings(vit(class_token=False, pooling="patch_mean"), pooling="both")
+        specs(vit(class_token=False, pooling="patch_mean"), pooling="both")
     with pytest.raises(OptionError, match="layer=4: must be at most 3"):
-        Frozen(encoder, [Reading(4)], identity="x")
+        Frozen(encoder, [FeatureSpec(4)], identity="x")
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def counted(monkeypatch):
 
 def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
     encoder, source, folder = vit(), images(), tmp_path / "deep" / "cache"
-    function = Frozen(encoder, [Reading(1), Reading(3)], identity="seal")
+    function = Frozen(encoder, [FeatureSpec(1), FeatureSpec(3)], identity="seal")
     first = cached(folder, function, source, CROP, transform_options=VIEW)
     again = cached(folder, function, source, CROP, transform_options=VIEW, batch_size=3)
     assert len(counted) == 1
@@ -164,17 +164,17 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
         found = cached(folder, function, source, crop, transform_options=transform_options, **options)
         return len(counted) > before, found
 
-    assert missed(function=Frozen(vit(1), [Reading(1), Reading(3)], identity="other"))[0]
-    assert missed(function=Frozen(encoder, [Reading(1), Reading(3, "both")], identity="seal"))[0]
-    for asked in ([Reading(3)], [Reading(3, "both"), Reading(3), Reading(1)]):
+    assert missed(function=Frozen(vit(1), [FeatureSpec(1), FeatureSpec(3)], identity="other"))[0]
+    assert missed(function=Frozen(encoder, [FeatureSpec(1), FeatureSpec(3, "both")], identity="seal"))[0]
+    for asked in ([FeatureSpec(3)], [FeatureSpec(3, "both"), FeatureSpec(3), FeatureSpec(1)]):
         is_missed, found = missed(function=Frozen(encoder, asked, identity="seal"))
         assert not is_missed
-        assert list(found.values) == [reading.name for reading in asked]
+        assert list(found.values) == [spec.name for spec in asked]
         assert found.values[asked[-1].name].equal(first.values[asked[-1].name])
     assert missed(function=Pixels())[0]
     assert missed(source=images(seed=1))[0]
     assert missed(transform_options={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]
-    halved = Frozen(encoder, [Reading(1), Reading(3)], identity="seal")
+    halved = Frozen(encoder, [FeatureSpec(1), FeatureSpec(3)], identity="seal")
     halved.prepare(torch.device("cpu"), "bf16")
     assert missed(function=halved)[0]
     assert not missed()[0]
@@ -188,7 +188,7 @@ def test_features_of_replaced_files_or_of_another_decoding_are_computed(tmp_path
     paths = [str(put(tmp_path / "images" / f"{number}.bmp", picture(number, "BMP", (8, 8)))) for number in range(3)]
 
     def found():
-        function = Frozen(vit(), [Reading(3)], identity="seal")
+        function = Frozen(vit(), [FeatureSpec(3)], identity="seal")
         (values,) = cached(tmp_path / "cache", function, Files(paths), CROP, transform_options=VIEW).values.values()
         return values
 
@@ -203,7 +203,7 @@ def test_features_of_replaced_files_or_of_another_decoding_are_computed(tmp_path
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty"])
 def test_a_damaged_file_is_made_anew(tmp_path, counted, damage):
-    function, source = Frozen(vit(), [Reading(3)], identity="seal"), images()
+    function, source = Frozen(vit(), [FeatureSpec(3)], identity="seal"), images()
     right = cached(tmp_path, function, source, CROP, transform_options=VIEW)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()

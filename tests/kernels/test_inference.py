@@ -7,7 +7,7 @@ import torch
 
 from ssvit.engine import private
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.kernels import accelerate, inference, operators
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
@@ -90,7 +90,7 @@ def test_packed_weights_change_no_bit_and_are_not_used_after_a_change(model, bui
 
 
 def test_features_are_named_by_their_precision(model):
-    frozen = Frozen(model, [Reading(1)], identity="seal")
+    frozen = Frozen(model, [FeatureSpec(1)], identity="seal")
     float32 = frozen(IMAGES)
     names = [(frozen.identity, *frozen.identities.values())]
     for precision in (32, "bf16"):
@@ -103,4 +103,4 @@ def test_features_are_named_by_their_precision(model):
     assert not set(names[1]) & set(names[2])
     with torch.autocast("cpu", torch.bfloat16):
         frozen.prepare(CPU, 32)
-        assert frozen(IMAGES)[frozen.readings[0].name].equal(float32[frozen.readings[0].name])
+        assert frozen(IMAGES)[frozen.specs[0].name].equal(float32[frozen.specs[0].name])

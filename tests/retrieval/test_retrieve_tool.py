@@ -238,7 +238,7 @@ def extracted(*options: str, store: Path | None = None) -> Extraction:
 
 
 @pytest.mark.parametrize(
-    ("best", "step", "options", "reading"),
+    ("best", "step", "options", "spec"),
     [
         ("layer1_patch_mean", 6, [], "layer1_patch_mean"),
         ("layer1_patch_mean", 6, ["features.layer=last"], "layer2_patch_mean"),
@@ -255,13 +255,13 @@ def extracted(*options: str, store: Path | None = None) -> Extraction:
     ],
 )
 def test_the_layer_is_that_of_an_evaluation_of_the_same_checkpoint_and_features(
-    work, monkeypatch, best, step, options, reading
+    work, monkeypatch, best, step, options, spec
 ):
     monkeypatch.chdir(work)
     evaluated(work, best, step)
-    assert extracted(*options).reading.name == reading
-    assert extracted(*options, store=work / "store").reading.layer == (
-        2 if step == 6 else int(reading[5])  # the layer of the store, if it is of the same checkpoint
+    assert extracted(*options).spec.name == spec
+    assert extracted(*options, store=work / "store").spec.layer == (
+        2 if step == 6 else int(spec[5])  # the layer of the store, if it is of the same checkpoint
     )
 
 
@@ -270,12 +270,12 @@ def test_the_layer_is_that_of_the_evaluation_on_the_data_set(work, monkeypatch):
     own = evaluated(work, "layer2_patch_mean")
     other = evaluated(work, "layer1_patch_mean").rename(put(own.parent / "pictures" / "report.json"))
     images = f"data={put(work / 'pictures' / 'a.png', picture(0)).parent}"
-    assert extracted().reading.layer == 1  # there is no other report
+    assert extracted().spec.layer == 1  # there is no other report
     evaluated(work, "layer2_patch_mean")
-    assert extracted().reading.layer == 2
-    assert extracted(images).reading.layer == 1
+    assert extracted().spec.layer == 2
+    assert extracted(images).spec.layer == 1
     other.unlink()
-    assert extracted(images).reading.layer == 2
+    assert extracted(images).spec.layer == 2
     own.unlink()
 
 
@@ -284,7 +284,7 @@ def test_without_a_readable_report_the_layer_is_the_last(work, monkeypatch, cont
     monkeypatch.chdir(work)
     report = evaluated(work, "layer1_patch_mean")
     report.unlink() if content is None else report.write_text(content)
-    assert extracted().reading.layer == 2
+    assert extracted().spec.layer == 2
 
 
 def test_a_data_set_is_stored_and_queried_like_pictures(work, tool):

@@ -48,13 +48,13 @@ class LabelFree(HeldOut):
         if sum(len(images) for images, _ in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured: requires at least two held-out images"])
         encoder = objective.backbone()
-        readings = features_options.Features(layer="all").readings(encoder.arguments)
-        frozen, device = Frozen(encoder, readings, identity=""), next(encoder.parameters()).device
+        specs = features_options.Features(layer="all").specs(encoder.arguments)
+        frozen, device = Frozen(encoder, specs, identity=""), next(encoder.parameters()).device
         parts = [frozen(images.to(device)) for images, _ in self.batches]
         metrics: dict[str, float] = {}
-        for reading in readings:
-            of_layer = measure(torch.cat([part[reading.name].cpu() for part in parts]).double())
-            metrics |= {f"{name}_layer{reading.layer}": value for name, value in of_layer.items()} | of_layer
+        for spec in specs:
+            of_layer = measure(torch.cat([part[spec.name].cpu() for part in parts]).double())
+            metrics |= {f"{name}_layer{spec.layer}": value for name, value in of_layer.items()} | of_layer
         if history is None:
             return Evaluation(metrics=metrics)
         warnings = warn(metrics, history)

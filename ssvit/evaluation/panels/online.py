@@ -150,7 +150,7 @@ class Probing(PlottingEvaluator):
         standard error. Metrics are NaN if features are not finite.
         """
         encoder = objective.backbone()
-        layers = features_options.Features(layer="all").readings(encoder.arguments)
+        layers = features_options.Features(layer="all").specs(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
         metrics |= {"chance": self._chance[False], **self._pixels}
         of_chance = ((probe.name, self._chance[probe.is_balanced]) for probe in self.probes if probe.is_accuracy)

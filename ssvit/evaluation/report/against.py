@@ -9,7 +9,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, pair, within
 from ssvit.evaluation.baselines import PIXELS, RANDOM
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.evaluation.report.options import Evaluate
 from ssvit.loading.encoder_options import LoadEncoder, pixel_format
 
@@ -21,13 +21,13 @@ class Other:
     Attributes:
         name: Name of the encoder.
         loading: Options of the encoder.
-        readings: Readings of its features.
+        specs: Descriptions of its features.
         source: Options of the data set, whose files are decoded in the pixel format of the encoder.
     """
 
     name: str
     loading: LoadEncoder
-    readings: Sequence[Reading]
+    specs: Sequence[FeatureSpec]
     source: Any
 
     @property
@@ -43,7 +43,7 @@ class Other:
     @property
     def metadata(self) -> dict[str, Any]:
         """Return path, image size and features of the encoder as plain data."""
-        layers, pooling = [reading.layer for reading in self.readings], self.readings[-1].pooling
+        layers, pooling = [spec.layer for spec in self.specs], self.specs[-1].pooling
         size = list(self.image_size)
         return {"path": str(self.loading.path), "image_size": size, "pooling": pooling, "layers": layers}
 
@@ -89,8 +89,8 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
         name = checkpoint.name if count[checkpoint.name] == 1 else str(checkpoint.path)
         try:
             with within("features"):
-                readings = options.features.readings(checkpoint.encoder | loading.changes)
+                specs = options.features.specs(checkpoint.encoder | loading.changes)
         except OptionError as error:
             raise OptionError(error.name, error.value, f"{error.expectation} ({name})") from None
-        compared.append(Other(name, loading, readings, decoded))
+        compared.append(Other(name, loading, specs, decoded))
     return compared

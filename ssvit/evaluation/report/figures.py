@@ -48,8 +48,8 @@ def figures(splits: Mapping[str, Split], scores: Sequence[Scores], standings: Se
         described["side_by_side"] = side_by_side(standings)
     if of_images:
         split = splits[of_images[0].probe]
-        if len(split.readings) > 1:
-            described["by_layer"] = by_layer(of_images, split.readings)
+        if len(split.feature_sets) > 1:
+            described["by_layer"] = by_layer(of_images, split.feature_sets)
         for result in of_images:
             if result.predictions is not None and not split.is_multi_label:
                 described["confusion"] = confusion(split, result.predictions, f"{result.title} on {result.best}")
@@ -74,28 +74,28 @@ def side_by_side(standings: Sequence[Standing]) -> Intervals:
     )
 
 
-def by_layer(scores: Sequence[Scores], readings: Sequence[str]) -> Plot:
+def by_layer(scores: Sequence[Scores], feature_sets: Sequence[str]) -> Plot:
     """Plot the last column of each probe over the layers.
 
     The title states the layer chosen without test labels, and its difference from the last layer in percentage points.
 
     Args:
         scores: Results of the probes.
-        readings: Feature sets of the encoder, in the order of layers.
+        feature_sets: Feature sets of the encoder, in the order of layers.
     """
-    layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in readings}  # layer3_patch_mean: 3
+    layers = {name: int(name.removeprefix("layer").split("_")[0]) for name in feature_sets}  # layer3_patch_mean: 3
     panels = []
     for result in scores:
         values = {name: 100 * row[-1] for name, row in result.values.items()}
-        untrained = [name for name in readings if RANDOM_PREFIX + name in values]
+        untrained = [name for name in feature_sets if RANDOM_PREFIX + name in values]
         lines = (
-            Line([*layers.values()], [values[name] for name in readings], "encoder"),
+            Line([*layers.values()], [values[name] for name in feature_sets], "encoder"),
             Line(
                 [layers[name] for name in untrained], [values[RANDOM_PREFIX + name] for name in untrained],
                 "random weights", "replaced", "--",
             ),
         )  # fmt: skip
-        gain = values[result.best] - values[readings[-1]]
+        gain = values[result.best] - values[feature_sets[-1]]
         title = f"{result.title}\nlayer {layers[result.best]} chosen, {gain:+.1f} points from the last"
         levels = (Level(values.get(PIXELS), "pixels", ":", ""), chance(result.chance, "ignoring the image"))
         panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))

@@ -24,7 +24,7 @@ from ssvit.errors import UserError, print_lines, within
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.evaluation.leakage import Fingerprints, overlap
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.against import Other
@@ -117,7 +117,7 @@ def features_of_probes(
 
     Returns:
         Feature sets by probe. All probes of whole images share one feature set, which comes first. Each probe of
-        patches has its own, of the last reading only: patch features of all layers would not fit into memory.
+        patches has its own, of the last layer only: patch features of all layers would not fit into memory.
     """
     of_images = [name for name, probe in probes.items() if probe.features != PATCHES]
     paired = options.duplicates and options.report  # near-duplicates are reported once, for the first probe's split
@@ -149,7 +149,7 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
 
 
 def encoders_of(
-    config: Config, data: Data, checkpoint: Checkpoint, readings: Sequence[Reading], others: Sequence[Other]
+    config: Config, data: Data, checkpoint: Checkpoint, specs: Sequence[FeatureSpec], others: Sequence[Other]
 ) -> list[Evaluated]:
     """Return the encoder of the checkpoint, the baselines, and the encoders for comparison.
 
@@ -157,12 +157,12 @@ def encoders_of(
         config: Configuration of the evaluation.
         data: The images, as `images` returns them.
         checkpoint: The evaluated checkpoint.
-        readings: Readings of its features.
+        specs: Descriptions of its features.
         others: Encoders for comparison.
     """
 
-    def frozen(encoder: Encoder, readings: Sequence[Reading], weights: str) -> Frozen:
-        return Frozen(encoder, readings, identity=json.dumps([weights, encoder.arguments]))
+    def frozen(encoder: Encoder, specs: Sequence[FeatureSpec], weights: str) -> Frozen:
+        return Frozen(encoder, specs, identity=json.dumps([weights, encoder.arguments]))
 
     def built(options: Options) -> Encoder:
         torch.manual_seed(key(0, "weights"))
@@ -173,17 +173,17 @@ def encoders_of(
     options: Evaluate = config.options
     view, source = options.data.view, options.data.source
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
-    function = frozen(built(options.encoder), readings, weights)
+    function = frozen(built(options.encoder), specs, weights)
     encoders = [Evaluated(OWN, "", function, view, source, data, checkpoint.run_folder)]
     if options.baselines:
         weights = f"random weights of torch {torch.__version__}"
-        untrained = frozen(built(options.encoder.loaded()), readings, weights)
+        untrained = frozen(built(options.encoder.loaded()), specs, weights)
         encoders.append(Evaluated(RANDOM, RANDOM_PREFIX, untrained, view, source, data))
         encoders.append(Evaluated(PIXELS, PIXELS, Pixels(), view, source, data))
     for other in others:
         encoder = load_encoder(other.loading.changed(announce=True))
         weights = f"{other.checksum}, resized as {other.loading.resize}"
-        function, folder = frozen(encoder, other.readings, weights), other.loading.checkpoint().run_folder
+        function, folder = frozen(encoder, other.specs, weights), other.loading.checkpoint().run_folder
         sized, images = view.for_size(other.image_size), data
         if other.source != source:
             images = _fewer(other.source.build(), options.train_images, options.test_images)
@@ -192,7 +192,7 @@ def encoders_of(
 
 
 def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -> Extractor:
-    """Return an extractor of patch features: an encoder's last reading, or the pixels of patches.
+    """Return an extractor of patch features: an encoder's last layer, or the pixels of patches.
 
     Args:
         function: Extractor of whole images.
@@ -200,7 +200,7 @@ def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -
         dtype: Data type of the features.
     """
     if isinstance(function, Frozen):
-        last = max(function.readings, key=lambda reading: reading.layer)
+        last = max(function.specs, key=lambda spec: spec.layer)
         return Frozen(function.encoder, [replace(last, pooling=PATCHES)], identity=function.weights, dtype=dtype)
     assert isinstance(evaluated.function, Frozen)
     return PatchPixels(evaluated.function.encoder.patch_size, dtype)
@@ -223,8 +223,8 @@ def _split(
         masked: Whether to read segmentation masks.
         paired: Whether to detect near-duplicates and images of the pre-training.
     """
-    reading: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
-    loading: dict[str, Any] = {**reading, "batch_size": options.batch_size, "device": device}
+    file_options: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
+    loading: dict[str, Any] = {**file_options, "batch_size": options.batch_size, "device": device}
     precision = resolved(options.precision, device)
 
     def extracted(encoder: Evaluated, which: str) -> FeatureSets:
@@ -264,7 +264,7 @@ def _split(
         def grey(which: str, rows: Tensor) -> Tensor:
             sets = train if which == "train" else test
             source = sets.source.take(sets.indices[rows])
-            return extract(Grey(), source, evaluated.view.build(), **reading).values["grey"]
+            return extract(Grey(), source, evaluated.view.build(), **file_options).values["grey"]
 
         pairs = duplicates(of_train, of_test, grey)
         for encoder in encoders:
@@ -274,7 +274,7 @@ def _split(
                 shown, known = (of_split.values["fingerprints"].numpy() for of_split in joined)
                 overlaps[encoder.name] = overlap(record, shown, known, pairs)
     return Split(
-        readings=tuple(evaluated.function.identities),
+        feature_sets=tuple(evaluated.function.identities),
         train=train,
         test=test,
         eval_transform=evaluated.view.build(),

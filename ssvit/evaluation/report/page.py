@@ -122,21 +122,23 @@ def data(metadata: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def scores_table(result: Scores, readings: Sequence[str]) -> list[list[str]]:
+def scores_table(result: Scores, feature_sets: Sequence[str]) -> list[list[str]]:
     """Return the results of a probe as headings and one row for each feature set.
 
     Args:
         result: Results of the probe.
-        readings: Names of the feature sets of the encoder, which come first.
+        feature_sets: Names of the feature sets of the encoder, which come first.
     """
-    names = sorted(result.values, key=lambda name: readings.index(name) if name in readings else len(readings))
+    names = sorted(
+        result.values, key=lambda name: feature_sets.index(name) if name in feature_sets else len(feature_sets)
+    )
     rows = ([name, *map(percent, result.values[name], result.deviations[name])] for name in names)
     return [["%", *result.columns], *rows]
 
 
-def choice(result: Scores, readings: Sequence[str]) -> str:
-    """Return a sentence on how the feature set of the encoder was chosen among its feature sets, `readings`."""
-    if sum(name in readings for name in result.values) == 1:
+def choice(result: Scores, feature_sets: Sequence[str]) -> str:
+    """Return a sentence on how the feature set of the encoder was chosen among `feature_sets`."""
+    if sum(name in feature_sets for name in result.values) == 1:
         return f"Features: {result.best}."
     return f"Features: {result.best}, chosen by {result.chosen_by}, without test labels."
 
@@ -146,7 +148,7 @@ def write(
     *,
     metadata: Mapping[str, Any],
     scores: Sequence[Scores],
-    readings: Sequence[str],
+    feature_sets: Sequence[str],
     figures: Mapping[str, Figure],
     summary: Sequence[Sequence[str]],
     standings: Sequence[Standing],
@@ -159,7 +161,7 @@ def write(
         folder: Folder of the report.
         metadata: Metadata of the evaluation, see `metadata_of`.
         scores: Results of the probes.
-        readings: Names of the feature sets of the encoder.
+        feature_sets: Names of the feature sets of the encoder.
         figures: Figures by name.
         summary: Table of the results, see `comparison.table`.
         standings: Comparison of the encoders.
@@ -174,7 +176,7 @@ def write(
     numbers = {
         "headline": " ".join(conclusion),
         "metadata": metadata,
-        "own": readings,
+        "own": feature_sets,
         "measured": [
             {"measure": result.probe} | {key: value for key, value in vars(result).items() if key not in _UNWRITTEN}
             for result in scores

@@ -25,7 +25,7 @@ class Split:
     """Store the feature sets of the training and of the test images; both have the same names.
 
     Attributes:
-        readings: Feature sets of the evaluated encoder, in the order of layers.
+        feature_sets: Feature sets of the evaluated encoder, in the order of layers.
         train: Features of the training images.
         test: Features of the test images.
         eval_transform: Transform of the evaluated encoder.
@@ -37,7 +37,7 @@ class Split:
         display: Conversion to RGB images.
     """
 
-    readings: tuple[str, ...]
+    feature_sets: tuple[str, ...]
     train: FeatureSets
     test: FeatureSets
     eval_transform: EvalTransform
@@ -132,14 +132,14 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
     Raises:
         UserError: If the probe cannot be computed.
     """
-    encoders = {OWN: split.readings, **split.others}
+    encoders = {OWN: split.feature_sets, **split.others}
     among_several = {features for sets in encoders.values() for features in sets if len(sets) > 1}
     results: dict[str, Result] = {}
     for features in split.train.values:
         choose = features in among_several
         results[features] = probe(split.train[features], split.test[features], choose=choose)
         progress(len(results), len(split.train.values))
-    is_known = all(results[features].choice is not None for features in split.readings)
+    is_known = all(results[features].choice is not None for features in split.feature_sets)
     chosen = {
         encoder: max(sets, key=lambda name: results[name].choice or ()) if is_known and len(sets) > 1 else sets[-1]
         for encoder, sets in encoders.items()

@@ -40,7 +40,7 @@ def test_each_layer_of_the_backbone_is_measured():
     evaluator = build("label_free")
     metrics = evaluator(objective).metrics
     encoder = objective.backbone()
-    layers = Features(layer="all").readings(encoder.arguments)
+    layers = Features(layer="all").specs(encoder.arguments)
     features = Frozen(encoder, layers, identity="")(torch.cat([images for images, _ in evaluator.batches]))
     for layer in layers:
         for name, value in measure(features[layer.name].double()).items():

@@ -138,7 +138,7 @@ def test_the_features_are_those_of_the_checkpoint(tmp_path, precision, pooling):
     probes = {"probe": probing({"recorder": recorder})}
     tiny.train(tmp_path, objective=objective, evaluators=probes, precision=precision)
     encoder = tiny.loaded(tmp_path / "step_00000012")
-    function = Frozen(encoder, features_options.Features(layer="all").readings(encoder.arguments), identity="")
+    function = Frozen(encoder, features_options.Features(layer="all").specs(encoder.arguments), identity="")
     evaluator = probing({})
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
         train, test = (extract(function, source, VIEW, batch_size=16) for source in (evaluator._train, evaluator._test))

@@ -16,7 +16,7 @@ from sklearn.metrics import jaccard_score
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
-from ssvit.evaluation.features_options import Reading
+from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
 from ssvit.evaluation.report import frozen
 from ssvit.models import vit_options
@@ -151,7 +151,7 @@ def test_patch_features_lie_where_the_patches_do():
         vit_options.ViT(image_size=[8, 12], patch_size=4, width=16, depth=2, heads=2, class_token=True)
     ).eval()
     images = torch.randint(256, (3, 3, 8, 12), dtype=torch.uint8)
-    function = Frozen(encoder, [Reading(2, "patches")], identity="x")
+    function = Frozen(encoder, [FeatureSpec(2, "patches")], identity="x")
     found = function(images)["layer2_patches"]
     assert found.shape == (3, 2, 3, 16)
     torch.testing.assert_close(found.flatten(1, 2), encoder(images)[:, 1:])

@@ -58,7 +58,7 @@ BOTH = (SHOTS, PROBE)
 
 def write(folder, metadata=METADATA, scores=BOTH, own=OWN, figures=None, conclusion=("No gain.",)):
     files = report.write(
-        folder, metadata=metadata, scores=scores, readings=own, figures=figures or {},
+        folder, metadata=metadata, scores=scores, feature_sets=own, figures=figures or {},
         summary=[["probe", "%"], ["x", "5"]], standings=[], conclusion=conclusion, commands=["ssvit embed"],
     )  # fmt: skip
     page, numbers = (path.read_text(encoding="utf-8") for path in files)
