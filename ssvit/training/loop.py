@@ -32,7 +32,7 @@ from ssvit.objectives.base import Objective
 from ssvit.training import best, runtime
 from ssvit.training.estimate import clock, estimate
 from ssvit.training.loggers.base import Logger
-from ssvit.training.metrics_log import MetricsLog, Numbers, Readings
+from ssvit.training.metrics_log import DelayedMetrics, MetricsLog, Numbers
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime import Processes
 from ssvit.training.state import State
@@ -168,7 +168,7 @@ def train(
         report(f"estimated: {expected.time}")
     began = clock(processes.device)
     log = MetricsLog(folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures)
-    readings = Readings(state, loader, log)
+    delayed = DelayedMetrics(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
         if first == 0 and (line := state.prepare(loader)):
             log.print_line(line)
@@ -180,9 +180,9 @@ def train(
             is_trained = complete > first  # otherwise the restored step only has to be evaluated
             if is_trained:
                 try:
-                    readings.add(step, update(state, batches, step, stop))
+                    delayed.add(step, update(state, batches, step, stop))
                 except Interrupted:
-                    readings.read(every=True)
+                    delayed.read(every=True)
                     state.take_back()  # discards micro-batches of the incomplete update
                     if step > first and not recipe.due(step, recipe.save_every):
                         state.save(folder, step, run_identity, shown=loader.take_fingerprints())
@@ -193,11 +193,11 @@ def train(
                         "divides the batch into smaller micro-batches"
                     ) from None
                 due = bool(_due(evaluators, recipe, complete)) or recipe.due(complete, recipe.log_every)
-                stopping = readings.read(every=due or recipe.due(complete, recipe.save_every))
+                stopping = delayed.read(every=due or recipe.due(complete, recipe.save_every))
                 if processes.world == 1:
                     stopping = bool(stop.signum)
                 if stopping:
-                    readings.read(every=True)
+                    delayed.read(every=True)
             ended = complete == recipe.steps
             try:
                 is_best = _evaluate(state, evaluators, log, complete, stop)

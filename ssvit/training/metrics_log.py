@@ -1,7 +1,7 @@
 """Report a run by progress bar or lines, metrics.jsonl, loggers and figures.
 
-Reading a loss synchronises host and device, after which the device is idle until it gets new work. `Readings` therefore
-reads the metrics of an update some updates later.
+Reading a loss synchronises host and device, after which the device is idle until it gets new work. `DelayedMetrics`
+therefore reads the metrics of an update some updates later.
 """
 
 import contextlib
@@ -219,7 +219,7 @@ class Numbers:
         return self.values[self.names.index("loss")].isfinite() & self.values[-2].isfinite()
 
 
-class Readings:
+class DelayedMetrics:
     """Copy the metrics of updates to the host, and log them in order once they have arrived."""
 
     def __init__(self, state: State, loader: Loader, log: MetricsLog) -> None:
