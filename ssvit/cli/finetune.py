@@ -151,7 +151,7 @@ def _check_frozen(session: "Session", config: Config) -> None:
         if is_main_process():
             print_lines("few labels: not compared with frozen features, which requires two labels of each class")
         return
-    (*_, tuned) = comparison.scored(session.run("half", config), comparison.WATCHED)
+    (*_, tuned) = comparison.scored(session.run("half", config), comparison.VALIDATION_OR_TEST)
     if tuned.images is None or not is_main_process():
         return
     error = error_of_difference(frozen, (tuned.accuracy, tuned.images))

@@ -43,7 +43,7 @@ def run(config: Config) -> None:
     device = device_of(options.device)
     data, view = config.build("data.source"), config.build("data.view")
     train = read_pictures(data.train, view, options.train_images, **options.reading)
-    pictures = read_pictures(data.watched, view, options.count, **options.reading)
+    pictures = read_pictures(data.validation_or_test, view, options.count, **options.reading)
     encoders, biases = {}, {}
     sizes = {"patch_size": options.patch_size, "batch_size": options.batch_size}
     for name, part in parts.items():

@@ -32,7 +32,9 @@ def run(config: Config) -> None:
     from ssvit.figures.display import Display
 
     device = inside.device_of(options.device)
-    source: Source = Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data.source").watched
+    source: Source = (
+        Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data.source").validation_or_test
+    )
     pictures = inside.read_pictures(source, config.build("data.view"), options.count, **options.reading)
     report = inside.analyse(
         config.build("encoder").to(device), pictures, layer=layer, pooling=pooling, shown=options.shown,

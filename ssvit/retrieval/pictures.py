@@ -54,7 +54,7 @@ class PictureSet:
             OptionError: The data set has no such split.
         """
         one_of("split", split, [*(part for part in PARTS if getattr(data, part) is not None), HELD_OUT])
-        part, source = data.reported if split == HELD_OUT else (split, getattr(data, split))
+        part, source = data.test_or_validation if split == HELD_OUT else (split, getattr(data, split))
         return cls.of_source(source, f"{name}/{part}")
 
     @classmethod

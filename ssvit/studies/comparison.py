@@ -27,7 +27,7 @@ from ssvit.figures.base import Figure
 Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
 # Splits for the reported score and for the curve, in order of preference: see `ssvit.data.sources.base.Data`.
-REPORTED, WATCHED = ("test", "validation"), ("validation", "test")
+TEST_OR_VALIDATION, VALIDATION_OR_TEST = ("test", "validation"), ("validation", "test")
 _MEASURES = {"accuracy": "top-1", "map": "mAP"}
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
@@ -90,11 +90,13 @@ def compare(
             runs[side].append(run(f"{side}_seed{run_seed}", {**added, **changes, "recipe.seed": run_seed}))
     if not is_main_process():
         return
-    curves = {side: _curve([scored(rows, WATCHED) for rows in of_side]) for side, of_side in runs.items()}
-    finals = {side: [scored(rows, REPORTED)[-1].accuracy for rows in of_side] for side, of_side in runs.items()}
+    curves = {side: _curve([scored(rows, VALIDATION_OR_TEST) for rows in of_side]) for side, of_side in runs.items()}
+    finals = {
+        side: [scored(rows, TEST_OR_VALIDATION)[-1].accuracy for rows in of_side] for side, of_side in runs.items()
+    }
     summary = {side: _spread(values) for side, values in finals.items()}
     gain = summary[PRETRAINED]["mean"] - summary[SCRATCH]["mean"]
-    last, watched = (scored(runs[PRETRAINED][-1], parts)[-1] for parts in (REPORTED, WATCHED))
+    last, of_curve = (scored(runs[PRETRAINED][-1], parts)[-1] for parts in (TEST_OR_VALIDATION, VALIDATION_OR_TEST))
     error, noise = _error(summary, last)
     verdict = _verdict(summary, last, error, noise)
     gains = [after - before for after, before in zip(finals[PRETRAINED], finals[SCRATCH], strict=True)]
@@ -107,7 +109,7 @@ def compare(
     }  # fmt: skip
     atomic_io.replace(folder / "comparison.json", (json.dumps(report, indent=1) + "\n").encode())
 
-    atomic_io.replace(folder / "comparison.png", _plot(curves, summary, watched.part, last).png())
+    atomic_io.replace(folder / "comparison.png", _plot(curves, summary, of_curve.part, last).png())
     each_side = f"{seeds} seeds each, mean ± deviation" if seeds > 1 else "one seed each"
     print(f"\n{last.measure} on the {last.part} images, {each_side}")
     for side, words in SIDES.items():
@@ -129,7 +131,7 @@ def compare(
 def _plot(
     curves: Mapping[str, Mapping[str, Sequence[float]]],
     finals: Mapping[str, Mapping[str, Any]],
-    watched: str,
+    split: str,
     last: "FinalScore",
 ) -> Figure:
     """Plot the accuracy of each side over the steps, with deviations over seeds, and the reported accuracy."""
@@ -140,7 +142,7 @@ def _plot(
     for (side, curve), color, dash in zip(curves.items(), ("model", "replaced"), dashes, strict=True):
         mean, spread = ([100 * value for value in curve[name]] for name in ("mean", "deviation"))
         value, deviation = (100 * finals[side][name] for name in ("mean", "deviation"))
-        is_reported_elsewhere = watched != last.part
+        is_reported_elsewhere = split != last.part
         label = f"{SIDES[side]}{f', {last.part}' * is_reported_elsewhere}: {value:.1f} %" + (
             f" ± {deviation:.1f}" if deviation else ""
         )
@@ -148,7 +150,7 @@ def _plot(
         if is_reported_elsewhere:
             lines.append(Line(curve["step"][-1:], [value], label, color, "", "*", size=12, around=[deviation]))
     constant = chance(last.chance, "most frequent class" if last.measure == "top-1" else "a random order")
-    ylabel = f"{last.measure} on the {watched} images (%)"
+    ylabel = f"{last.measure} on the {split} images (%)"
     return Plot([Panel(ylabel, lines, [constant], "step of fine-tuning")], (6.4, 4))
 
 
@@ -220,7 +222,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
     scores = {}
     for rate in sorted(learning_rates):
         rows = run(f"lr_{rate:g}", {"recipe.lr": rate, "development": development})
-        scores[rate] = scored(rows, WATCHED)[-1]
+        scores[rate] = scored(rows, VALIDATION_OR_TEST)[-1]
     best = max(scores, key=lambda rate: scores[rate].accuracy)
     if is_main_process():
         print(f"\n{scores[best].measure} on the validation images")
@@ -232,7 +234,7 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
         print(f"training on all training images with recipe.lr={best:g}", flush=True)
     rows = run("chosen", {"recipe.lr": best})
     if is_main_process():
-        test = scored(rows, REPORTED)[-1]
+        test = scored(rows, TEST_OR_VALIDATION)[-1]
         tried = {str(rate): score.accuracy for rate, score in scores.items()}
         report = {"development": tried, "chosen": best, "test": test.accuracy, "measured_on": test.part}
         atomic_io.replace(folder / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())

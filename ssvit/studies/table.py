@@ -18,7 +18,7 @@ from ssvit.config.declaration import at
 from ssvit.data.sources.vtab import GROUPS, NAMES
 from ssvit.errors import UserError, markdown, typed
 from ssvit.studies import methods
-from ssvit.studies.comparison import REPORTED, FinalScore, scored
+from ssvit.studies.comparison import TEST_OR_VALIDATION, FinalScore, scored
 
 _SEED = "recipe.seed"
 _NOT_COMPARED = ("name", _SEED, "compare", "scratch", "sweep", "table4")  # options that do not change a single run
@@ -71,7 +71,7 @@ def read(folders: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
     for file in (file for folder in folders for file in sorted(folder.rglob("config.yaml"))):
         with suppress(UserError, OSError):
             configuration, history = Configuration.read(file), rows(file.parent)
-            scores, steps = scored(history, REPORTED), at(configuration.values, "recipe.steps")
+            scores, steps = scored(history, TEST_OR_VALIDATION), at(configuration.values, "recipe.steps")
             if not scores or configuration.values.get("development") is not None:
                 continue
             last = scores[-1]

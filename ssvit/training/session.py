@@ -83,11 +83,12 @@ class Session:
         It is trained on the training images of a configuration and measured on its held-out images.
         """
         _, data, objective, _ = self.build(config)
+        test = data.validation_or_test
         probing = Probing(
-            online_options.Probing(train_images=len(data.train), test_images=len(data.watched)),
-            probes={"ridge": Ridge()}, train=data.train, test=data.watched, transform=config.build("data.view"),
+            online_options.Probing(train_images=len(data.train), test_images=len(test)),
+            probes={"ridge": Ridge()}, train=data.train, test=test, transform=config.build("data.view"),
         )  # fmt: skip
-        return (probing.measure(objective)["ridge"], len(data.watched)) if probing.probes else None
+        return (probing.measure(objective)["ridge"], len(test)) if probing.probes else None
 
     @runtime.detect_lost_peers()
     def preview(self, config: Config) -> None:
@@ -105,7 +106,7 @@ class Session:
         if is_main_process():
             print_lines(
                 f"parameters: {', '.join(sizes)}",
-                f"images: {len(data.train)} for training, {len(data.watched)} held out",
+                f"images: {len(data.train)} for training, {len(data.validation_or_test)} held out",
                 f"steps: {recipe.steps} of {recipe.batch_size} images, {epochs:.1f} epochs",
                 f"devices: {self.processes.world} x {self.processes.device.type}",
                 line,
@@ -240,7 +241,7 @@ def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> di
     for name in config.options.evaluators:
         build = partial(config.build, f"evaluators.{name}", transform=eval_transform)
         if name != "test":
-            evaluators[name] = build(source=data.watched)
+            evaluators[name] = build(source=data.validation_or_test)
             continue
         for part, source in (("validation", data.validation), ("test", data.test)):
             if source is not None:
@@ -259,7 +260,7 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
         "probing",
         probes={name: config.build(f"probe.{name}") for name in options.probe},
         train=data.train,
-        test=data.watched,
+        test=data.validation_or_test,
         transform=eval_transform,
         pretrained=hasattr(options.encoder, "path"),
     )

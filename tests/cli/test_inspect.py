@@ -44,7 +44,8 @@ def test_encoders_side_by_side(tmp_path, capsys):
     first, second = (load_encoder(LoadEncoder(path=run)) for run in runs)
     data, view = values.build("data.source"), values.build("data.view")
     train, pictures = (
-        read_pictures(source, view, count, batch_size=8) for source, count in ((data.train, 24), (data.watched, 20))
+        read_pictures(source, view, count, batch_size=8)
+        for source, count in ((data.train, 24), (data.validation_or_test, 20))
     )
     for name, encoder in (("first", first), ("second", second)):
         expected = bias.measure(encoder, train, pictures, patch_size=2, batch_size=8, seed=0)

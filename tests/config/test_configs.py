@@ -108,7 +108,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards", "vtab"):
         data = config.build("data.source")
         assert isinstance(data, Data)
-        assert (len(data.train), len(data.watched)) == ((16, 8) if name in EMBEDDED else (8, 8))
+        assert (len(data.train), len(data.validation_or_test)) == ((16, 8) if name in EMBEDDED else (8, 8))
 
 
 @pytest.mark.usefixtures("many_images")

@@ -222,7 +222,7 @@ def test_arrays_are_images_only_where_there_are_no_others(tmp_path: Path) -> Non
     for part in ("train", "val"):
         write(tmp_path / "arrays" / part / "x" / "1.npy", values(4, "uint8"))
     data = datasets.folder(datasets_options.Folder(root=str(tmp_path / "arrays"), channels=4))
-    assert (len(data.train), data.classes, len(data.watched)) == (1, ("x",), 1)
+    assert (len(data.train), data.classes, len(data.validation_or_test)) == (1, ("x",), 1)
     assert data.train.read(0).equal(torch.from_numpy(values(4, "uint8")))
 
 

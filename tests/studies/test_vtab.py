@@ -35,10 +35,10 @@ def test_each_list_is_a_part_with_its_labels(root):
         assert [source.read(number).unique().tolist() for number in range(size)] == [
             [10 * size + number] for number in range(size)
         ]
-    assert (len(data.watched), len(data.reported[1])) == (4, 5)
+    assert (len(data.validation_or_test), len(data.test_or_validation[1])) == (4, 5)
     everything = datasets.vtab(datasets_options.Vtab(root=str(root), task="svhn", all_images=True))
     assert (len(everything.train), everything.validation, len(everything.test)) == (12, None, 5)
-    assert everything.reported[0] == "test"
+    assert everything.test_or_validation[0] == "test"
 
 
 def test_the_fingerprint_covers_the_labels(root):

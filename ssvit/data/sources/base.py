@@ -172,13 +172,13 @@ class Data:
     undivided: Source | None = None
 
     @property
-    def watched(self) -> Source:
-        """Return the images of the metrics during training: validation images, or else test images."""
-        return self.reported[1] if self.validation is None else self.validation
+    def validation_or_test(self) -> Source:
+        """Return the validation images, or else the test images, for metrics during training."""
+        return self.test_or_validation[1] if self.validation is None else self.validation
 
     @property
-    def reported(self) -> tuple[str, Source]:
-        """Return the split of the reported figure: its name, test or validation, and its images."""
+    def test_or_validation(self) -> tuple[str, Source]:
+        """Return name and images of the test split, or else of the validation split, for the reported figure."""
         name, source = ("validation", self.validation) if self.test is None else ("test", self.test)
         assert source is not None
         return name, source

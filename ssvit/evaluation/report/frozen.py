@@ -77,14 +77,14 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
     """
     options: Evaluate = config.options
     data: Data = config.build("data.source")
-    part, test = data.reported
+    part, test = data.test_or_validation
     missing = missing_labels(data.train, **{part: test})
     if missing and any(probe.truth == "labels" for probe in probes.values()):
         raise UserError(missing)
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images have other classes than the training images")
     data = _fewer(data, options.train_images, options.test_images)
-    _, test = data.reported
+    _, test = data.test_or_validation
     for name, probe in probes.items():
         with within(f"probes.{name}"):
             if data.train.labels is not None and test.labels is not None:
@@ -139,7 +139,7 @@ def features_of_probes(
 
 def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
     """Reduce the training and the reported images to these numbers (None: all) and drop other splits."""
-    part, test = data.reported
+    part, test = data.test_or_validation
     train, test = (
         source if images is None else subset(source, images=min(images, len(source)))
         for images, source in ((train_images, data.train), (test_images, test))
@@ -230,7 +230,7 @@ def _split(
     def extracted(encoder: Evaluated, which: str) -> FeatureSets:
         function = encoder.function
         transform = fingerprints if isinstance(function, Fingerprints) else encoder.view.build()
-        source = encoder.data.train if which == "training" else encoder.data.reported[1]
+        source = encoder.data.train if which == "training" else encoder.data.test_or_validation[1]
         if isinstance(function, Frozen):
             function.prepare(device, precision)
         if is_main_process():
@@ -246,7 +246,7 @@ def _split(
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
     evaluated, *others = encoders
-    part, _ = evaluated.data.reported
+    part, _ = evaluated.data.test_or_validation
     feature_sets = []
     for which in ("training", part):
         sets = extracted(evaluated, which)

@@ -107,7 +107,7 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
     )  # a run that did not name it keeps its set
     few = [None, *lists(range(1, 3), kind)]
     hub.DatasetDict(train=part(range(9)), test=part(range(3), few)).save_to_disk(str(tmp_path / "few"))
-    assert hugging_face(HuggingFaceOptions(root=str(tmp_path / "few"), label="label")).watched.labels is None
+    assert hugging_face(HuggingFaceOptions(root=str(tmp_path / "few"), label="label")).validation_or_test.labels is None
     if not isinstance(kind, hub.ClassLabel):
         other = [[7 if kind.dtype == "int64" else "wasp"]]
         hub.DatasetDict(train=part(range(9)), test=part(range(1), other)).save_to_disk(str(tmp_path / "other"))
@@ -130,7 +130,7 @@ def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
     assert (data.test, data.validation and len(data.validation)) == (None, 3)
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved"), validation=None))
-    assert (data.test and len(data.test), data.watched.labels) == (3, None)
+    assert (data.test and len(data.test), data.validation_or_test.labels) == (3, None)
 
 
 def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:

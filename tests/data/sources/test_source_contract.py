@@ -244,12 +244,12 @@ def test_splits_have_names(tmp_path: Path, case: Case, options: dict, expected: 
 @every
 def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case) -> None:
     data = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25)
-    assert (len(data.train), data.validation, len(data.watched)) == (9, None, 3)
+    assert (len(data.train), data.validation, len(data.validation_or_test)) == (9, None, 3)
     assert "(data.held_out=0.25)" in data.summary
-    both = [source.read(i) for source in (data.train, data.watched) for i in range(len(source))]
+    both = [source.read(i) for source in (data.train, data.validation_or_test) for i in range(len(source))]
     assert sorted(image.sum().item() for image in both) == sorted(pixels(BODIES[n]).sum().item() for n in range(12))
     again = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25) if case.make is not saved else data
-    assert again.watched.fingerprint == data.watched.fingerprint
+    assert again.validation_or_test.fingerprint == data.validation_or_test.fingerprint
 
 
 @every

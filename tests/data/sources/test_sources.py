@@ -101,9 +101,9 @@ def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
     both, one, other = (
         Data(train, *held_out, ()) for held_out in ((validation, test), (validation, None), (None, test))
     )
-    assert (both.watched, both.reported) == (validation, ("test", test))
-    assert (one.watched, one.reported) == (validation, ("validation", validation))
-    assert (other.watched, other.reported) == (test, ("test", test))
+    assert (both.validation_or_test, both.test_or_validation) == (validation, ("test", test))
+    assert (one.validation_or_test, one.test_or_validation) == (validation, ("validation", validation))
+    assert (other.validation_or_test, other.test_or_validation) == (test, ("test", test))
     for development in (0.3, "validation"):  # choices use the validation images, and there are no test images
         assert both.without_test(development) == Data(train, validation, None, ())
     # With one of the two alone it serves for both, and a choice takes a part of the training images.
@@ -119,7 +119,7 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
     for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
         put_grey(tmp_path / f"{one}.png", 1)
     data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
-    assert data.reported == ("validation", data.validation)
+    assert data.test_or_validation == ("validation", data.validation)
     assert f"val/ 1 for evaluation; test/ is not used: {reason}" in data.summary.replace(f"{tmp_path}/test: ", "")
     if "eel" in name:
         with pytest.raises(UserError, match=reason):
