@@ -13,7 +13,7 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError, f
 from ssvit.checkpoints.run_folder import rows
 from ssvit.errors import markdown, pair
 from ssvit.exchange.export_options import OURS, PROGRAMS, Export
-from ssvit.exchange.layout import per_channel
+from ssvit.exchange.tensor_mapping import per_channel
 
 _LOCAL = ("root", "path", "download")  # options that describe the machine
 _OPEN = {

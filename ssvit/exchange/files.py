@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ssvit.engine.atomic_io import check_regular
 from ssvit.errors import UserError
 from ssvit.exchange import torch_format
-from ssvit.exchange.layout import Shapes
+from ssvit.exchange.tensor_mapping import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ssvit.errors import UserError
-from ssvit.exchange.layout import HALF, IMAGENET, Layout, TensorMapping, read_description, table, weight_and_bias
+from ssvit.exchange.tensor_mapping import (
+    HALF,
+    IMAGENET,
+    Layout,
+    TensorMapping,
+    read_description,
+    table,
+    weight_and_bias,
+)
 
 _BASE = 100  # base of DINOv3's periods
 # Keys: names of the GELUs in Hugging Face and in timm.

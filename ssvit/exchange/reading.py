@@ -17,7 +17,9 @@ from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, UserError, pair
 from ssvit.exchange import files, hub
 from ssvit.exchange.files import ForeignError, shown
-from ssvit.exchange.layout import (
+from ssvit.exchange.layouts import LAYOUTS
+from ssvit.exchange.reading_options import FOREIGN_OPTIONS
+from ssvit.exchange.tensor_mapping import (
     IMAGENET,
     LAYER_SCALE,
     OPTIONAL,
@@ -27,8 +29,6 @@ from ssvit.exchange.layout import (
     TensorMapping,
     read_description,
 )
-from ssvit.exchange.layouts import LAYOUTS
-from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.models import encoder_options, timm_options, vit_options
 from ssvit.objectives import classify_options
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ssvit.exchange.layout import per_channel
+from ssvit.exchange.tensor_mapping import per_channel
 from ssvit.models.timm_options import Timm as TimmOptions
 from ssvit.models.vit_options import ViT
 
