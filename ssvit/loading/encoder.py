@@ -166,7 +166,7 @@ def _changed(trained: Encoder, options: LoadEncoder) -> Encoder:
     encoder = changed.build()
     mean, std = encoder.mean.clone(), encoder.std.clone()
     adapt = {} if changed.channels == trained.channels else {"adapt": options.adapt_channels}
-    encoder.take(trained, how=options.resize, **adapt)
+    encoder.load_weights_from(trained, how=options.resize, **adapt)
     if options.renormalize:
         encoder.options = changed
         encoder.mean.copy_(mean)

@@ -151,7 +151,7 @@ class Encoder(nn.Module):
         return 0
 
     @torch.no_grad()
-    def take(self, other: Self, *, how: str = "paper") -> None:
+    def load_weights_from(self, other: Self, *, how: str = "paper") -> None:
         """Load the weights, mean and std of another encoder, whose images may have another size.
 
         Args:

@@ -178,7 +178,7 @@ class Timm(Encoder):
         named = iter([*self.model.named_parameters(), (_HEAD, None)])
         return group_with_matcher(named, self.model.group_matcher(coarse=False), reverse=True)
 
-    def take(self, other: Self, *, how: str = "paper") -> None:
+    def load_weights_from(self, other: Self, *, how: str = "paper") -> None:
         """Load the weights, mean and std of the same timm model with images of the same size.
 
         Args:
@@ -192,4 +192,4 @@ class Timm(Encoder):
             value, expected = self.arguments[name], other.arguments[name]
             if value != expected:
                 raise OptionError(name, value, f"must be {typed(expected)}, as in the encoder of the weights")
-        super().take(other, how=how)
+        super().load_weights_from(other, how=how)

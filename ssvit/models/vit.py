@@ -387,7 +387,7 @@ class ViT(Encoder):
         return fixed | {"patch_size": self.patch_size, "mlp_width": self.blocks[0].contract.in_features}
 
     @torch.no_grad()
-    def take(self, other: "ViT", *, how: str = "paper", adapt: str = "mean") -> None:
+    def load_weights_from(self, other: "ViT", *, how: str = "paper", adapt: str = "mean") -> None:
         """Load the weights, mean and std of another ViT; positions are resampled if the patch grids differ.
 
         If the numbers of channels differ, the patch projection is converted, and mean and std are not loaded.

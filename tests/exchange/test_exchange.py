@@ -191,7 +191,7 @@ def test_defaults_sizes_and_ignored_tensors_are_printed(tmp_path, capsys):
 def test_positions_are_resized_as_between_encoders_of_ssvit(plain):
     trained = load_encoder(LoadEncoder(path=plain.path, **plain.told))
     expected = ViT(vit_options.ViT(**{**trained.arguments, "image_size": [48, 64]}))
-    expected.take(trained, how="paper")
+    expected.load_weights_from(trained, how="paper")
     resized = load_encoder(LoadEncoder(path=plain.path, image_size=[48, 64], **plain.told))
     assert torch.equal(resized.positions[0].embedding, expected.positions[0].embedding)
 

@@ -50,7 +50,7 @@ def test_a_graph_computes_the_outputs_of_the_encoder(resize, changes, tmp_path):
     program, _ = opened(folder)
     for size in [(32, 48), *([(48, 40), (80, 16)] if resize else [])]:
         resized = ViT(vit_options.ViT(**{**exported.arguments, "image_size": list(size)})).eval()
-        resized.take(exported, how=resize or "paper")
+        resized.load_weights_from(exported, how=resize or "paper")
         for count in (1, 3):
             x = images(size, count)
             tokens, features = program(x)
@@ -152,7 +152,7 @@ def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, programs, tmp_
     trained = model if make is encoder else model.encoder
     for x, outputs in zip(INPUTS, torch.load(folder / "outputs.pt"), strict=True):
         resized = ViT(vit_options.ViT(**{**trained.arguments, "image_size": list(x.shape[2:])})).eval()
-        resized.take(trained, how="timm")
+        resized.load_weights_from(trained, how="timm")
         if make is encoder:
             expected = resized(x), resized.represent(x)
         else:

@@ -54,7 +54,7 @@ def test_grey_images_keep_their_tokens(count, how):
     options = {"mean": 0.4, "std": 0.2}
     trained = exported.encoder(**options).double()
     other = ViT(vit_options.ViT(**{**trained.arguments, "channels": count})).double().eval()
-    other.take(trained, adapt=how)
+    other.load_weights_from(trained, adapt=how)
     grey = torch.rand(2, 1, *trained.image_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     tokens = other(grey.expand(-1, count, -1, -1))
     torch.testing.assert_close(tokens, trained(grey.expand(-1, 3, -1, -1)), rtol=1e-12, atol=1e-12)

@@ -167,7 +167,7 @@ def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_pa
 
 
 def test_the_same_stem_may_be_written_in_other_words():
-    build((1, 1)).take(build((1, 1), stem={"layers": (1, 1), "width": 32, "epsilons": "authors"}))
+    build((1, 1)).load_weights_from(build((1, 1), stem={"layers": (1, 1), "width": 32, "epsilons": "authors"}))
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,4 @@ def test_the_same_stem_may_be_written_in_other_words():
 )
 def test_another_stem_is_refused(stem):
     with pytest.raises(OptionError, match=r"^stem=.*must be \{layers:\[1,1\],width:32,epsilons:authors"):
-        ViT(vit_options.ViT(**SMALL, stem=stem)).take(build())
+        ViT(vit_options.ViT(**SMALL, stem=stem)).load_weights_from(build())

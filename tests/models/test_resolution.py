@@ -112,7 +112,7 @@ def test_all_but_the_positions_is_taken_as_it_is(positions, at, special, how):
     options = {"positions": positions, "positions_at": at, **special}
     old, new = build(**options), build(1, image_size=[24, 12], **options, mean=[0.1, 0.2, 0.3], std=0.5)
     before = {name: value.clone() for name, value in old.state_dict().items()}
-    new.take(old, how=how)
+    new.load_weights_from(old, how=how)
     for name, value in new.state_dict().items():
         owner, _, leaf = name.rpartition(".")
         if not owner.startswith("positions") and "relative" not in owner:
@@ -134,7 +134,7 @@ def test_on_the_same_grid_nothing_changes_by_a_bit(positions, at, how):
     old, new = build(**options), build(1, **options, pooling="patch_mean", dropout=0.1, stochastic_depth=0.1, mean=0.6)
     images = torch.rand(2, 3, 16, 16)
     assert not torch.equal(new(images), old(images))
-    new.take(old, how=how)
+    new.load_weights_from(old, how=how)
     assert torch.equal(new(images), old(images))
 
 
@@ -142,15 +142,15 @@ def test_coordinates_once_resized_are_kept_on_the_same_grid():
     first, second, third = (
         build(seed, positions="sine_cosine_2d", image_size=size) for seed, size in enumerate((16, 24, 24))
     )
-    second.take(first, how="paper")
-    third.take(second, how="timm")
+    second.load_weights_from(first, how="paper")
+    third.load_weights_from(second, how="timm")
     assert third.positions[0].rows.tolist() == pytest.approx([0, 0.6, 1.2, 1.8, 2.4, 3])
     assert torch.equal(third(torch.full((1, 3, 24, 24), 0.7)), second(torch.full((1, 3, 24, 24), 0.7)))
 
 
 def test_the_same_architecture_may_be_written_in_other_words():
     old, new = build(), build(1, patch_size=[4, 4], mlp_width=96, image_size=[16, 16])
-    new.take(old, how="paper")
+    new.load_weights_from(old, how="paper")
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(new(images), old(images))
 
@@ -171,7 +171,7 @@ DIFFERENT = [
 def test_another_architecture_is_refused_by_name_and_nothing_is_taken(name, options, own, right):
     old, new = build(), build(1, **options)
     before = {key: value.clone() for key, value in new.state_dict().items()}
-    assert str(error_of(new.take, old, how="paper")).startswith(f"{name}={own}: must be {right}, ")
+    assert str(error_of(new.load_weights_from, old, how="paper")).startswith(f"{name}={own}: must be {right}, ")
     assert all(torch.equal(value, before[key]) for key, value in new.state_dict().items())
 
 
@@ -179,7 +179,7 @@ def test_another_architecture_is_refused_by_name_and_nothing_is_taken(name, opti
 @pytest.mark.parametrize("how", ["bilinear", "", None])
 def test_a_way_that_is_none_is_refused(how, image_size):
     with pytest.raises(OptionError, match=r"must be one of paper, timm$"):
-        build(image_size=image_size).take(build(), how=how)
+        build(image_size=image_size).load_weights_from(build(), how=how)
 
 
 SIZES = [(24, 24), (8, 8), (12, 28), (16, 24), (4, 16)]
@@ -195,7 +195,7 @@ def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(position
     for size in SIZES:
         images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1)).double()
         other = ViT(vit_options.ViT(**vit.arguments | {"image_size": size})).eval().double()
-        other.take(vit, how=how)
+        other.load_weights_from(vit, how=how)
         assert vit.grid_of(images) == other.grid
         torch.testing.assert_close(vit(images), other(images), atol=1e-12, rtol=1e-10)
         torch.testing.assert_close(vit.represent(images), other.represent(images), atol=1e-12, rtol=1e-10)
@@ -211,7 +211,7 @@ def test_some_patches_of_another_grid_stand_where_they_do_in_it(positions, at):
     vit = build(positions=positions, positions_at=at)
     images = torch.rand(2, 3, 12, 20)
     other = ViT(vit_options.ViT(**vit.arguments | {"image_size": (12, 20)})).eval()
-    other.take(vit)
+    other.load_weights_from(vit)
     visible_ids, output_ids = torch.tensor([[14, 3, 7], [0, 8, 2]]), torch.tensor([[2, 0], [1, 1]])
     found = {"grid": vit.grid_of(images), "output_ids": output_ids}
     right = other.encode(other.embed(images), output_ids=output_ids)
