@@ -183,7 +183,7 @@ def train(
                     delayed.add(step, update(state, batches, step, stop))
                 except Interrupted:
                     delayed.read(every=True)
-                    state.take_back()  # discards micro-batches of the incomplete update
+                    state.discard_update()  # discards micro-batches of the incomplete update
                     if step > first and not recipe.due(step, recipe.save_every):
                         state.save(folder, step, run_identity, shown=loader.take_fingerprints())
                     raise Stopped(stop.signum, step) from None

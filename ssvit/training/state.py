@@ -124,7 +124,7 @@ class RunningStatistics:
             before.copy_(now)
 
     @torch.no_grad()
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Restore the statistics of the last update."""
         for now, before in zip(self._now, self._before, strict=True):
             now.copy_(before)
@@ -273,9 +273,9 @@ class State:
         for weight in frozen:
             weight.grad = None
 
-    def take_back(self) -> None:
+    def discard_update(self) -> None:
         """Discard the forward passes of an incomplete update: restore running statistics, clear gradients."""
-        self._statistics.take_back()
+        self._statistics.restore()
         self.optimizer.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
