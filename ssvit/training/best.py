@@ -80,7 +80,7 @@ def find(history: History, recipe: Recipe) -> Best | None:
     return Best(metric, int(top["step"] or 0), sign * max(scores), error, is_noise)
 
 
-def keep(folder: Path, step: int) -> None:
+def link_checkpoint(folder: Path, step: int) -> None:
     """Hard-link or copy the checkpoint of a step to best/; raise CheckpointError if this fails."""
     path = folder / f"step_{step:08d}"
     with contextlib.suppress(CheckpointError):

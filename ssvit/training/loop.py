@@ -154,7 +154,7 @@ def train(
             storage.merge(Checkpoint.open(folder))
         top = best.find(history, recipe)
         if top and not (finished and top.is_noise):
-            best.keep(folder, top.step)
+            best.link_checkpoint(folder, top.step)
     if finished:
         report(f"{folder} is finished ({first} steps); overwrite=true restarts it, name=… starts another run")
         return False
@@ -211,7 +211,7 @@ def train(
                     shown = loader.take_fingerprints()
                     state.save(folder, complete, run_identity, shown=shown, wait=stopping or is_best)
                 if is_best and processes.is_main:
-                    best.keep(folder, complete)
+                    best.link_checkpoint(folder, complete)
             if stopping and not ended:
                 raise Stopped(stop.signum or signal.SIGTERM, complete)
     kind = "CPU time" if processes.device.type == "cpu" else "time"

@@ -131,18 +131,18 @@ def test_a_kill_between_the_checkpoint_and_its_copy_loses_nothing(tmp_path):
 
 
 def test_a_kill_after_the_last_checkpoint_keeps_no_former_best(tmp_path, monkeypatch):
-    keep = best.keep
+    keep = best.link_checkpoint
 
     def killed(folder, step):
         if step == 6:
             raise KeyboardInterrupt
         keep(folder, step)
 
-    monkeypatch.setattr(best, "keep", killed)
+    monkeypatch.setattr(best, "link_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         scripted(tmp_path, 0.0, 1.0, 2.0, 3.0, steps=6)
     assert read(tmp_path / "best")["step"] == 4
-    monkeypatch.setattr(best, "keep", keep)
+    monkeypatch.setattr(best, "link_checkpoint", keep)
     assert not scripted(tmp_path, steps=6)[0]
     assert read(tmp_path / "best")["step"] == 6
 
