@@ -30,7 +30,7 @@ from ssvit.data.sources.base import Source
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing_options import Pack
 from ssvit.data.sources.shards import Shards
-from ssvit.training.benchmark import Rate, compare, table
+from ssvit.training.benchmark import Rate, measure_rates, table
 
 _FILES, _FILE_SIZE, _SMALLER, _CROP = 512, (375, 500), 256, 224
 _SMALL_IMAGES, _SMALL, _BATCH = 4096, 32, 256
@@ -78,7 +78,7 @@ def memory(rounds: int) -> list[Rate]:
     arrays = images[:_FEW].permute(0, 2, 3, 1).contiguous().numpy()
     contenders = with_pillow(lambda: map(Image.fromarray, arrays), _SMALL)
     contenders["ssvit"] = ours(Memory(images), _SMALL, _BATCH)
-    return compare(contenders, reference="Pillow + transforms v1", rounds=rounds)
+    return measure_rates(contenders, reference="Pillow + transforms v1", rounds=rounds)
 
 
 def files(folder: Path, rounds: int, count: int = _FILES) -> list[Rate]:
@@ -100,7 +100,7 @@ def files(folder: Path, rounds: int, count: int = _FILES) -> list[Rate]:
     contenders |= {name: ours(source, _CROP, len(source)) for name, source in sources.items()}
     for name, read in readers(folder, shards, encoded):
         contenders[name] = torchvision(read, _CROP, v2, v2.ToDtype(torch.float32, scale=True))
-    return compare(contenders, reference="ssvit, folder", rounds=rounds)
+    return measure_rates(contenders, reference="ssvit, folder", rounds=rounds)
 
 
 def _decoded(encoded: bytes) -> Tensor:

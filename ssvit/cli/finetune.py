@@ -124,7 +124,7 @@ def run(config: Config) -> Path:
                 steps = round(after.images / batch_size * (1 + pretraining.seconds / after.seconds))
                 return {f"recipe.{name}": value for name, value in finetuning.schedule(steps).items()}
 
-            comparison.compare(
+            comparison.compare_sides(
                 trained, comparison.sides(options.scratch_recipe), seed=options.recipe.seed, seeds=options.seeds,
                 folder=folder.path, earlier_gains=options.earlier_gains, longer=longer,
             )  # fmt: skip

@@ -55,7 +55,7 @@ class Head(nn.Module):
         Returns:
             Cosines, (..., k).
         """
-        return self.compare(self.project(x), gradient)
+        return self.cosines(self.project(x), gradient)
 
     def project(self, x: Tensor) -> Tensor:
         """Return the unit vectors that are compared with the prototypes: (..., d) -> (..., bottleneck)."""
@@ -63,7 +63,7 @@ class Head(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return F.normalize(at_least_float32(x), dim=-1)
 
-    def compare(self, projected: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
+    def cosines(self, projected: Tensor, gradient: Tensor | float = 1.0) -> Tensor:
         """Return the cosines of unit vectors with the prototypes: (..., bottleneck) -> (..., k)."""
         prototypes = scale_gradient(self.prototypes, gradient)
         with torch.autocast(projected.device.type, enabled=False):
@@ -208,8 +208,8 @@ class IBot(Dino):
         outputs = encoder(images)
         projected = head.project(outputs[:, encoder.num_prefix_tokens :])
         # Logits are linear in the projections, so the mean logits follow from the mean projection.
-        mean = head.compare(projected.mean((0, 1)))
-        return head(encoder.pool(outputs)), head.compare(gather_tokens(projected, ids)), mean
+        mean = head.cosines(projected.mean((0, 1)))
+        return head(encoder.pool(outputs)), head.cosines(gather_tokens(projected, ids)), mean
 
     def student_logits(
         self,

@@ -61,7 +61,7 @@ class Spent(NamedTuple):
         return spent
 
 
-def compare(
+def compare_sides(
     run: Run,
     sides: Sides,
     *,

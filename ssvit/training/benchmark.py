@@ -1,7 +1,7 @@
 """Measure the throughput of training steps and of the data loader on this machine, and the cost of a step.
 
-Contenders of `compare` run alternately, so that other processes slow all of them equally. Ratios are computed within a
-round and summarised by their median; absolute rates differ between machines.
+Contenders of `measure_rates` run alternately, so that other processes slow all of them equally. Ratios are computed
+within a round and summarised by their median; absolute rates differ between machines.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def gpu_clock() -> float:
     return time.perf_counter()
 
 
-def compare(
+def measure_rates(
     contenders: Mapping[str, Callable[[], float]],
     *,
     rounds: int,
@@ -164,7 +164,7 @@ def measure_steps(steps: Mapping[str, Steps], *, gflop: float, rounds: int, refe
 
     name = f"torch product of {side}, {str(dtype).removeprefix('torch.')} (GFLOP)"
     clock = gpu_clock if device.type == "cuda" else time.process_time
-    *rates, peak = compare({**steps, name: product}, rounds=rounds, reference=reference, clock=clock)
+    *rates, peak = measure_rates({**steps, name: product}, rounds=rounds, reference=reference, clock=clock)
     return [*(replace(rate, share=rate.per_work_second * gflop / peak.per_work_second) for rate in rates), peak]
 
 
@@ -196,7 +196,7 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     images = recipe.batch_size // loader.accumulate
     reading = f"loader, {recipe.batch_size} images, {loader.workers} workers"
     read = {reading: lambda: sum(images for _ in itertools.islice(batches, count * loader.accumulate))}
-    return [step, *compare(read, rounds=rounds, clock=time.perf_counter), peak]
+    return [step, *measure_rates(read, rounds=rounds, clock=time.perf_counter), peak]
 
 
 def table(title: str, rates: Sequence[Rate]) -> str:

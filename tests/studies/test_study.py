@@ -40,7 +40,7 @@ class Watched(Runs):
 def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
     scores = {("pretrained", 5): 0.6, ("pretrained", 6): 0.7, ("scratch", 5): 0.41, ("scratch", 6): 0.43}
     runs = Runs(lambda name, changes: scores[name.split("_")[0], changes["recipe.seed"]])
-    comparison.compare(runs, BOTH, seed=5, seeds=2, folder=tmp_path)
+    comparison.compare_sides(runs, BOTH, seed=5, seeds=2, folder=tmp_path)
     # They differ only in the initial weights.
     for name, changes in runs.asked:
         own = {"recipe.seed": int(name[-1])}
@@ -66,7 +66,7 @@ def test_a_comparison_is_mean_and_deviation_over_its_runs(tmp_path, capsys):
 
 
 def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_images(tmp_path, capsys):
-    comparison.compare(
+    comparison.compare_sides(
         Watched(lambda name, changes: 0.8 if "pretrained" in name else 0.6), BOTH, seed=0, seeds=2, folder=tmp_path
     )
     report = json.loads((tmp_path / "comparison.json").read_text())
@@ -97,7 +97,7 @@ def test_curves_are_of_the_validation_images_and_the_figure_is_of_the_test_image
 def test_a_gain_that_is_not_significant_is_reported_as_such(tmp_path, capsys, pretrained, scratch, seeds, words):
     scores = {"pretrained": pretrained, "scratch": scratch}
     runs = Watched(lambda name, changes: scores[name.split("_")[0]][changes["recipe.seed"]])
-    comparison.compare(runs, BOTH, seed=0, seeds=seeds, folder=tmp_path)
+    comparison.compare_sides(runs, BOTH, seed=0, seeds=seeds, folder=tmp_path)
     line = capsys.readouterr().out.splitlines()[-1]
     assert words in line
     assert ("not significant" in line) == bool(words)
@@ -122,7 +122,7 @@ def test_training_from_random_weights_has_its_own_recipe(tmp_path):
         "scratch": {"checkpoint": "scratch", "recipe.steps": 40, "recipe.lr": 1e-3},
     }
     runs = Watched(lambda name, changes: {"pretrained": 0.8, "scratch": 0.5}[name.removesuffix("_seed0")])
-    comparison.compare(runs, sides, seed=0, seeds=1, folder=tmp_path)
+    comparison.compare_sides(runs, sides, seed=0, seeds=1, folder=tmp_path)
     assert [changes.get("recipe.steps") for _, changes in runs.asked] == [None, 40]
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert report["gain"] == pytest.approx(0.3)
@@ -150,7 +150,7 @@ def test_runs_of_different_lengths_have_a_curve_over_the_steps_of_all(tmp_path):
         rows = [{"step": step, "validation/accuracy": step / 10} for step in range(0, ends[name] + 1, 2)]
         return [*rows, {"step": ends[name], "test/accuracy": ends[name] / 20}]
 
-    comparison.compare(run, BOTH, seed=0, seeds=2, folder=tmp_path)
+    comparison.compare_sides(run, BOTH, seed=0, seeds=2, folder=tmp_path)
     report = json.loads((tmp_path / "comparison.json").read_text())
     curves = {side: (curve["step"], curve["mean"]) for side, curve in report["curves"].items()}
     assert curves == {"pretrained": ([0, 2, 4], [0.0, 0.2, 0.4]), "scratch": ([0, 2, 4, 6], [0.0, 0.2, 0.4, 0.6])}
@@ -158,7 +158,7 @@ def test_runs_of_different_lengths_have_a_curve_over_the_steps_of_all(tmp_path):
 
 
 def test_a_comparison_of_one_seed_claims_no_deviation(tmp_path, capsys):
-    comparison.compare(Runs(lambda name, changes: 0.5), BOTH, seed=0, seeds=1, folder=tmp_path)
+    comparison.compare_sides(Runs(lambda name, changes: 0.5), BOTH, seed=0, seeds=1, folder=tmp_path)
     assert "±" not in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ from command import TINY
 from ssvit.cli import benchmark as cli
 from ssvit.cli import find
 from ssvit.training import benchmark
-from ssvit.training.benchmark import Rate, compare, table
+from ssvit.training.benchmark import Rate, measure_rates, table
 
 
 def test_every_contender_works_once_a_round_in_turning_order():
@@ -19,7 +19,7 @@ def test_every_contender_works_once_a_round_in_turning_order():
     def work(name):
         return lambda: order.append(name) or 10
 
-    rates = compare({"a": work("a"), "b": work("b")}, reference="a", rounds=3)
+    rates = measure_rates({"a": work("a"), "b": work("b")}, reference="a", rounds=3)
     assert order == ["a", "b", *"ab", *"ba", *"ab"]
     assert [rate.name for rate in rates] == ["a", "b"]
     assert rates[0].ratio == 1
@@ -30,7 +30,7 @@ def test_every_contender_works_once_a_round_in_turning_order():
 def test_the_share_is_the_work_of_the_rate_relative_to_the_peak(monkeypatch):
     step = SimpleNamespace(state=tiny.state(tiny.model())[0])
     rates = [Rate(name, rate, rate, (rate, rate)) for name, rate in (("ours", 3.0), ("peak", 8.0))]
-    monkeypatch.setattr(benchmark, "compare", lambda contenders, **options: rates)
+    monkeypatch.setattr(benchmark, "measure_rates", lambda contenders, **options: rates)
     shared = benchmark.measure_steps({"ours": step}, gflop=2.0, rounds=1)
     assert [rate.share for rate in shared] == [3 * 2 / 8, None]
     text = table("title", shared).splitlines()

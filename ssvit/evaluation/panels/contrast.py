@@ -15,7 +15,7 @@ from ssvit.data.sources.base import Source
 from ssvit.evaluation.panels import contrast_options
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
-from ssvit.evaluation.panels.reconstruction import compare
+from ssvit.evaluation.panels.reconstruction import compare_with_baselines
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, losses
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR, similarities, unit
 
@@ -87,7 +87,7 @@ def describe(metrics: Mapping[str, float], start: Mapping[str, float | None]) ->
         baselines = {"chance": metrics[f"{key}_by_chance"], "the model at step 0": start.get(key)}
         known = {words: value for words, value in baselines.items() if value is not None}
         gains = {words: (show(value), sign * (metrics[key] - value)) for words, value in known.items()}
-        return compare(name, show(metrics[key]), gains)
+        return compare_with_baselines(name, show(metrics[key]), gains)
 
     lines = [
         line("loss", "loss", -1, "{:.3f}".format),

@@ -12,7 +12,7 @@ from einops import rearrange
 
 from ssvit.evaluation.panels.base import Shown
 from ssvit.evaluation.panels.held_out import HeldOut
-from ssvit.evaluation.panels.reconstruction import compare, conclude, nearest_uncorrupted
+from ssvit.evaluation.panels.reconstruction import compare_with_baselines, conclude, nearest_uncorrupted
 from ssvit.figures.pictures import GREY, Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
 from ssvit.models.block import gather_tokens
@@ -114,6 +114,6 @@ def describe(metrics: Mapping[str, float]) -> list[str]:
         if (baseline := metrics.get(f"{name}_{key}")) is not None
     }
     return [
-        compare(f"{words} on {patches}", show(value), baselines),
+        compare_with_baselines(f"{words} on {patches}", show(value), baselines),
         conclude([metrics["loss_constant"] - metrics["loss"], *(gain for _, gain in baselines.values())]),
     ]

@@ -31,7 +31,7 @@ def nearest_uncorrupted(at: Tensor, grid: tuple[int, int]) -> Tensor:
     return cost.masked_fill(corrupted[:, None, :], torch.iinfo(torch.int64).max).argmin(-1)
 
 
-def compare(name: str, value: str, baselines: Mapping[str, tuple[str, float]]) -> str:
+def compare_with_baselines(name: str, value: str, baselines: Mapping[str, tuple[str, float]]) -> str:
     """Return a line with a value of the model, its baselines, and whether it is better than each of them.
 
     Args:
@@ -55,7 +55,10 @@ def compare_losses(metrics: Mapping[str, float], baselines: Mapping[str, str]) -
     """
     gains = {name: metrics[name] - metrics["loss"] for name in baselines}
     values = {words: (f"{metrics[name]:.3f}", gains[name]) for name, words in baselines.items()}
-    return [compare("loss on masked patches", f"{metrics['loss']:.3f}", values), conclude([*gains.values()])]
+    return [
+        compare_with_baselines("loss on masked patches", f"{metrics['loss']:.3f}", values),
+        conclude([*gains.values()]),
+    ]
 
 
 def conclude(gains: list[float]) -> str:

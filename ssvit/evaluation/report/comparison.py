@@ -75,7 +75,7 @@ class Standing:
     difference: Difference
 
 
-def compare(scores: Sequence[Scores], encoder: str) -> list[Standing]:
+def compare_encoders(scores: Sequence[Scores], encoder: str) -> list[Standing]:
     """Compare all encoders by all probes, grouped by probe. Probes without scores of single images are omitted.
 
     Args:

@@ -55,7 +55,7 @@ def test_a_table_has_each_difference_with_its_interval():
     own, near, far = answers((0.52, 0.515, 0.4), 1000)
     one = replace(scores({OWN: own, RANDOM: far, "near": near[::-1].copy()}), balanced={OWN: 0.456, RANDOM: 0.2})
     untested = replace(scores({OWN: own, RANDOM: far, "near": near}, "mine"), per_image={})
-    standings = comparison.compare([one, untested], "run")
+    standings = comparison.compare_encoders([one, untested], "run")
     assert [standing.encoder for standing in standings] == ["run", RANDOM, "near"]
     rows = comparison.table([one, untested], standings)
     assert [len(row) for row in rows] == [5 + 2 + 1] * 3
@@ -85,7 +85,7 @@ def test_a_table_has_each_difference_with_its_interval():
 )
 def test_the_conclusion_follows_the_significance_tests(values, verdicts, is_advised):
     probes = [scores(of_probe, f"probe{number}") for number, of_probe in enumerate(values)]
-    sentences = comparison.conclude(probes, comparison.compare(probes, "run"))
+    sentences = comparison.conclude(probes, comparison.compare_encoders(probes, "run"))
     advice = sentences[2:]
     for sentence, words, name in zip(sentences, verdicts, (RANDOM, PIXELS), strict=False):
         assert name in sentence
@@ -99,11 +99,11 @@ def test_the_conclusion_follows_the_significance_tests(values, verdicts, is_advi
 
 def test_features_at_chance_are_no_gain_and_baselines_may_be_missing():
     weak = replace(scores(CLEAR), chance=0.69, images=400, best=OWN)
-    *_, at_chance, advice = comparison.conclude([weak], comparison.compare([weak], "run"))
+    *_, at_chance, advice = comparison.conclude([weak], comparison.compare_encoders([weak], "run"))
     assert weak.title in at_chance
     assert "recipe.steps" in advice
     alone = scores({OWN: CLEAR[OWN]})
-    (sentence,) = comparison.conclude([alone], comparison.compare([alone], "run"))
+    (sentence,) = comparison.conclude([alone], comparison.compare_encoders([alone], "run"))
     assert "baselines=false" in sentence
 
 
