@@ -56,7 +56,7 @@ def random_weights(data: dict[str, Any], seed: int) -> ssvit.Run:
         optimizer="adamw",
         lr=1e-12,
         weight_decay=0,
-        probe=[],
+        probes=[],
         name=f"random_{data['data']}_seed{seed}",
         outputs=OUTPUTS,
         **data,

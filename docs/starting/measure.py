@@ -53,7 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
 FINETUNED = "finetuned_"  # followed by a method, or by start
 FINETUNE_LR = 2e-4  # chosen on a fifth of the training images
 MEASURED: dict[str, Any] = {
-    "probe": ["ridge", "few_shot", "knn_standardized"],
+    "probes": ["ridge", "few_shot", "knn_standardized"],
     "evaluator": [],
     "probing.train_images": 5000,
     "probing.test_images": 2000,
@@ -90,7 +90,7 @@ def main(folder: Path, start: str, images: str, seed: int, methods: list[str]) -
             ssvit.evaluate(
                 run,
                 against=[{"path": str(weights), "image_size": 98}],
-                probes=MEASURED["probe"],
+                probes=MEASURED["probes"],
                 baselines=True,
                 train_images=MEASURED["probing.train_images"],
                 output=str(run.folder / "evaluation"),

@@ -25,10 +25,10 @@ FREE = (
     "overwrite", "outputs", "workers", "loader_timeout", "evaluators", "fabric", "figures", "data.root",
     "data.download", "data.masks", "data.verify", "data.shown", "data.source", "recipe.precision",
     "recipe.accumulate", "recipe.best", "checkpoint", "encoder.path", "encoder.activation_checkpointing", "seeds",
-    "probe", "probing", "command", "logger", "target.checkpoint", "preset", "origins",
+    "probe", "probes", "probing", "command", "logger", "target.checkpoint", "preset", "origins",
 )  # fmt: skip
 # Groups whose files contain only options in `FREE` and values, which are compared directly.
-FREE_CHOICES = ("experiment", "recipe", "data", "probe", "evaluator@evaluators", "logger")
+FREE_CHOICES = ("experiment", "recipe", "data", "probe", "probe@probes", "evaluator@evaluators", "logger")
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 20  # of a config.yaml; typical files have a few thousand

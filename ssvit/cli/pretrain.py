@@ -58,7 +58,7 @@ def run(config: Config) -> Path:
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
         others = [part for part in (options.encoder, options.objective.reference) if hasattr(part, "path")]
-        if others and session.labelled and options.probe:
+        if others and session.labelled and options.probes:
             session.end()
             if is_main_process():
                 _compare(config, folder.path, [_written(part) for part in others])
@@ -90,7 +90,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
     changes = {
         "checkpoint": str(kept if kept.is_dir() else folder), "against": others, "outputs": options.outputs,
         "train_images": options.probing.train_images, "test_images": options.probing.test_images,
-        "probes": list(options.probe), "baselines": False, "duplicates": False,
+        "probes": list(options.probes), "baselines": False, "duplicates": False,
         "fabric.accelerator": options.fabric.accelerator, "fabric.devices": 1,  # torchrun's other processes have ended
     }  # fmt: skip
     forgetting = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
@@ -131,7 +131,7 @@ command = Command(
         "encoder": "ssvit.models.timm_options.check_objective",
         "checkpoint": "ssvit.loading.pretrained.select_initial_weights",
     },
-    aliases=ALIASES,
+    aliases={"probes=": "probe@probes=", **ALIASES},
     options=Pretrain,
     dry_run=dry_run,
     results="ssvit.studies.sweep.Sweep",

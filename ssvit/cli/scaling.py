@@ -58,7 +58,7 @@ class Scaling(Study):
     encoders: Annotated[Sequence[Name], Expect("a list of names")] = ()
     """Encoders for comparison, trained by objective=supervised on the same number of images: files in configs/encoder/
     (small_hybrid) and models of timm (resnetv2_50x1_bit)."""
-    pretrain: Typed = ("probe=[]", "evaluator=[]")
+    pretrain: Typed = ("probes=[]", "evaluator=[]")
 
 
 def run(config: Config) -> Path:

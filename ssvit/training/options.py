@@ -100,7 +100,7 @@ class Pretrain(Training):
     forgetting: Name | None = None
     """Folder of other labelled images, such as those that the weights of checkpoint=… were trained on, on which the
     features are compared with those of the start at the end; None: no such comparison."""
-    probe: Parts = Field(default_factory=dict)
+    probes: Parts = Field(default_factory=dict)
     """Probes of the frozen features during training, by name; [] for none."""
     probing: Probing = Probing()
     """Options of all probes."""

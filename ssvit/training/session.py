@@ -254,11 +254,11 @@ def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> di
 def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
     """Build the probes of a pre-training run, and print their remarks."""
     options = config.options
-    if not isinstance(options, Pretrain) or not options.probe:
+    if not isinstance(options, Pretrain) or not options.probes:
         return {}
     probing = config.build(
         "probing",
-        probes={name: config.build(f"probe.{name}") for name in options.probe},
+        probes={name: config.build(f"probes.{name}") for name in options.probes},
         train=data.train,
         test=data.validation_or_test,
         transform=eval_transform,

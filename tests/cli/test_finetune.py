@@ -178,7 +178,7 @@ def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
 
 def test_on_the_embedded_images_it_compares_with_random_weights(tool, tmp_path):
     own = [option for option in TINY if not option.startswith("data=")]
-    tool("pretrain", *own, "data=shapes", "probe=[]")
+    tool("pretrain", *own, "data=shapes", "probes=[]")
     short = [
         *SHORT,
         "subset.images=20",
@@ -304,7 +304,7 @@ def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_t
     start = outputs / RUN
     if has_token:
         vit = {"encoder.patch_size": 4, "encoder.width": 16, "encoder.depth": 1, "encoder.heads": 2}
-        start = ssvit.pretrain(**vit, **options, objective="supervised", probe=[], evaluator=[], verbose=False)
+        start = ssvit.pretrain(**vit, **options, objective="supervised", probes=[], evaluator=[], verbose=False)
     run = ssvit.finetune(start, **options)
     assert any(name.startswith("distilled_head.") for name in states(run.folder)["model"]) is has_token
     assert any(line.startswith("distillation=deit: ") for line in capsys.readouterr().out.splitlines()) is not has_token

@@ -37,7 +37,7 @@ def test_the_commands_train_measure_and_predict(tmp_path: Path, tool, monkeypatc
     small = ("encoder.width=32", "encoder.depth=2", "encoder.heads=2")
     tool(
         "pretrain", *data, *small, *short, "name=p", "recipe.steps=4", "recipe.evaluate_every=4",
-        "probe=[knn,few_shot,logistic]", "probe.knn.k=5", "probe.few_shot.shots=2",
+        "probes=[knn,few_shot,logistic]", "probes.knn.k=5", "probes.few_shot.shots=2",
     )  # fmt: skip
     (folder,) = tmp_path.rglob("p/metrics.jsonl")
     last = [json.loads(line) for line in folder.read_text().splitlines()][-1]

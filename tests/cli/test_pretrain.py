@@ -128,7 +128,7 @@ def test_a_signal_acts_at_once_amid_the_wait_for_a_stopped_worker(tmp_path):
     (tmp_path / "images").mkdir()
     for i in range(16):
         Image.new("RGB", (20, 20), (i, 2 * i, 3 * i)).save(tmp_path / "images" / f"{i}.png")
-    options = (*TINY[3:], "data=folder", "data.root=images", "workers=1", "loader_timeout=0", "probe=[]",
+    options = (*TINY[3:], "data=folder", "data.root=images", "workers=1", "loader_timeout=0", "probes=[]",
                "recipe.steps=100000", "recipe.save_every=100000", "recipe.evaluate_every=100000")  # fmt: skip
     process = start(tmp_path, "pretrain", *options)
     for line in process.stdout:

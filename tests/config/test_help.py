@@ -33,7 +33,7 @@ def options(command: str, *given: str) -> dict[str, help.Option]:
         *((command, ()) for command in COMMANDS),
         *(("pretrain", (f"objective={file}",)) for file in FILES["objective"]),
         *(("pretrain", tuple(filter(None, files))) for files in TOGETHER),
-        ("pretrain", (f"probe=[{','.join(PROBES)}]",)),
+        ("pretrain", (f"probes=[{','.join(PROBES)}]",)),
         ("pretrain", ("objective=supervised", "distillation=deit", "teacher=x")),
         ("finetune", ("recipe=sgd",)),
         *(("retrieve", (f"index={index}",)) for index in ("flat", "ivf", "hnsw")),

@@ -88,7 +88,9 @@ def test_every_form_of_devices_is_permitted(devices):
 
 
 def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
-    done = tool("pretrain", *TINY, "-m", "probe=[]", "recipe.lr=1e-3,2e-3", "recipe.steps=3", "recipe.evaluate_every=3")
+    done = tool(
+        "pretrain", *TINY, "-m", "probes=[]", "recipe.lr=1e-3,2e-3", "recipe.steps=3", "recipe.evaluate_every=3"
+    )
     assert "HYDRA" not in done.stderr
     left = sorted(path.name for path in (tmp_path / "outputs").iterdir())
     runs = [f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002")]

@@ -17,7 +17,7 @@ OWN = ("--plugin", "mine")
 FILES = ("--config-dir", "configs")
 SIZES = tuple(option for option in TINY if not option.startswith("target."))  # those of any target
 METHOD = (*OWN, *SIZES, "objective=mine", "target=mine", "data=mine")
-MEASURED = (*METHOD, "evaluator=[spread]", "probe=[mine]")
+MEASURED = (*METHOD, "evaluator=[spread]", "probes=[mine]")
 SHORT = ("recipe.steps=1", "recipe.batch_size=8", "recipe.warmup=0", "fabric.accelerator=cpu")
 
 
@@ -43,7 +43,7 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
     assert [row["step"] for row in rows if "spread/deviation" in row] == [0, 3, 6]
     assert {"train/loss", "train/rate"} <= {key for row in rows for key in row}
 
-    tool("pretrain", *METHOD, "name=whole", "probe=[]", PYTHONPATH=path)  # an evaluator and a probe only look on
+    tool("pretrain", *METHOD, "name=whole", "probes=[]", PYTHONPATH=path)  # an evaluator and a probe only look on
     (_, states), (_, others) = (storage.newest(folder, print) for folder in (run, whole))
     torch.testing.assert_close(states, others, rtol=0, atol=0)
     assert states["model"]["mean"].item() > 0  # what `after_step` changed
@@ -63,7 +63,7 @@ def test_trains_resumes_fine_tunes_and_is_evaluated(path, tool, tmp_path):
 
 
 def test_a_target_serves_another_objective(path, tool):
-    options = (*OWN, *SIZES, "target=mine", "data=mine", "probe=[]", "evaluators.held_out.images=8")
+    options = (*OWN, *SIZES, "target=mine", "data=mine", "probes=[]", "evaluators.held_out.images=8")
     done = tool("pretrain", *options, "recipe.steps=1", "recipe.warmup=0", PYTHONPATH=path)
     assert "squared error" in done.stdout
 
@@ -100,5 +100,5 @@ def test_a_file_of_ones_own_may_give_other_options_to_the_encoders_of_ssvit(path
     folder = tmp_path / "configs" / "encoder"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("defaults: [small, _self_]\nactivation_checkpointing: true\n")
-    options = ("encoder=mine", "recipe.steps=1", "recipe.warmup=0", "probe=[]")
+    options = ("encoder=mine", "recipe.steps=1", "recipe.warmup=0", "probes=[]")
     assert tool("pretrain", "--dry-run", *FILES, *SIZES, *options, PYTHONPATH=path).stdout

@@ -30,7 +30,7 @@ from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Gallery
 
 SIDE = 16
-TRAIN = ("encoder.depth=2", "encoder.heads=2", "recipe.warmup=1", "recipe.precision=32-true", "probe=[]")
+TRAIN = ("encoder.depth=2", "encoder.heads=2", "recipe.warmup=1", "recipe.precision=32-true", "probes=[]")
 RUN = (
     *TRAIN, "preset=null", "target=pixels", "data.image_size=16", "encoder.width=16", "recipe.batch_size=8",
     "recipe.steps=6", "recipe.save_every=2", "recipe.evaluate_every=6", "recipe.log_every=1", "fabric.accelerator=cpu",

@@ -133,7 +133,7 @@ def test_commands_start_from_weights_of_other_channels(rasters, capsys):
     folder, channels = rasters
     start = [f"checkpoint={folder}/rgb.safetensors", "encoder.heads=4", f"data={folder}/set", f"outputs={folder}"]
     measured = [*start, f"data.normalization={folder}/bands.yaml", "data.image_size=16"]
-    run = find("pretrain").call([*measured, "objective=mae", "name=run", "probe=[]", *SHORT])
+    run = find("pretrain").call([*measured, "objective=mae", "name=run", "probes=[]", *SHORT])
     capsys.readouterr()
     facts = manifest.read(manifest.complete(run)[-1])
     assert facts["encoder"]["channels"] == channels
@@ -171,7 +171,7 @@ def three_bands(tmp_path_factory):
 
 def test_a_measured_normalisation_of_as_many_channels_standardises_the_pixels(three_bands):
     folder, options, images, _ = three_bands
-    run = find("pretrain").call([*options, f"outputs={folder}", "objective=mae", "name=run", "probe=[]", *SHORT])
+    run = find("pretrain").call([*options, f"outputs={folder}", "objective=mae", "name=run", "probes=[]", *SHORT])
     encoder = load_encoder(LoadEncoder(path=run))
     pixels = encoder.normalise(images)
     assert pixels.mean((0, 2, 3)).abs().max() < 0.15

@@ -190,7 +190,7 @@ def test_an_objective_without_a_fit_reads_no_images_before_the_first_step(tmp_pa
 @pytest.mark.slow
 def test_from_the_command_line_a_second_stage_clusters_the_features_of_the_first(tool, tmp_path):
     run = [option for option in TINY if not option.startswith("target.")]
-    run += ["target=codebook", "target.clusters=12", "target.images=40", "probe=[]"]
+    run += ["target=codebook", "target.clusters=12", "target.images=40", "probes=[]"]
     assert "codebook: 12 clusters of 640 patches" in tool("pretrain", *run, "name=first").stdout
     stage = ["name=second", "target.checkpoint=outputs/first", "target.layer=1"]
     done = tool("pretrain", *run, *stage, "recipe.steps=4")

@@ -108,11 +108,11 @@ def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_
     given = ["objective=contrastive_tuning", "objective.hidden=16", "objective.projection=8", "objective.queue=16"]
     line = one_line(tool("pretrain", *given, status=2, PYTHONPATH=no_torch))
     assert line.startswith("ssvit: checkpoint=null: ")
-    tool("pretrain", *(one for one in TINY if not one.startswith("target")), "objective=mae", "probe=[]",
+    tool("pretrain", *(one for one in TINY if not one.startswith("target")), "objective=mae", "probes=[]",
          "objective.decoder.width=16", "objective.decoder.heads=2")  # fmt: skip
     first = tmp_path / "outputs" / "mae_synthetic"
     short = [one for one in TINY if one.startswith(("recipe", "fabric", "figures"))]
-    given += [*short, f"checkpoint={first}", "name=tuned", "probe=[]", "evaluators.held_out.images=16"]
+    given += [*short, f"checkpoint={first}", "name=tuned", "probes=[]", "evaluators.held_out.images=16"]
     line = one_line(tool("pretrain", *given, "objective.trained=3", status=2))
     assert line.startswith("ssvit: objective.trained=3: ")
     line = one_line(tool("pretrain", *given, "objective.queue=7", "recipe.accumulate=2", status=2))

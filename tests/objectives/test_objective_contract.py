@@ -554,7 +554,7 @@ def test_the_command_trains_evaluates_and_keeps_the_backbone(objective, tool, tm
     evaluator, *every = (
         ("label_free", "evaluators.label_free.every=3") if objective in ("diet", "distill") else ("held_out",)
     )
-    probes = ("probe=[knn]", "probing.every=3")
+    probes = ("probes=[knn]", "probing.every=3")
     options = command(objective, *probes, f"evaluators.{evaluator}.images=16", "figures=end", *every)
     tool("pretrain", *options)
     folder = tmp_path / "outputs" / f"{objective}_synthetic"

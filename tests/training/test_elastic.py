@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_half_of_the_processes_continue_with_the_same_batches(tool, tmp_path):
     """And a number of processes that does not divide the batch is an error."""
     run = tmp_path / "outputs" / "run"
-    options = (*TINY, "probe=[]", "name=run")
+    options = (*TINY, "probes=[]", "name=run")
     tool("pretrain", *options, "fabric.devices=2", "fabric.strategy=ddp")
     before = rows(run, "train/loss")
     shutil.rmtree(run / "step_00000006")
@@ -41,7 +41,7 @@ def test_a_run_continues_without_one_of_two_machines(tmp_path):
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test"),
         "--rdzv-conf=last_call_timeout=30,keep_alive_interval=1,keep_alive_max_attempt=3",
-        *(str(ROOT / "tools" / "pretrain.py"), *TINY, "probe=[]", "name=run", f"outputs={tmp_path}/outputs"),
+        *(str(ROOT / "tools" / "pretrain.py"), *TINY, "probes=[]", "name=run", f"outputs={tmp_path}/outputs"),
         *("recipe.steps=100000", "recipe.save_every=20", "recipe.evaluate_every=100000", "recipe.log_every=100"),
     ]
     agents: list[subprocess.Popen] = []

@@ -224,7 +224,7 @@ def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_p
 def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_path):
     """Commands use the pixel format of a run on grey images for other images that are named by their path."""
     root, small = grey(tmp_path / "set", "png"), [f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
-    run = pretrain.call([f"data={root}", *TINY, *small[:1], "objective=dino", "objective.prototypes=16", "probe=[]"])
+    run = pretrain.call([f"data={root}", *TINY, *small[:1], "objective=dino", "objective.prototypes=16", "probes=[]"])
     encoder = manifest.read(manifest.complete(run)[-1])["encoder"]
     assert encoder["channels"] == len(encoder["mean"]) == 1
     other, report = grey(tmp_path / "other", "jpg-rgb", shade=60), tmp_path / "report"
@@ -234,7 +234,7 @@ def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_
     steps = ["recipe.steps=1", "recipe.batch_size=4", "recipe.warmup=0", "recipe.precision=32-true", "figures=none"]
     tuned = manifest.read(manifest.complete(finetune.call([checkpoint, data, *steps, *small]))[-1])["encoder"]
     assert all(tuned[name] == encoder[name] for name in ("channels", "mean", "std"))
-    again = pretrain.call([checkpoint, data, "data.channels=1", "name=again", "probe=[]", *steps, *small])
+    again = pretrain.call([checkpoint, data, "data.channels=1", "name=again", "probes=[]", *steps, *small])
     assert yaml.safe_load((again / "config.yaml").read_text())["data"]["mean"] == encoder["mean"]
     pack.call([data, f"output={tmp_path}/packed", "data.held_out=0.1"])
     for data in (other, tmp_path / "packed"):

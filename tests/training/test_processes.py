@@ -149,7 +149,7 @@ def test_two_processes_continue_with_the_same_bits(tmp_path, files, method, stra
 
 def test_processes_end_saved_after_torchrun_is_killed(tmp_path):
     """While they run, a second run of the same name fails with the process id and the host."""
-    options = [str(ROOT / "tools" / "pretrain.py"), *TINY, "outputs=outputs", "name=run", "probe=[]"]
+    options = [str(ROOT / "tools" / "pretrain.py"), *TINY, "outputs=outputs", "name=run", "probes=[]"]
     endless = [f"recipe.{name}=100000" for name in ("steps", "save_every", "evaluate_every")]
     command = [*TORCHRUN, "--nproc-per-node=2", *options, *endless]
     agent = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -230,8 +230,8 @@ def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
 @pytest.mark.slow
 def test_a_run_from_existing_weights_is_compared_with_its_start_after_the_other_processes_have_ended(outputs):
     start = f"checkpoint={outputs / 'masked_patch_synthetic'}"
-    options = (*TINY[TINY.index("recipe.batch_size=8") :], start, f"outputs={outputs}", "name=continued", "probe=[knn]",
-               "objective=mae", "probing.train_images=32", "probing.test_images=16")  # fmt: skip
+    options = (*TINY[TINY.index("recipe.batch_size=8") :], start, f"outputs={outputs}", "name=continued",
+               "objective=mae", "probes=[knn]", "probing.train_images=32", "probing.test_images=16")  # fmt: skip
     run = [*TORCHRUN, "--nproc-per-node=2", "-m", "ssvit", "pretrain", *options]
     done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     options = {f"encoder.{name}": value for name, value in metadata.items()} | {"data.image_size": size}
     typed = [f"{name}={value}".replace(" ", "") for name, value in options.items()]
     done = tool(
-        "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=synthetic", "probe=[]"
+        "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=synthetic", "probes=[]"
     )
     assert "positions resized from" in done.stdout
     loaded = tiny.loaded(peer.path, **metadata, image_size=size)
@@ -152,7 +152,7 @@ def test_a_continuation_is_compared_with_its_start_and_merged(outputs, tool, tmp
             tmp_path / "others" / ("train", "test")[number % 2] / "ab"[number % 3 == 0] / f"{number}.png",
             picture(number),
         )
-    images = ("probe=[knn]", "probing.train_images=32", "probing.test_images=16", f"forgetting={tmp_path / 'others'}")
+    images = ("probes=[knn]", "probing.train_images=32", "probing.test_images=16", f"forgetting={tmp_path / 'others'}")
     run = tool("pretrain", *SHORT, f"checkpoint={outputs / RUN}", "objective=mae", "continuation=safe", *images)
     name = f"mae_from_{RUN}"
     assert "not compared" not in run.stdout
@@ -189,7 +189,7 @@ def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(t
         4 * side
         for side in open_checkpoint(peer.path, {"heads": HEADS, "trained_size": peer.size}).encoder["patch_size"]
     ]
-    run = (*SHORT, *images, "objective=mae", "probe=[]", "logger=[]")
+    run = (*SHORT, *images, "objective=mae", "probes=[]", "logger=[]")
     tiny_encoder = ("encoder.width=16", "encoder.depth=2", "encoder.heads=2", "data.image_size=16")
     for name, options in (
         ("old", tiny_encoder),
@@ -219,7 +219,7 @@ def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(t
     ],
 )
 def test_killed_it_ends_with_the_same_bits_and_keeps_to_its_checkpoint(outputs, tool, tmp_path, changes):
-    changes = (*changes, "recipe.accumulate=2", "probe=[]")
+    changes = (*changes, "recipe.accumulate=2", "probes=[]")
     options = (*SHORT, f"checkpoint={outputs / RUN}", *changes)
     tool("pretrain", *options, "name=whole")
     kill_after(tmp_path, "step 3/6", *options, "name=killed")

@@ -18,7 +18,7 @@ SLURM = ("-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", 
 
 
 def test_a_dry_run_previews_each_job_here_and_submits_nothing(tool, tmp_path):
-    done = tool("pretrain", "--dry-run", *SLURM, *TINY, "probe=[]", "recipe.lr=1e-3,2e-3")
+    done = tool("pretrain", "--dry-run", *SLURM, *TINY, "probes=[]", "recipe.lr=1e-3,2e-3")
     assert done.stdout.count("steps: 6 of 8") == 2
     assert not list(tmp_path.rglob("*submitit*"))
 
@@ -48,7 +48,7 @@ def test_the_script_for_slurm_trains_and_is_queued_again(tmp_path):
     python = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n", "PROCESSES": "2",
                                 "PORT": str(port), "PATH": path, "PYTHONPATH": python}  # fmt: skip
-    script = [str(ROOT / "examples" / "slurm.sh"), *TINY, "probe=[]", "outputs=outputs", "name=run"]
+    script = [str(ROOT / "examples" / "slurm.sh"), *TINY, "probes=[]", "outputs=outputs", "name=run"]
     script += ["fabric.strategy=fsdp", "recipe.steps=400"]
     with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as job:
         for line in job.stdout:
@@ -65,6 +65,6 @@ def test_the_script_for_slurm_trains_and_is_queued_again(tmp_path):
 
 @pytest.mark.slow
 def test_jobs_in_other_processes_have_the_names_of_their_options(tool, tmp_path):
-    tool("pretrain", "-m", "hydra/launcher=submitit_local", *TINY, "probe=[]", "recipe.lr=1e-3,2e-3")
+    tool("pretrain", "-m", "hydra/launcher=submitit_local", *TINY, "probes=[]", "recipe.lr=1e-3,2e-3")
     names = sorted(path.name for path in (tmp_path / "outputs").iterdir() if path.is_dir())
     assert names == [".submitit", *(f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002"))]

@@ -43,7 +43,7 @@ class Terminal:
 
 
 def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
-    terminal = Terminal(tmp_path, "recipe.steps=12", "probe=[]")
+    terminal = Terminal(tmp_path, "recipe.steps=12", "probes=[]")
     shown = terminal.read()
     assert terminal.status() == 0, shown
     bars = [part for part in re.split(r"[\r\n]+", shown) if re.match(r"step \d+/12 \|", part)]
@@ -54,7 +54,7 @@ def test_the_bar_counts_steps_and_fits_the_terminal(tmp_path):
 
 
 def test_ctrl_c_has_an_immediate_answer_and_the_run_is_saved(tmp_path):
-    terminal = Terminal(tmp_path, "recipe.steps=100000", "recipe.save_every=100000", "probe=[]")
+    terminal = Terminal(tmp_path, "recipe.steps=100000", "recipe.save_every=100000", "probes=[]")
     terminal.read(until="images/s")
     os.kill(terminal.process.pid, signal.SIGINT)
     shown = terminal.read()

@@ -181,7 +181,7 @@ QUICK = (
 
 
 def test_measures_the_embedded_set(tool, tmp_path):
-    trained = tool("pretrain", *TINY, "probe=[segmentation]", "name=run", "recipe.steps=3")
+    trained = tool("pretrain", *TINY, "probes=[segmentation]", "name=run", "recipe.steps=3")
     assert "segmentation: not measured during the run" in trained.stdout + trained.stderr
     done = tool("evaluate", *QUICK, f"output={tmp_path}/report")
     table = [line.split() for line in done.stdout.splitlines()]

@@ -138,7 +138,7 @@ def test_commands_print_names_as_text_and_follow_no_reference(tool, tmp_path):
     data = ("data=folder", "data.root=photos", "data.image_size=16")
     model = [one for one in TINY if not one.startswith(("data", "target"))]
     printed = [
-        tool("pretrain", "objective=supervised", *data, *model, "probe=[]", "name=run").stdout,
+        tool("pretrain", "objective=supervised", *data, *model, "probes=[]", "name=run").stdout,
         tool("predict", "checkpoint=outputs/run", "photos/test", "top=1", "output=answers.json").stdout,
         tool("predict", "checkpoint=outputs/run", f"photos/test/{NAMES[8]}", "top=11").stdout,
         tool("evaluate", "checkpoint=outputs/run", *data[:2], "probes=[knn]", "figures=none").stdout,
