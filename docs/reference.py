@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ssvit.cli import COMMANDS
-from ssvit.cli import find as find_command
+from ssvit.cli import COMMANDS, find_command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, expected, find, meanings, nested_options
 from ssvit.errors import typed

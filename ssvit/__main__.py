@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ssvit.cli import COMMANDS, find
+from ssvit.cli import COMMANDS, find_command
 
 if TYPE_CHECKING:
     from ssvit.config.command import Command
@@ -44,7 +44,7 @@ def main(name: str | None = None) -> None:
 def _run(name: str, arguments: list[str]) -> None:
     from ssvit.config.command import exit_on_failure, exit_with
 
-    command = replace(find(name), prefix="ssvit ")
+    command = replace(find_command(name), prefix="ssvit ")
     flags = {_DRY_RUN, _SHOW_CONFIG, *_HELP}.intersection(arguments)
     arguments = [argument for argument in arguments if argument not in flags]
     if _HELP & flags:

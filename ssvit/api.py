@@ -20,7 +20,7 @@ from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.config.command_line import quoted
 from ssvit.errors import OptionError
-from ssvit.loading.finding import find
+from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -223,7 +223,9 @@ def load_classifier(
 def _find(checkpoint: "str | Path | Run", outputs: str | Path, stage: str, options: Mapping[str, Any]) -> Checkpoint:
     """Return a checkpoint or an exported graph without printing the path of the newest one."""
     path, precision = _checkpoint(checkpoint, outputs), options.get("precision", "auto")
-    return find(path, outputs=str(outputs), stage=stage, say=lambda line: None, options=options, precision=precision)
+    return find_checkpoint(
+        path, outputs=str(outputs), stage=stage, say=lambda line: None, options=options, precision=precision
+    )
 
 
 def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:
@@ -251,7 +253,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return cli.find(command).call(arguments, config_dir=config_dir)
+        return cli.find_command(command).call(arguments, config_dir=config_dir)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ import torch
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 
@@ -38,7 +38,7 @@ class Values(dict):
 
 def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) -> Values:
     """The options of a command, as a command line with these options makes them."""
-    command = find(tool)
+    command = find_command(tool)
     config = command.compose(command.line(options), incomplete=incomplete)
     return Values(config.values, config)
 

@@ -14,7 +14,7 @@ import pytest
 from command import LIMIT, TINY, program
 from forked import collect_rarely
 
-from ssvit.cli import find
+from ssvit.cli import find_command
 
 ROOT = Path(__file__).resolve().parent.parent
 # Child processes import modules of tests: the server that they are forked from, and functions of test files.
@@ -68,7 +68,7 @@ def tool(tmp_path):
 def call(tmp_path, monkeypatch):
     """Run a command in this process: call("export", "checkpoint=run", …) -> its result."""
     monkeypatch.chdir(tmp_path)
-    return lambda name, *options: find(name).call([f"outputs={tmp_path}/outputs", *options])
+    return lambda name, *options: find_command(name).call([f"outputs={tmp_path}/outputs", *options])
 
 
 @pytest.fixture(scope="session")

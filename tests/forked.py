@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 import ssvit
-from ssvit.cli import find
+from ssvit.cli import find_command
 
 _SLOW = ("torch", "torchvision.transforms.v2", "hydra", "matplotlib.figure", "matplotlib.backends.backend_agg")
 # Modules that load packages which few commands need (scipy, datasets), and the program itself.
@@ -35,7 +35,7 @@ def load(*, torch: bool) -> None:
         if name.removeprefix("ssvit.") not in _LATER and (torch or light):
             importlib.import_module(name)
     for options in ("data=synthetic",), ("data=synthetic", "probes=[]"):  # composed once, for most commands
-        command = find("pretrain")
+        command = find_command("pretrain")
         command.compose(command.line(options))
     assert torch or "torch" not in sys.modules
     collect_rarely()

@@ -16,7 +16,7 @@ from PIL import Image
 import ssvit
 from ssvit import api
 from ssvit.checkpoints import manifest
-from ssvit.cli import COMMANDS, find, normalization
+from ssvit.cli import COMMANDS, find_command, normalization
 from ssvit.config import command, help
 from ssvit.config.command_line import quoted, unquoted
 from ssvit.data.sources.base import Unreadable
@@ -106,7 +106,7 @@ def test_a_command_sets_the_allocator_of_its_process_and_a_function_does_not(out
     ssvit.pretrain(**OPTIONS, outputs=outputs, name="allocated", figures="none", verbose=False)
     assert calls == []
     with pytest.raises(SystemExit):
-        find("pretrain").main(["objective=none"])
+        find_command("pretrain").main(["objective=none"])
     assert calls == ["set"]
 
 
@@ -250,8 +250,8 @@ def test_values_are_written_as_the_command_line_has_them(value, written):
 def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outputs, monkeypatch):
     def composed(name: str, **options) -> dict:
         found = []
-        command = replace(find(name), run=lambda config: found.append(config.values) or outputs)
-        monkeypatch.setattr("ssvit.cli.find", {name: command}.get)
+        command = replace(find_command(name), run=lambda config: found.append(config.values) or outputs)
+        monkeypatch.setattr("ssvit.cli.find_command", {name: command}.get)
         api._call(name, options, verbose=False, config_dir=None)
         return found[0]
 
@@ -269,7 +269,7 @@ def test_a_dictionary_in_a_group_changes_a_part_or_is_the_whole_value(run, outpu
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_its_name(name):
-    assert find(name).name == name.replace("-", "_")
+    assert find_command(name).name == name.replace("-", "_")
 
 
 def test_each_command_line_spells_other_commands_in_the_way_that_it_was_started():

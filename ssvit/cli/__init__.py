@@ -32,6 +32,6 @@ COMMANDS = {
 }
 
 
-def find(name: str) -> "Command":
+def find_command(name: str) -> "Command":
     """Import the command with a name."""
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").command

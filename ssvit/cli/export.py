@@ -13,7 +13,7 @@ from ssvit.errors import print_lines
 from ssvit.exchange import export_options
 from ssvit.exchange.reading_options import ForeignEncoder
 from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.loading.finding import find
+from ssvit.loading.finding import find_checkpoint
 from ssvit.loading.finding_options import Pretrained
 from ssvit.loading.origins import origin
 from ssvit.models import timm_options
@@ -32,7 +32,9 @@ def run(config: Config) -> None:
     """Check that the format supports the encoder; then import torch, build the encoder and write it."""
     options: Export = config.options
     encoder = options.encoder.values()
-    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say)
+    checkpoint = find_checkpoint(
+        options.checkpoint, outputs=options.outputs, stage=PRETRAIN, options=encoder, say=config.line.say
+    )
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
     encoder_options = timm_options.options_from(checkpoint.encoder | {"image_size": size})
     options.check_model(encoder_options, checkpoint.manifest.get("classifier"))

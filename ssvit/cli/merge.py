@@ -10,7 +10,7 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
 from ssvit.errors import OptionError, print_lines
-from ssvit.loading.finding import find
+from ssvit.loading.finding import find_checkpoint
 from ssvit.loading.finding_options import Pretrained
 
 
@@ -27,7 +27,7 @@ class Merge(Pretrained):
 def run(config: Config) -> Path:
     """Check that this is a checkpoint of ssvit; then import torch, verify the parts and write the merged files."""
     options: Merge = config.options
-    checkpoint = find(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, say=config.line.say)
+    checkpoint = find_checkpoint(options.checkpoint, outputs=options.outputs, stage=PRETRAIN, say=config.line.say)
     if checkpoint.foreign:
         raise OptionError("checkpoint", options.checkpoint, "must be a checkpoint of a run, not a foreign file")
     config.line.announce()

@@ -22,7 +22,7 @@ from ssvit.engine.atomic_io import replace
 from ssvit.errors import OptionError, UserError, file_to_write, folder_to_write, print_lines
 from ssvit.kernels.inference_options import Inference
 from ssvit.loading.encoder_options import eval_transform
-from ssvit.loading.finding import find
+from ssvit.loading.finding import find_checkpoint
 from ssvit.loading.finding_options import Finetuned
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def run(config: Config) -> None:
     options: Predict = config.options
     paths = folder.paths(options.images)
     labelled = [] if options.labelled is None else folder.pictures(options.labelled)
-    checkpoint = find(
+    checkpoint = find_checkpoint(
         options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say, precision=options.precision
     )
     config.line.announce()

@@ -82,7 +82,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
         folder: The run folder.
         others: Options of the other encoders.
     """
-    from ssvit.cli import find
+    from ssvit.cli import find_command
     from ssvit.training import best
 
     options: Pretrain = config.options
@@ -101,7 +101,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
         values = {**changes, **images, "output": str(folder / name)}
         arguments = [*config.line.flags, *(f"{option}={quoted(value)}" for option, value in values.items())]
         try:
-            replace(find("evaluate"), prefix=config.line.prefix).call(arguments)
+            replace(find_command("evaluate"), prefix=config.line.prefix).call(arguments)
         except Failure as failure:  # the training has succeeded
             print_lines(f"{name}: not compared: {failure}")
 

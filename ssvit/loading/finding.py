@@ -62,7 +62,7 @@ def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Chec
     return Checkpoint(path, {**entries, "name": foreign.name, "seal": checksum}, foreign.weights)
 
 
-def find(
+def find_checkpoint(
     checkpoint: str,
     *,
     outputs: str,

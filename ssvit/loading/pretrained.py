@@ -25,7 +25,7 @@ from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format, usual_size
-from ssvit.loading.finding import NEWEST, find, open_checkpoint
+from ssvit.loading.finding import NEWEST, find_checkpoint, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
 
@@ -239,7 +239,7 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
     """
     foreign = _foreign_options(arguments)
     outputs = arguments.get("outputs", "outputs")
-    checkpoint = find(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
+    checkpoint = find_checkpoint(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
     trained = checkpoint.encoder
     line.nodes["encoder", "pretrained"] = {
         "_target_": LoadEncoder.part_name(),

@@ -17,7 +17,7 @@ from ssvit.errors import OptionError, pair, print_lines, typed, within
 from ssvit.evaluation.features_options import AUTO, Features, FeatureSpec, precision_of, size_of, spec_of
 from ssvit.evaluation.report.folder import report_for
 from ssvit.loading.encoder_options import LoadEncoder, check_feature_spec, checked_size, eval_transform, pixel_format
-from ssvit.loading.finding import NEWEST, find
+from ssvit.loading.finding import NEWEST, find_checkpoint
 from ssvit.loading.pretrained import size_of_images
 from ssvit.retrieval.options import Pictures, encoder_of
 
@@ -49,7 +49,7 @@ class Extraction:
         path, identity = self.options.checkpoint, "" if store is None else encoder_of(store)
         if store is not None and path == NEWEST and Path(of_store := encoder_of(store, "checkpoint")).exists():
             path = of_store or path
-        self.checkpoint = find(
+        self.checkpoint = find_checkpoint(
             path, outputs=self.options.outputs, stage=PRETRAIN, options=encoder, say=say,
             precision=self.options.precision,
         )  # fmt: skip

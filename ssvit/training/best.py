@@ -44,7 +44,7 @@ class Best:
         return f"best checkpoint: {folder / NAME}, step {self.step}, {self.metric} {value}"
 
 
-def find(history: History, recipe: Recipe) -> Best | None:
+def find_best(history: History, recipe: Recipe) -> Best | None:
     """Find the best evaluation among those at which a checkpoint is saved.
 
     Args:

@@ -152,7 +152,7 @@ def train(
     if processes.is_main:  # finish the work of an interrupted run
         if finished:
             storage.merge(Checkpoint.open(folder))
-        top = best.find(history, recipe)
+        top = best.find_best(history, recipe)
         if top and not (finished and top.is_noise):
             best.link_checkpoint(folder, top.step)
     if finished:
@@ -317,7 +317,7 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
                 evaluations[name] = evaluator(objective, history)
             row.update({f"{name}/{key}": value for key, value in evaluations[name].metrics.items()})
         if log.is_main:
-            top = best.find(with_metrics([*log.history, {"step": step}], row), recipe)
+            top = best.find_best(with_metrics([*log.history, {"step": step}], row), recipe)
         if ended and top is not None and top.is_noise:
             atomic_io.remove(log.folder / best.NAME)
         is_best = top is not None and top.step == step and not (ended and top.is_noise)

@@ -37,7 +37,7 @@ def run(folder: Path, name: str, *, written: int, stage: str = PRETRAIN, step: i
 
 def newest(folder: Path, stage: str) -> str:
     lines = []
-    checkpoint = finding.find("newest", outputs=str(folder / "outputs"), stage=stage, say=lines.append)
+    checkpoint = finding.find_checkpoint("newest", outputs=str(folder / "outputs"), stage=stage, say=lines.append)
     assert str(checkpoint.path) in lines[0]
     return checkpoint.name
 

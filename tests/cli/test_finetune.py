@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 import ssvit
 from ssvit.checkpoints import manifest
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 
@@ -209,7 +209,7 @@ def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, t
 
 def finetune(*options: str) -> None:
     """Run the command as a process of several."""
-    find("finetune").call(options)
+    find_command("finetune").call(options)
 
 
 def test_two_processes_have_the_losses_and_the_accuracy_of_one(finetuned, outputs):

@@ -11,7 +11,7 @@ from command import TINY
 from PIL import Image
 
 from ssvit.checkpoints import manifest
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import synthetic_options
 from ssvit.data.sources.synthetic import synthetic
@@ -47,7 +47,7 @@ def measured(run, tmp_path):
     def measure(tool, *options):
         options = (f"outputs={run.parent}", f"cache={tmp_path}/features", f"output={tmp_path}/numbers.json",
                    "precision=32", *options)  # fmt: skip
-        find(tool.replace("_", "-")).call(options)
+        find_command(tool.replace("_", "-")).call(options)
         return json.loads((tmp_path / "numbers.json").read_text())
 
     return measure

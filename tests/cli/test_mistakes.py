@@ -11,7 +11,7 @@ import pytest
 from command import LIMIT
 from PIL import Image
 
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.errors import Failure
 
 LONG = "a" * 5000
@@ -355,5 +355,5 @@ def test_images_without_labels_are_reported_before_a_run_starts(tmp_path, comman
     for number in range(64):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     with pytest.raises(Failure, match="no labels"):
-        find(command).call(["data=folder", f"data.root={tmp_path}", f"outputs={tmp_path}/outputs", option])
+        find_command(command).call(["data=folder", f"data.root={tmp_path}", f"outputs={tmp_path}/outputs", option])
     assert not (tmp_path / "outputs").exists()

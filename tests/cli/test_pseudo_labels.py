@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.cli.predict import PseudoLabel, select
 from ssvit.data.sources import datasets
 from ssvit.data.sources.datasets_options import Csv
@@ -35,7 +35,7 @@ RUN = STORED / "outputs" / "finetune_masked_patch_synthetic"
 def test_a_table_of_pseudo_labels_is_a_data_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["output=pseudo.csv", "confidence=0", "per_class=2"]
-    find("predict").call([f"checkpoint={RUN}", *options, str(STORED / "pictures")])
+    find_command("predict").call([f"checkpoint={RUN}", *options, str(STORED / "pictures")])
     with open("pseudo.csv") as file:
         found = list(csv.DictReader(file))
     assert max(Counter(row["label"] for row in found).values()) == 2
@@ -60,10 +60,10 @@ def test_only_files_of_the_command_are_overwritten(tmp_path, monkeypatch, comman
     for mine in ('["mine"]\n', "path,label\n1.png,cat\n", "channels: 3\n"):
         Path(output).write_text(mine)
         with pytest.raises(Failure, match=f"^output={output}: "):
-            find(name).call(options)
+            find_command(name).call(options)
         assert Path(output).read_text() == mine
     Path(output).write_text("")  # as mktemp leaves it
-    find(name).call(options)
+    find_command(name).call(options)
     first = Path(output).read_bytes()
-    find(name).call([*options, change])
+    find_command(name).call([*options, change])
     assert Path(output).read_bytes() not in (b"", first)

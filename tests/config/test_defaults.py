@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from ssvit.cli import COMMANDS, find
+from ssvit.cli import COMMANDS, find_command
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.declaration import Count, Options, completed
 from ssvit.config.declaration import find as find_options
@@ -76,7 +76,7 @@ def test_no_value_of_a_group_file_restates_a_default(file):
 @pytest.mark.parametrize("name", TOOLS)
 def test_no_value_of_a_commands_file_restates_a_default(name):
     for file in CommandLine([]).with_bases(TOOLS[name].stem):
-        assert restated(file, find(name).options) == []
+        assert restated(file, find_command(name).options) == []
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
@@ -86,7 +86,9 @@ def test_an_experiment_states_its_recipe_and_the_options_of_its_method(file):
     assert stated["recipe"].keys() >= {
         "optimizer", "steps", "batch_size", "lr", "warmup", "decay", "weight_decay", "clip", "ema"
     }  # fmt: skip
-    tool = find("finetune" if "compare" in stated or "table4" in stated or "finetune" in file.stem else "pretrain")
+    tool = find_command(
+        "finetune" if "compare" in stated or "table4" in stated or "finetune" in file.stem else "pretrain"
+    )
     data = ["data=shapes"] if file.stem in ("table4_vtab", "finetune_shapes") else []
     written = tool.described([f"experiment={file.stem}", *data]).written
     method = find_options(written["objective"]["_target_"])

@@ -4,7 +4,7 @@ from itertools import zip_longest
 
 import pytest
 
-from ssvit.cli import COMMANDS, find
+from ssvit.cli import COMMANDS, find_command
 from ssvit.config import help
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, meanings
@@ -22,7 +22,7 @@ PROBES = CommandLine([]).names("probe")
 
 def options(command: str, *given: str) -> dict[str, help.Option]:
     """Return all options of a command by name; a placeholder replaces a checkpoint that does not exist."""
-    tool = find(command)
+    tool = find_command(command)
     files, groups = help.describe(tool, tool.described(given))
     return {one.name: one for group in (files, *groups) for one in group.options}
 

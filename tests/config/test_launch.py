@@ -14,7 +14,7 @@ import pytest
 from command import TINY, error_of, one_line
 from images import put
 
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.devices import Fabric
@@ -27,9 +27,9 @@ RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"
 
 COMPOSED = """
 import sys
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.config.declaration import Run
-command = find("pretrain")
+command = find_command("pretrain")
 config = command.compose(command.line(["objective=mae"]))
 Run(config.options).check()
 print(*(name for name in sys.modules if name.startswith("ssvit.")))
@@ -50,7 +50,7 @@ def test_a_run_from_random_weights_imports_only_what_it_chose(no_torch):
 
 
 def test_the_options_of_hydra_are_no_suggestion():
-    line = str(error_of(find("pretrain").call, ["zzz=3"]))
+    line = str(error_of(find_command("pretrain").call, ["zzz=3"]))
     assert "recipe" in line
     assert "hydra" not in line
 
@@ -60,14 +60,14 @@ def test_a_choice_of_the_users_own_files_is_named(tmp_path, group):
     (tmp_path / group).mkdir()
     (tmp_path / group / "own.yaml").write_text("a: 1\n")
     with pytest.raises(Failure, match=rf"^{group}=1: .*\bown\b"):
-        find("pretrain").call([f"{group}=1"], config_dir=tmp_path)
+        find_command("pretrain").call([f"{group}=1"], config_dir=tmp_path)
 
 
 def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
     def broken(arguments):
         raise TypeError("of the program")
 
-    tool = replace(find("pretrain"), before=broken)
+    tool = replace(find_command("pretrain"), before=broken)
     with pytest.raises(TypeError, match="of the program"):
         tool.call(["encoder=[ti]", "objective=mae,simmim", "recipe.steps=[1]"])
 
@@ -76,7 +76,7 @@ def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
 @pytest.mark.parametrize("command", ["pretrain", "evaluate"])
 def test_devices_that_do_not_exist_are_named_before_torch_loads(command, devices):
     checkpoint = f"checkpoint={RUN}" if command == "evaluate" else "checkpoint=null"
-    line = str(error_of(find(command).call, [checkpoint, f"fabric.devices={devices}"]))
+    line = str(error_of(find_command(command).call, [checkpoint, f"fabric.devices={devices}"]))
     assert line.startswith("fabric.devices=")
     assert "-1" in line
     assert "auto" in line
@@ -215,10 +215,10 @@ def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path):
 
 
 def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):
-    predict = find("predict")
+    predict = find_command("predict")
     line = predict.line([str(tmp_path), "top=2"])
     one, job = (predict.compose(each).options for each in (line, line.changed(["top=3"])))
     assert (one.top, job.top, one.threshold) == (2, 3, 0.5)
     assert [*one.images] == [*job.images] == [str(tmp_path)]
     with pytest.raises(Failure, match=r"^format: "):
-        find("export").compose(find("export").line([]))
+        find_command("export").compose(find_command("export").line([]))

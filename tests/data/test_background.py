@@ -9,7 +9,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import manifest
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.decode import load
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         composited(drawing(number), COLOUR).save(root / "flat" / path.parent.name / path.name)
     mean = f"data.mean={list(MEAN)}".replace(" ", "")
     options = [f"data={root}/set", mean, "data.std=0.3", "data.background=mean", f"outputs={root}/outputs", "name=run"]
-    find("pretrain").call([*options, *RUN])
+    find_command("pretrain").call([*options, *RUN])
     return root
 
 
@@ -69,34 +69,40 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
     features = encoder.features(files[0])
     common = [f"checkpoint={checkpoint}", f"outputs={run}/outputs", "precision=32"]
     for options in ([str(run / "set/a")], [f"data={run}/set/a", "data.held_out=0.01"]):
-        find("embed").call([*common, *options, f"output={tmp_path}/{len(options)}.npz"])
+        find_command("embed").call([*common, *options, f"output={tmp_path}/{len(options)}.npz"])
         written = np.load(tmp_path / f"{len(options)}.npz")
         rows = {Path(name).name: row for name, row in zip(written["names"], written["features"], strict=True)}
         for file, feature in zip(files[0], features, strict=True):
             assert np.allclose(rows[file.name], feature, atol=1e-5)
-    find("export").call([f"checkpoint={checkpoint}", "format=safetensors", f"output={tmp_path}/exported"])
+    find_command("export").call([f"checkpoint={checkpoint}", "format=safetensors", f"output={tmp_path}/exported"])
     assert "#336699" in (tmp_path / "exported/README.md").read_text()
     assert ssvit.load(tmp_path / "exported/model.safetensors", precision=32).features(files[0]).equal(features)
     for options in ([], [f"data={run}/set", "data.held_out=0.5"]):  # the data set of the run, and any other
-        command = find("evaluate")
+        command = find_command("evaluate")
         config = command.compose(command.line([*common, *options]))
         assert (config.options.data.source.background, config.options.data.source.channels) == ("#336699", 3)
         assert config.build("data.view") == pad
         source = config.build("data.source").train
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]
-    tuned = find("finetune").call([*common[:2], f"data={run}/set", "name=tuned", "workers=0", "figures=none", *small])
+    tuned = find_command("finetune").call(
+        [*common[:2], f"data={run}/set", "name=tuned", "workers=0", "figures=none", *small]
+    )
     images = manifest.read(manifest.complete(tuned)[-1])
     assert (images["background"], images["view"]["fit"]) == ("#336699", "pad")
     with pytest.raises(Failure, match=r"data\.background"):
-        find("pretrain").call([f"data={run}/set", "data.background=white", f"outputs={run}/outputs", "name=run", *RUN])
+        find_command("pretrain").call(
+            [f"data={run}/set", "data.background=white", f"outputs={run}/outputs", "name=run", *RUN]
+        )
 
 
 def test_preset_auto_measures_the_composited_pixels(tmp_path: Path) -> None:
     for number in range(4):
         drawing(number, mode="LA").save(tmp_path / f"{number}.png")
     values = np.stack([np.asarray(composited(drawing(number), (255,) * 3))[..., 0] / 255 for number in range(4)])
-    config = find("pretrain").compose(find("pretrain").line([f"data={tmp_path}", "data.background=white"]))
+    config = find_command("pretrain").compose(
+        find_command("pretrain").line([f"data={tmp_path}", "data.background=white"])
+    )
     assert (config.options.data.source.channels, config.options.data.source.background) == (1, "#ffffff")
     assert config.value("data.mean") == pytest.approx([values.mean()], abs=0.002)
     assert config.value("data.std") == pytest.approx([values.std()], abs=0.002)

@@ -18,7 +18,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import manifest
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.data import normalization
 from ssvit.data.sources import datasets, datasets_options, decode, folder, rasters
 from ssvit.data.sources.base import Source, Unreadable
@@ -194,7 +194,7 @@ def test_bytes_of_three_channels_are_photographs_in_any_file_and_others_need_opt
 def test_their_sizes_are_known_to_preset_auto(tmp_path: Path, suffix: str) -> None:
     """preset=auto estimates a folder and shards from the headers alone."""
     root = labelled_set(tmp_path / "set", 3, "uint16", suffix, 6)
-    find("pack").call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
+    find_command("pack").call([f"data={root}", f"output={tmp_path}/packed", "data.held_out=0.01"])
     for options in (datasets_options.Folder(root=str(root)), datasets_options.Shards(root=f"{tmp_path}/packed")):
         sample = options.sample(6)
         assert abs(sample.images - 6) <= 1
@@ -262,7 +262,7 @@ def test_nans_never_reach_a_run(tmp_path: Path) -> None:
         measured(only)
     statistics = ("data.channels=4", "data.range=[0,7]", "data.mean=0.3", "data.std=0.2")
     with pytest.raises(Failure, match=line):
-        find("pretrain").call([f"data={tmp_path}/set", *statistics, f"outputs={tmp_path}", "workers=0", *RUN])
+        find_command("pretrain").call([f"data={tmp_path}/set", *statistics, f"outputs={tmp_path}", "workers=0", *RUN])
 
 
 def test_photographs_are_measured_as_they_are_read(tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def bands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with TIFF files of 5 channels, their statistics, and a finished run."""
     folder = tmp_path_factory.mktemp("bands")
     root = labelled_set(folder / "set", 5, "uint16", ".tif")
-    find("normalization").call([f"data={root}", f"output={folder}/bands.yaml"])
-    find("pretrain").call(options(folder))
+    find_command("normalization").call([f"data={root}", f"output={folder}/bands.yaml"])
+    find_command("pretrain").call(options(folder))
     return folder
 
 
@@ -343,15 +343,15 @@ def test_a_run_has_the_measured_statistics_and_resumes_bit_for_bit(bands: Path, 
     assert facts["range"] == statistics["range"]
     weights = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     shutil.rmtree(last)
-    find("pretrain").call(options(bands))
+    find_command("pretrain").call(options(bands))
     assert weights == {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
     assert weights
     mosaic = np.asarray(Image.open(bands / "outputs/bands/mosaic.png").convert("RGB")).astype(int)
     assert (np.ptp(mosaic, axis=-1) > 20).mean() > 0.1  # coloured by `data.shown`, and not the mean of all channels
     with pytest.raises(Failure, match=r"data\.range"):
-        find("pretrain").call([*options(bands), "data.range=[0,4000]"])
+        find_command("pretrain").call([*options(bands), "data.range=[0,4000]"])
     capsys.readouterr()
-    find("normalization").call([f"data={bands}/set"])
+    find_command("normalization").call([f"data={bands}/set"])
     assert f"data.std={json.dumps(statistics['std'], separators=(',', ':'))}" in capsys.readouterr().out
 
 
@@ -367,13 +367,13 @@ def test_files_and_arrays_have_the_same_features(bands: Path, tmp_path: Path) ->
     assert encoder.features([torch.from_numpy(array.astype(np.int32)).movedim(-1, 0) for array in arrays]).equal(
         features
     )
-    find("export").call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
+    find_command("export").call([f"checkpoint={newest(bands)}", "format=safetensors", f"output={tmp_path}/exported"])
     assert "to [0, 1]" in (tmp_path / "exported/README.md").read_text()
     weights = tiny.loaded(tmp_path / "exported/model.safetensors").eval()
     with torch.no_grad():
         assert torch.allclose(weights.represent(encoder.prepare(files)), features, atol=1e-6)
     options = [f"checkpoint={newest(bands)}", f"data={bands}/set/a", "precision=32"]
-    find("embed").call([*options, f"output={tmp_path}/f.npz"])
+    find_command("embed").call([*options, f"output={tmp_path}/f.npz"])
     written = np.load(tmp_path / "f.npz")
     rows = [list(written["names"]).index(str(file)) for file in files]
     assert np.allclose(written["features"][rows], features.numpy(), atol=1e-5)
@@ -387,7 +387,7 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     """Commands take images and pixel format from the pre-training run."""
     small = [f"recipe.{name}" for name in ("steps=4", "batch_size=8", "warmup=1", "evaluate_every=4", "save_every=4")]
     start = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs")
-    run = find("finetune").call([*start, "name=tuned", "figures=none", *small])
+    run = find_command("finetune").call([*start, "name=tuned", "figures=none", *small])
     assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
     file = next((bands / "set/b").glob("*.tif"))
     (from_file,), (from_array,) = (
@@ -396,7 +396,7 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     assert from_file == from_array
     assert set(from_file.probabilities) == set("abc")
     measured = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs", "probes=[knn]", "fabric.accelerator=cpu")
-    find("evaluate").call([*measured, "figures=none"])
+    find_command("evaluate").call([*measured, "figures=none"])
     assert (bands / "outputs/bands/evaluation/report.json").is_file()
 
 
@@ -411,8 +411,8 @@ def test_sheets_of_similar_pictures_show_the_first_channels(
     file = str(next((bands / "set/a").glob("*.tif")))
     of_set = [f"data={bands}/set", f"data.normalization={bands}/bands.yaml", *options] if options else []
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
-    find("retrieve").call(["action=index", *common, str(bands / "set")])
-    find("retrieve").call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
+    find_command("retrieve").call(["action=index", *common, str(bands / "set")])
+    find_command("retrieve").call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
     pixels = load(file, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
     for place, band in enumerate(shown):
         mean, std = facts["mean"][band], facts["std"][band]
@@ -440,7 +440,7 @@ def test_every_kind_of_method_takes_many_channels(
     small = [
         "encoder.width=48", "recipe.steps=2", "recipe.batch_size=4", "recipe.evaluate_every=1", "recipe.save_every=2",
     ]  # fmt: skip
-    run = find("pretrain").call([*data, f"objective={objective}", *TRAIN, *small, *options])
+    run = find_command("pretrain").call([*data, f"objective={objective}", *TRAIN, *small, *options])
     weights = tiny.loaded(manifest.complete(run)[-1]).state_dict()
     assert weights["patch.weight"].shape[1] % 5 == 0
     assert all(weight.isfinite().all() for weight in weights.values())

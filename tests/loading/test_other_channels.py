@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from timm.models._manipulate import adapt_input_conv
 
 from ssvit.checkpoints import manifest, storage
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.errors import OptionError, UserError
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
@@ -125,7 +125,7 @@ def rasters(request, tmp_path_factory):
         path = folder / "set" / "ab"[number % 2] / f"{number}.tif"
         tifffile.imwrite(path, array.squeeze(), photometric="minisblack", metadata=None, **stored)
     save_file(peers.of_timm(img_size=16, patch_size=4).state_dict(), folder / "rgb.safetensors")
-    find("normalization").call([f"data={folder}/set", f"output={folder}/bands.yaml"])
+    find_command("normalization").call([f"data={folder}/set", f"output={folder}/bands.yaml"])
     return folder, channels
 
 
@@ -133,17 +133,17 @@ def test_commands_start_from_weights_of_other_channels(rasters, capsys):
     folder, channels = rasters
     start = [f"checkpoint={folder}/rgb.safetensors", "encoder.heads=4", f"data={folder}/set", f"outputs={folder}"]
     measured = [*start, f"data.normalization={folder}/bands.yaml", "data.image_size=16"]
-    run = find("pretrain").call([*measured, "objective=mae", "name=run", "probes=[]", *SHORT])
+    run = find_command("pretrain").call([*measured, "objective=mae", "name=run", "probes=[]", *SHORT])
     capsys.readouterr()
     facts = manifest.read(manifest.complete(run)[-1])
     assert facts["encoder"]["channels"] == channels
     values = re.search(r"mean: (.*)\nstd: (.*)\n", (folder / "bands.yaml").read_text())
     assert [facts["encoder"][name] for name in ("mean", "std")] == [json.loads(text) for text in values.groups()]
-    tuned = find("finetune").call([*measured, "encoder.adapt_channels=repeat", "name=tuned", *SHORT])
+    tuned = find_command("finetune").call([*measured, "encoder.adapt_channels=repeat", "name=tuned", *SHORT])
     assert manifest.read(manifest.complete(tuned)[-1])["encoder"]["channels"] == channels
-    again = find("finetune").call([f"checkpoint={run}", f"outputs={folder}", "name=again", *SHORT])
+    again = find_command("finetune").call([f"checkpoint={run}", f"outputs={folder}", "name=again", *SHORT])
     assert manifest.read(manifest.complete(again)[-1])["encoder"]["mean"] == facts["encoder"]["mean"]
-    report = find("evaluate").call([*measured, "probes=[knn]", *SHORT[-3::2], f"output={folder}/report"])
+    report = find_command("evaluate").call([*measured, "probes=[knn]", *SHORT[-3::2], f"output={folder}/report"])
     assert (report / "report.json").is_file()
 
 
@@ -160,7 +160,7 @@ def three_bands(tmp_path_factory):
         path.parent.mkdir(parents=True, exist_ok=True)
         tifffile.imwrite(path, array, photometric="minisblack", planarconfig="separate", metadata=None)
     save_file(peers.of_timm(img_size=16, patch_size=4).state_dict(), folder / "rgb.safetensors")
-    find("normalization").call([f"data={folder}/set", f"output={folder}/bands.yaml"])
+    find_command("normalization").call([f"data={folder}/set", f"output={folder}/bands.yaml"])
     options = [f"checkpoint={folder}/rgb.safetensors", "encoder.heads=4", f"data={folder}/set",
                f"data.normalization={folder}/bands.yaml", "data.image_size=16"]  # fmt: skip
     measured = yaml.safe_load((folder / "bands.yaml").read_text())
@@ -171,7 +171,9 @@ def three_bands(tmp_path_factory):
 
 def test_a_measured_normalisation_of_as_many_channels_standardises_the_pixels(three_bands):
     folder, options, images, _ = three_bands
-    run = find("pretrain").call([*options, f"outputs={folder}", "objective=mae", "name=run", "probes=[]", *SHORT])
+    run = find_command("pretrain").call(
+        [*options, f"outputs={folder}", "objective=mae", "name=run", "probes=[]", *SHORT]
+    )
     encoder = load_encoder(LoadEncoder(path=run))
     pixels = encoder.normalise(images)
     assert pixels.mean((0, 2, 3)).abs().max() < 0.15
@@ -191,31 +193,31 @@ def test_embed_and_retrieve_normalise_as_typed(three_bands, typed, tmp_path):
     mean, std = (torch.tensor(measured[name])[:, None, None] for name in ("mean", "std"))
     expected = peers.of_timm(img_size=16, patch_size=4).eval().forward_features((images - mean) / std)[:, 0]
     common = [*options, f"outputs={tmp_path}", "precision=32", "features.pooling=class_token"]
-    find("embed").call([*common, f"output={tmp_path}/f.npz"])
+    find_command("embed").call([*common, f"output={tmp_path}/f.npz"])
     written = numpy.load(tmp_path / "f.npz")
     rows = dict(zip(written["names"].tolist(), written["features"], strict=True))
     assert numpy.abs(numpy.stack([rows[str(file)] for file in files]) - expected.numpy()).max() < 1e-4
-    find("retrieve").call([*common, "action=index", f"store={tmp_path}/store", "data.held_out=0.5"])
+    find_command("retrieve").call([*common, "action=index", f"store={tmp_path}/store", "data.held_out=0.5"])
     store = Store.open(tmp_path / "store", encoder_of(tmp_path / "store"))
     for name, row in store.row_of.items():
         assert numpy.allclose(store.features[row], rows[name], atol=1e-5)
     query = ["action=query", f"store={tmp_path}/store", str(files[0]), "k=1", f"output={tmp_path}/n.json"]
-    find("retrieve").call([*common, *query])
+    find_command("retrieve").call([*common, *query])
     with pytest.raises(UserError, match=str(tmp_path)):  # a store of features of another normalisation
-        find("retrieve").call([*options[:3], *common[-3:], *query])
+        find_command("retrieve").call([*options[:3], *common[-3:], *query])
 
 
 @pytest.mark.parametrize(("name", "value"), [("mean", "[0.1,0.2]"), ("std", "0")])
 def test_a_normalisation_of_pictures_that_does_not_fit_is_named(three_bands, name, value, tmp_path):
     _, options, _, _ = three_bands
     with pytest.raises(UserError, match=rf"^data\.{name}="):
-        find("embed").call([*options[:3], f"data.{name}={value}", f"output={tmp_path}/f.npz"])
+        find_command("embed").call([*options[:3], f"data.{name}={value}", f"output={tmp_path}/f.npz"])
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "evaluate"])
 def test_a_typed_mean_alone_keeps_the_deviation_of_the_weights(three_bands, command):
     folder, options, _, _ = three_bands
-    found = find(command)
+    found = find_command(command)
     config = found.compose(found.line([*options[:3], "data.mean=0.25", "data.image_size=16", f"outputs={folder}/no"]))
     encoder = load_encoder(config.options.encoder)
     assert torch.equal(encoder.mean, torch.full((3,), 0.25))
@@ -228,4 +230,4 @@ def test_the_normalisation_of_other_channels_is_required(rasters, command):
     options = [f"checkpoint={folder}/rgb.safetensors", "encoder.heads=4", f"data={folder}/set", f"outputs={folder}/no",
                f"data.channels={channels}", "data.range=[0,4000]", "data.image_size=16"]  # fmt: skip
     with pytest.raises(UserError, match=r"data\.mean=\[0\.485,0\.456,0\.406\]"):
-        find(command).call(options)
+        find_command(command).call(options)

@@ -37,7 +37,7 @@ def conv(tmp_path, monkeypatch):
 
 
 def call(command: str, *arguments: str):
-    return cli.find(command).call(["outputs=outputs", *arguments])
+    return cli.find_command(command).call(["outputs=outputs", *arguments])
 
 
 def test_an_encoder_of_the_user_is_carried_through_training_probes_and_export(conv):

@@ -6,7 +6,7 @@ import torch
 from images import put_grey
 
 from ssvit.checkpoints import storage
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.loading.encoder import load_classifier, load_encoder
 from ssvit.loading.encoder_options import LoadClassifier, LoadEncoder, LoadTeacher
 from ssvit.objectives.classify import Classify
@@ -46,7 +46,7 @@ def test_the_teacher_sees_the_values_of_its_training(trained, name):
 def test_teachers_get_the_range_of_the_images(trained, tmp_path):
     folder, _ = trained
     put_grey(tmp_path / "set" / "a.png", 100)
-    command = find("pretrain")
+    command = find_command("pretrain")
     for options in (["objective=distill"], ["objective=supervised", "distillation=deit"]):
         typed = [*options, f"teacher={folder}", "data=folder", f"data.root={tmp_path}/set", f"outputs={tmp_path}"]
         for limits, expected in (

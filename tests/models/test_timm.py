@@ -212,9 +212,9 @@ def test_an_argument_of_the_model_is_an_option():
 
 
 def run_tool(name: str, *options: str) -> object:
-    from ssvit.cli import find
+    from ssvit.cli import find_command
 
-    return find(name).call(list(options))
+    return find_command(name).call(list(options))
 
 
 @pytest.mark.parametrize(

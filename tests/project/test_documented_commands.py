@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from ssvit.cli import COMMANDS, find
+from ssvit.cli import COMMANDS, find_command
 from ssvit.data.normalization_options import MEASURED
 from ssvit.errors import Failure
 from ssvit.exchange import hub
@@ -99,7 +99,7 @@ def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(hub, "fetch", lambda _: folder / "vit_b16.npz")
     composed = []
-    tool = replace(find(name), run=composed.append)
+    tool = replace(find_command(name), run=composed.append)
     given = [MEANT.get(argument, argument) for argument in arguments]
     try:
         tool.call(given)

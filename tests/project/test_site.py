@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ssvit.cli import COMMANDS, find
+from ssvit.cli import COMMANDS, find_command
 from ssvit.config.choices import declared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_the_page_of_options_has_every_option():
     reference = runpy.run_path(str(DOCS / "reference.py"))
     tables = reference["tables"]()
     for name in COMMANDS:
-        options = find(name).options
+        options = find_command(name).options
         part = re.search(rf"### ssvit {name}\n(.*?)(?=\n##|\Z)", tables, re.DOTALL)
         assert part, name
         assert {f"| `{option}` |" in part[1] for option in options.model_fields} <= {True}, name

@@ -21,7 +21,7 @@ HEAVY = (
 UNTIL = """
 import importlib, json, os, sys, torch
 from pathlib import Path
-from ssvit.cli import find
+from ssvit.cli import find_command
 
 def end(*arguments, **options):
     path.write_text(json.dumps([*sys.modules]))
@@ -32,7 +32,7 @@ for name, module, place, function, command, options in json.loads(sys.argv[1]):
     if os.fork() == 0:
         module = importlib.import_module(module)
         setattr(getattr(module, place) if place else module, function, end)
-        find(command).call(options)
+        find_command(command).call(options)
         os._exit(1)
     os.wait()
 """

@@ -8,7 +8,7 @@ import tiny
 from command import TINY
 
 from ssvit.cli import benchmark as cli
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.training import benchmark
 from ssvit.training.benchmark import Rate, measure_rates, table
 
@@ -41,7 +41,7 @@ def test_the_share_is_the_work_of_the_rate_relative_to_the_peak(monkeypatch):
 
 
 def test_each_batch_size_is_measured_in_each_precision():
-    command = find("benchmark")
+    command = find_command("benchmark")
     cases = cli.cases(command.compose(command.line(["batch_sizes=[4,8]", "precisions=[32-true,64-true]"])))
     assert [(case.options.recipe.precision, case.options.recipe.batch_size) for case in cases] == [
         ("32-true", 4), ("32-true", 8), ("64-true", 4), ("64-true", 8),
@@ -60,7 +60,7 @@ def test_the_command_measures_steps_and_the_loader(tool, tmp_path):
 
 
 def test_the_command_has_the_options_of_pretrain():
-    assert set(find("pretrain").options.model_fields) < set(find("benchmark").options.model_fields)
+    assert set(find_command("pretrain").options.model_fields) < set(find_command("benchmark").options.model_fields)
 
 
 RESNET = (
@@ -74,7 +74,7 @@ def test_inference_is_measured_by_batch_size_image_size_and_precision(tmp_path, 
     if options is RESNET:
         pytest.importorskip("timm")
     chosen = ["part=inference", "rounds=1", "batch_sizes=[1,3]", "threads=[1]", f"image_sizes={sizes}"]
-    find("benchmark").call([*options, *chosen, f"output={tmp_path}/rates.json"])
+    find_command("benchmark").call([*options, *chosen, f"output={tmp_path}/rates.json"])
     rows = json.loads((tmp_path / "rates.json").read_text())
     settings = [(row["image_size"], row["batch_size"]) for row in rows if row["path"] == "32"]
     assert settings == [([size, size], batch) for size in sizes for batch in (1, 3)]

@@ -54,7 +54,7 @@ TARGETS = [(target, loss) for target in (Classes, Regression) for loss in ("l1",
 
 @pytest.mark.parametrize(("name", "step"), [*((name, 3) for name in LESS), *((name, 2) for name in GREATER)])
 def test_each_metric_has_its_own_direction(name, step):
-    found = best.find(history(9.0, 0.5, 0.9, 0.1, None, 0.9, name=name), recipe(best=f"panel/{name}"))
+    found = best.find_best(history(9.0, 0.5, 0.9, 0.1, None, 0.9, name=name), recipe(best=f"panel/{name}"))
     assert (found.step, found.value) == (step, {3: 0.1, 2: 0.9}[step])
 
 
@@ -63,27 +63,27 @@ def test_a_target_s_accuracy_is_better_when_higher_and_its_error_when_lower(targ
     scored = target.__new__(target)
     scored.loss = loss
     name = scored.score_name
-    found = best.find(history(9.0, 0.5, 0.9, name=name), recipe(best=f"panel/{name}"))
+    found = best.find_best(history(9.0, 0.5, 0.9, name=name), recipe(best=f"panel/{name}"))
     assert (found.step == 2) == (target is Classes)
 
 
 def test_step_0_and_steps_that_are_not_saved_are_not_chosen():
-    assert best.find(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="panel/score", save_every=2)).step == 4
-    assert best.find(history(9.0), recipe(best="panel/score")) is None
+    assert best.find_best(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="panel/score", save_every=2)).step == 4
+    assert best.find_best(history(9.0), recipe(best="panel/score")) is None
 
 
 def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
     row = {"step": 3, "probe/knn20": 0.9, "test/accuracy": 0.9, "held_out/map": 0.1}
-    assert best.find([row], recipe()) is None
+    assert best.find_best([row], recipe()) is None
     row["held_out/loss"] = 0.1
-    assert best.find([row], recipe()).metric == "held_out/loss"
+    assert best.find_best([row], recipe()).metric == "held_out/loss"
     row["probe/knn20_choice"] = 0.5
-    assert best.find([row], recipe()).metric == "probe/knn20_choice"
+    assert best.find_best([row], recipe()).metric == "probe/knn20_choice"
     row["probe/few_shot5_choice"] = 0.6  # of a probe that was requested after the first
-    assert best.find([row], recipe()).metric == "probe/knn20_choice"
+    assert best.find_best([row], recipe()).metric == "probe/knn20_choice"
     row["validation/accuracy"] = 0.4
-    assert best.find([row], recipe()).metric == "validation/accuracy"
-    assert best.find([row], recipe(best=None)) is None
+    assert best.find_best([row], recipe()).metric == "validation/accuracy"
+    assert best.find_best([row], recipe(best=None)) is None
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(0.05, False), (0.06, True)])  # 2 sqrt(2) 0.02 = 0.0566
@@ -106,7 +106,7 @@ def test_a_metric_of_test_images_and_an_unknown_one_are_errors():
         with pytest.raises(OptionError, match=f"best={name}"):
             recipe(best=name)
     with pytest.raises(OptionError, match=r"recipe\.best=panel/f1"):
-        best.find(history(1.0), recipe(best="panel/f1"))
+        best.find_best(history(1.0), recipe(best="panel/f1"))
 
 
 def test_the_best_checkpoint_is_kept_when_newer_ones_are_deleted(tmp_path):

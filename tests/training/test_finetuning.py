@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.training.finetuning import FOREIGN, OWN, RANDOM, with_schedule
 from ssvit.training.recipe import Recipe
 
@@ -14,7 +14,7 @@ RUN = "checkpoint=outputs/masked_patch_synthetic"
 
 def scheduled(*options: str):
     """The options of a fine-tuning that starts from the run of the fixture `outputs`."""
-    command = find("finetune")
+    command = find_command("finetune")
     return with_schedule(command.compose(command.line([*options]))).options
 
 

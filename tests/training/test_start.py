@@ -15,7 +15,7 @@ from runs import final, kill_after, states
 from safetensors.torch import save_file
 
 from ssvit.checkpoints import manifest
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.loading.finding import open_checkpoint
 from ssvit.training.finetuning import with_schedule
 
@@ -92,14 +92,14 @@ def test_the_image_size_of_foreign_weights_is_that_of_the_images_within_limits(t
         f"outputs={tmp_path}/outputs",
     ]
     for typed, expected in (([], size), (["data.image_size=64"], 64)):
-        config = find(command).compose(find(command).line([*options, *typed]))
+        config = find_command(command).compose(find_command(command).line([*options, *typed]))
         assert config.values["data"]["image_size"] == config.values["encoder"]["image_size"] == expected
 
 
 def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
     save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
     options = [f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", "data=synthetic"]
-    tool = find("finetune")
+    tool = find_command("finetune")
     chosen = with_schedule(tool.compose(tool.line([*options, "compare=scratch"]))).options
     assert chosen.recipe.lr < chosen.scratch_recipe["lr"]
     typed = with_schedule(tool.compose(tool.line([*options, "recipe.lr=0.01"]))).options
@@ -172,7 +172,7 @@ def test_a_continuation_is_compared_with_its_start_and_merged(outputs, tool, tmp
     assert value.any()
     assert not key.any()
     assert not loaded.blocks[1].expand.weight.equal(start.blocks[1].expand.weight)
-    find("export").call([f"checkpoint={outputs / name}", "format=safetensors", f"output={tmp_path / 'out'}"])
+    find_command("export").call([f"checkpoint={outputs / name}", "format=safetensors", f"output={tmp_path / 'out'}"])
     images = tiny.pictures(3)
     with torch.no_grad():
         assert tiny.loaded(tmp_path / "out")(images).equal(loaded(images))
@@ -196,11 +196,11 @@ def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(t
         ("own", tiny_encoder),
         ("continued", (*start, f"data.image_size={size}")),
     ):
-        find("pretrain").call([*run, *options, f"name={name}"])
+        find_command("pretrain").call([*run, *options, f"name={name}"])
     evaluated = [*images, *start, f"data.image_size={size}", "probes=[knn]", "baselines=false", "cache=null",
                  "figures=none"]  # fmt: skip
     for more, expected in (([], {"own", "continued"}), (["against=[]"], set())):
-        folder = find("evaluate").call([*evaluated, *more, f"output={tmp_path / 'report'}", "probes.knn.k=5"])
+        folder = find_command("evaluate").call([*evaluated, *more, f"output={tmp_path / 'report'}", "probes.knn.k=5"])
         report = json.loads((folder / "report.json").read_text())
         assert set(report["metadata"]["against"]) == expected
 

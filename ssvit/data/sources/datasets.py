@@ -21,7 +21,7 @@ from ssvit.data.sources.files import Encoded, Files
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import list_images
 from ssvit.data.sources.memory import Memory
-from ssvit.data.sources.shards import find
+from ssvit.data.sources.shards import open_shards
 from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
 from ssvit.data.sources.vtab import read as vtab_list
 from ssvit.errors import UserError, printable
@@ -130,7 +130,7 @@ def folder(options: datasets_options.Folder) -> Data:
 def shards(options: datasets_options.Shards) -> Data:
     """Build a data set of uncompressed tar files in the layout of WebDataset."""
     unused = list[str]()
-    read = partial(find, options.root, pixels=options.pixels, unused=unused)
+    read = partial(open_shards, options.root, pixels=options.pixels, unused=unused)
     data = read_splits(options, options.splits, [f"{len(names)} shards:" for names in options.splits], read)
     if not unused:
         return data

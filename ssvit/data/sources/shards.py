@@ -132,7 +132,7 @@ class Shards(Encoded):
         return type(self)(self.shards, self.names[rows], self.locations[rows], labels, self.classes, pixels=self.pixels)
 
 
-def find(
+def open_shards(
     root: str,
     names: Sequence[str],
     classes: Sequence[str] = (),

@@ -83,10 +83,10 @@ def test_names_of_any_kind_become_samples_of_their_own(tmp_path: Path) -> None:
     packed(data, tmp_path / "shards", shard_size=10)
     for part, source in (("train", data.train), ("test", data.test)):
         there = [i for i in range(len(source)) if source.name(i) != str(lost)]
-        of_index = shards.find(str(tmp_path / "shards"), [f"{part}/000000.tar"])
+        of_index = shards.open_shards(str(tmp_path / "shards"), [f"{part}/000000.tar"])
         assert [of_index.inner_name(i) for i in range(len(of_index))] == [source.inner_name(i) for i in there]
         (tmp_path / "shards" / part / "000000.index.json").unlink()
-        of_headers = shards.find(str(tmp_path / "shards"), [f"{part}/000000.tar"])
+        of_headers = shards.open_shards(str(tmp_path / "shards"), [f"{part}/000000.tar"])
         for found, classes in ((of_index, source.classes), (of_headers, ("0", "1"))):
             assert class_names(found) == [classes[source.labels[i]] for i in there]
             assert all(torch.equal(found.read(place), source.read(i)) for place, i in enumerate(there))

@@ -42,7 +42,7 @@ def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path, labels: 
     for i, name in enumerate(labels):
         members |= {f"{i}.jpg": picture(i, "JPEG"), f"{i}.cls": name}
     put_tar(tmp_path / "a.tar", members)
-    found = shards.find(str(tmp_path), ["a.tar"])
+    found = shards.open_shards(str(tmp_path), ["a.tar"])
     assert found.classes == classes
     assert (found.labels is None) == (not classes)
     assert not classes or class_names(found) == [name.decode().strip() for name in labels]
@@ -61,7 +61,7 @@ def test_layouts_of_other_programs(tmp_path: Path) -> None:
             "._a/5": b"", f"{long}.png": picture(6), f"{long}.cls": b"4",
         },
     )  # fmt: skip
-    found = shards.find(str(tmp_path), ["a.tar"])
+    found = shards.open_shards(str(tmp_path), ["a.tar"])
     names = ["a/1.JPG", "a/2.png", "a/4.image.webp", f"{long}.png"]
     assert [found.inner_name(i) for i in range(len(found))] == names
     assert class_names(found) == ["4", "7", "5", "4"]
@@ -74,7 +74,7 @@ def test_names_with_dots_are_images_of_their_own(tmp_path: Path) -> None:
         members |= {f"22.{i:02d}.jpg": picture(i, "JPEG"), f"22.{i:02d}.cls": b"ab"[i % 2 :][:1]}
     members |= {f"7.{i}.png": picture(i) for i in range(2)} | {"7.json": b'{"label": "c"}'}
     put_tar(tmp_path / "a.tar", members)
-    found = shards.find(str(tmp_path), ["a.tar"])
+    found = shards.open_shards(str(tmp_path), ["a.tar"])
     assert [found.inner_name(i) for i in range(6)] == [name for name in members if name.endswith(("jpg", "png"))]
     assert class_names(found) == ["a", "b", "a", "b", "c", "c"]
 
@@ -86,7 +86,7 @@ def test_classes_may_be_apart_from_the_images(tmp_path: Path, order: tuple[str, 
         "cls": {f"{i}.cls": b"cab"[i:][:1] for i in (2, 0, 1)},
     }
     put_tar(tmp_path / "a.tar", kinds[order[0]] | kinds[order[1]])
-    found = shards.find(str(tmp_path), ["a.tar"])
+    found = shards.open_shards(str(tmp_path), ["a.tar"])
     assert class_names(found) == ["c", "a", "b"]
 
 
@@ -94,7 +94,7 @@ def test_images_and_classes_without_a_sample_are_counted(tmp_path: Path) -> None
     body = picture(0, "JPEG")
     put_tar(tmp_path / "a.tar", {"1.jpg": body, "1.left.jpg": body, "2.png": picture(2), "2.npy": b"", "9.cls": b"x"})
     unused: list[str] = []
-    assert len(shards.find(str(tmp_path), ["a.tar"], unused=unused)) == 2
+    assert len(shards.open_shards(str(tmp_path), ["a.tar"], unused=unused)) == 2
     assert sorted(unused) == ["1.left.jpg", "9"]
     assert "1.left.jpg" in datasets.shards(Shards(root=str(tmp_path), held_out=0.5)).summary
 
@@ -147,7 +147,7 @@ def test_a_damaged_shard_is_reported_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"^{tmp_path}/{name}") as caught:
             datasets.shards(Shards(root=str(tmp_path / name)))
         assert "\n" not in str(caught.value)
-    found = shards.find(str(tmp_path / "good"), ["0000.tar"])
+    found = shards.open_shards(str(tmp_path / "good"), ["0000.tar"])
     os.truncate(tmp_path / "good/0000.tar", 100)
     with pytest.raises(Unreadable, match=r"0000\.tar/00001\.png: "):
         found.read(1)

@@ -8,7 +8,7 @@ import pytest
 from images import picture, put
 
 import ssvit
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.errors import UserError
 
 CLASSIFIER = Path(__file__).parents[2] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
@@ -22,7 +22,9 @@ def classifier():
 def measured(folder: Path, *options: str) -> dict[str, float]:
     """Return the metrics that the command writes."""
     output = f"output={folder}/report"
-    find("predict").call([f"checkpoint={CLASSIFIER}", "precision=32", f"labelled={folder}/images", output, *options])
+    find_command("predict").call(
+        [f"checkpoint={CLASSIFIER}", "precision=32", f"labelled={folder}/images", output, *options]
+    )
     assert (folder / "report" / "confusion.png").stat().st_size > 1000
     assert (folder / "report" / "classes.csv").is_file()
     return json.loads((folder / "report" / "metrics.json").read_text())
