@@ -48,7 +48,7 @@ def fine(run, outputs) -> ssvit.Run:
 
 def test_a_run_is_the_command_s_bit_for_bit(run, tool, tmp_path):
     tool("pretrain", *TINY, "data=synthetic")
-    sums = [manifest.read(folder / "step_00000006")["sha256"] for folder in (
+    sums = [manifest.read_manifest(folder / "step_00000006")["sha256"] for folder in (
         run.folder, tmp_path / "outputs" / "masked_patch_synthetic")]  # fmt: skip
     assert sums[0] == sums[1]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssvit.checkpoints.manifest import complete, read
+from ssvit.checkpoints.manifest import complete, read_manifest
 from ssvit.checkpoints.run_folder import reported_run
 from ssvit.errors import OptionError
 
@@ -39,7 +39,7 @@ class Checkpoint:
         """
         if (folder := checkpoint_folder(Path(path))) is None:
             raise OptionError("checkpoint", path, "must be the folder of a checkpoint (step_…) or of its run")
-        return cls(folder, read(folder))
+        return cls(folder, read_manifest(folder))
 
     @property
     def describes_images(self) -> bool:

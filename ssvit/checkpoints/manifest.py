@@ -16,7 +16,7 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, or failed verification."""
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
     """Return the verified manifest of a checkpoint folder; raise CheckpointError if it is missing or damaged."""
     try:
         manifest, _ = read_json(path / "manifest.json")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read, step_of
+from ssvit.checkpoints.manifest import SCHEMA, CheckpointError, complete, read_manifest, step_of
 from ssvit.engine.atomic_io import check_regular, remove, replace, replaced_folder, sealed, synchronise, write, written
 
 KEPT = 3
@@ -169,7 +169,7 @@ def merge(checkpoint: Checkpoint) -> Checkpoint:
         raise CheckpointError(f"{error.filename or path}: cannot be written ({error.strerror})") from None
     for file in parts:
         remove(path / file)
-    return Checkpoint(path, read(path))
+    return Checkpoint(path, read_manifest(path))
 
 
 def is_in_parts(checkpoint: Checkpoint) -> bool:
@@ -303,7 +303,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, dict[
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror})") from None
     for path in reversed(candidates):
         try:
-            checkpoint = Checkpoint(path, read(path))
+            checkpoint = Checkpoint(path, read_manifest(path))
             if checkpoint.step != step_of(path):
                 raise CheckpointError(f"{path}: contains the checkpoint of another step, {checkpoint.step}")
             return checkpoint, load(checkpoint)

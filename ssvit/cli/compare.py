@@ -71,7 +71,7 @@ def run(config: Config) -> Path:
     for seed in range(options.seed, options.seed + options.seeds):
         for name, parts in chosen.items():
             comparison.row(name, seed, parts)
-    results = methods.read(comparison.table)
+    results = methods.read_rows(comparison.table)
     curves = methods.curves(results)
     figures = {"accuracy.png": methods.plot(curves)} if curves else {}
     return comparison.publish(methods.table(results), figures, methods.conclusion(results))

@@ -72,7 +72,7 @@ def run(config: Config) -> Path:
             grid.row(objective, point, seed)
         for encoder, images, steps in itertools.product(options.encoders, options.images, options.steps):
             grid.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
-    rows = methods.read(grid.table)
+    rows = methods.read_rows(grid.table)
     return grid.publish(
         scaling.table(rows), {"scaling.png": scaling.plot(scaling.points(rows))}, scaling.conclusion(rows)
     )

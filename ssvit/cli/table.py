@@ -37,7 +37,7 @@ class Table(Options):
 def run(config: Config) -> str:
     """Print the table and write it if `output` is set, as JSON or Markdown; return the table."""
     options: Table = config.options
-    runs, unfinished = table.read(map(Path, options.runs or [options.outputs]))
+    runs, unfinished = table.read_runs(map(Path, options.runs or [options.outputs]))
     excluded = f"not finished, so excluded: {', '.join(unfinished)}" if unfinished else ""
     if not runs:
         where = ", ".join(options.runs) or options.outputs

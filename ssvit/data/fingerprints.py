@@ -97,7 +97,7 @@ def start(folder: Path, images: int, initial: Path | None) -> bool:
     """
     if not (folder / FILE).exists() and not any(folder.glob("step_*")):
         parts = [np.zeros((images, BYTES), np.uint8)] if images else []
-        if initial is not None and (former := read(initial)) is not None:
+        if initial is not None and (former := read_fingerprints(initial)) is not None:
             parts.append(former)
         if parts:
             _write(folder, np.concatenate(parts))
@@ -113,14 +113,14 @@ def record(folder: Path, shown: bytes) -> None:
     Raises:
         UserError: The file is invalid or cannot be written.
     """
-    if (values := read(folder)) is None:  # a run that was started by an older version has no file
+    if (values := read_fingerprints(folder)) is None:  # a run that was started by an older version has no file
         return
     rows = np.frombuffer(shown, np.uint8).reshape(-1, _INDEX + BYTES)
     values[rows[:, :_INDEX].copy().view(np.int64)[:, 0]] = rows[:, _INDEX:]
     _write(folder, values)
 
 
-def read(folder: Path) -> np.ndarray | None:
+def read_fingerprints(folder: Path) -> np.ndarray | None:
     """Return the fingerprints of a run, (n, 24) uint8; rows of images that have not been shown are 0.
 
     Returns None for a folder without fingerprints, such as that of foreign weights.
@@ -148,7 +148,7 @@ def first_difference(folder: Path, source: Source) -> str:
         folder: The run folder.
         source: As many images as the run has, of which up to 20,000 are decoded.
     """
-    if (values := read(folder)) is None:
+    if (values := read_fingerprints(folder)) is None:
         return ""
     for index in range(min(len(source), len(values), _COMPARED)):
         if values[index].any():  # the run has shown the image

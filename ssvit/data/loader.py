@@ -24,7 +24,7 @@ from ssvit.data.batch import Batch, Transform, named
 from ssvit.data.fingerprints import indexed
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import PERMUTATION, check_shares
-from ssvit.data.workers import PART, TIMEOUT, Read, Result, read, share
+from ssvit.data.workers import PART, TIMEOUT, Read, Result, read_batches, share
 from ssvit.engine.randomness import permutation, uniform
 from ssvit.errors import OptionError, UserError, printable
 
@@ -167,7 +167,7 @@ class Loader:
 
         reader = _Reader(self.source, self.transform, self.seed, self._recorded)
         work = map(self._slots, units)
-        return read(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
+        return read_batches(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
 
 
 def evaluation_batches(
@@ -221,7 +221,7 @@ def evaluation_batches(
     def tally(result: Read) -> None:
         add(result.opened, result.failures)
 
-    return read(reader, work, tally, workers=workers, timeout=timeout, device=device)
+    return read_batches(reader, work, tally, workers=workers, timeout=timeout, device=device)
 
 
 class _Reader(Dataset[Result]):

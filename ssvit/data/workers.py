@@ -80,7 +80,7 @@ def _check_open_files(error: Exception) -> None:
         raise UserError(line) from None
 
 
-def read(
+def read_batches(
     reader: Dataset[Result],
     work: Iterable[tuple[Tensor, Tensor]],
     tally: Callable[[Read], None],

@@ -106,7 +106,7 @@ def _npz(path: Path) -> Shapes:
 
 def _torch(path: Path) -> Shapes:
     """Return the names and shapes in a file of torch.save."""
-    return {name: tuple(tensor.shape) for name, tensor in torch_format.read(path).items()}
+    return {name: tuple(tensor.shape) for name, tensor in torch_format.read_tensors(path).items()}
 
 
 def tensors(path: Path, names: Collection[str]) -> dict[str, "Tensor"]:
@@ -149,7 +149,7 @@ def _npz_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Ten
 
 
 def _torch_tensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, "Tensor"]]:
-    tensors = torch_format.read(path)
+    tensors = torch_format.read_tensors(path)
     return ((name, tensors[name].clone()) for name in names)  # the file may change while it is mapped
 
 

@@ -24,7 +24,7 @@ def session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def read(path: Path) -> tuple[Any, dict[str, Any]]:
+def read_graph(path: Path) -> tuple[Any, dict[str, Any]]:
     """Return the session of an exported graph, and the manifest of the export.
 
     Args:

@@ -134,7 +134,7 @@ def _exported_weights(
     return files.tensors(path, [*expected])
 
 
-def read(path: Path, options: Mapping[str, Any]) -> Foreign:
+def read_foreign(path: Path, options: Mapping[str, Any]) -> Foreign:
     """Return the description of the encoder in a file.
 
     Args:

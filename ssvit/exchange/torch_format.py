@@ -38,7 +38,7 @@ class _Ignored:
         pass
 
 
-def read(path: Path) -> dict[str, "Tensor"]:
+def read_tensors(path: Path) -> dict[str, "Tensor"]:
     """Return the tensors of a file by their full names: {"model": {"norm": …}} contains model.norm.
 
     Any other content is ignored. Values are memory-mapped from the file.

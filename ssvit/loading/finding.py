@@ -25,7 +25,7 @@ def open_checkpoint(
 
     Args:
         path: The path, or hf://OWNER/NAME or timm:NAME for foreign weights on the Hugging Face Hub.
-        options: As for `ssvit.exchange.reading.read`.
+        options: As for `ssvit.exchange.reading.read_foreign`.
         graphs: Whether the path may be an exported graph, or the folder of one.
 
     Raises:
@@ -44,10 +44,10 @@ def open_checkpoint(
     for name, value in set_options.items():
         raise OptionError(name, value, "must not be set: a checkpoint of ssvit contains it")
     if not path.is_file():
-        return Checkpoint(path, manifest.read(path))
+        return Checkpoint(path, manifest.read_manifest(path))
     from ssvit.exchange import files, graph
 
-    session, metadata = graph.read(path)
+    session, metadata = graph.read_graph(path)
     return Checkpoint(path, {**metadata, "seal": files.digest(path)}, graph=session)
 
 
@@ -56,7 +56,7 @@ def _open_foreign(path: Path, version: tuple[object, ...], options: str) -> Chec
     """Return a foreign file with the entries of a manifest, cached by names, sizes and times of the files."""
     from ssvit.exchange import files, reading
 
-    foreign = reading.read(path, json.loads(options))
+    foreign = reading.read_foreign(path, json.loads(options))
     entries = {"step": 0, "encoder": foreign.arguments, "notes": foreign.notes, **foreign.entries}
     checksum = seal({**entries, "file": files.digest(path)})
     return Checkpoint(path, {**entries, "name": foreign.name, "seal": checksum}, foreign.weights)
@@ -160,7 +160,7 @@ def _finished(outputs: Path, stage: str) -> Iterator[_Finished]:
     for file in outputs.rglob("config.yaml"):
         try:
             path = manifest.complete(file.parent)[-1]
-            metadata, configuration = manifest.read(path), Configuration.read(file)
+            metadata, configuration = manifest.read_manifest(path), Configuration.read(file)
             config, start = configuration.values, metadata.get("start")
             images = configuration.choices.get("data"), (config.get("data") or {}).get("root")
             is_finished = metadata["step"] == config["recipe"]["steps"]

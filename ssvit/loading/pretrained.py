@@ -287,7 +287,7 @@ def _checkpoint_of_run(file: Path, command: str | None) -> str | None:
             return None
         is_finished = any((folder / name).exists() for name in ("comparison.json", "sweep.json"))
         if last := manifest.complete(folder)[-1:]:
-            metadata = manifest.read(last[0])
+            metadata = manifest.read_manifest(last[0])
             is_finished = metadata["step"] == values["recipe"]["steps"]
         return None if is_finished and command is not None else values["encoder"]["path"]
     except (UserError, OSError, KeyError, TypeError):

@@ -25,7 +25,7 @@ _MARKERS = "osD^vP*Xhd<>"
 AMOUNTS = {"cpu_seconds": "CPU time", "flops": "operations", "images": "images"}
 
 
-def read(folder: Path) -> dict[str, Row]:
+def read_rows(folder: Path) -> dict[str, Row]:
     """Read the rows of a folder by name, in alphabetical order."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 

@@ -62,7 +62,7 @@ class FinishedRun(NamedTuple):
         return ", ".join([str(name), *(remark for remark in remarks if remark not in ("", "test", "top-1"))])
 
 
-def read(folders: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
+def read_runs(folders: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
     """Return the finished runs of classifiers in folders and their subfolders, and the folders of unfinished ones.
 
     Runs that choose options (development=…) are skipped. A run with ReaL labels has a second score.

@@ -152,7 +152,7 @@ class Trials:
             "finetune": [*self.options.finetune],
             "threads": self.options.threads,
         }
-        for name, row in methods.read(self.table).items():
+        for name, row in methods.read_rows(self.table).items():
             for key, value in self.protocol.items():
                 if (before := row["protocol"].get(key)) != value:
                     expected = f"must not contain results of another protocol: {name}.json has {key}={before}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssvit.checkpoints import storage
-from ssvit.checkpoints.manifest import CheckpointError, complete, read
+from ssvit.checkpoints.manifest import CheckpointError, complete, read_manifest
 from ssvit.errors import OptionError
 from ssvit.training.recipe import Recipe
 
@@ -84,7 +84,7 @@ def link_checkpoint(folder: Path, step: int) -> None:
     """Hard-link or copy the checkpoint of a step to best/; raise CheckpointError if this fails."""
     path = folder / f"step_{step:08d}"
     with contextlib.suppress(CheckpointError):
-        if read(folder / NAME)["step"] == step:
+        if read_manifest(folder / NAME)["step"] == step:
             return
     if path in complete(folder):
         storage.link(path, folder / NAME)

@@ -15,7 +15,7 @@ import torch
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import CheckpointError, read
+from ssvit.checkpoints.manifest import CheckpointError, read_manifest
 from ssvit.data.batch import Batch
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError
@@ -44,7 +44,7 @@ def steps(*numbers):
 
 def test_a_saved_checkpoint_is_read_back(tmp_path):
     path = storage.save(tmp_path, 7, STATES, {"encoder": {"width": 4}, "data": "abc"})
-    manifest, states = read(path), storage.load(Checkpoint.open(path))
+    manifest, states = read_manifest(path), storage.load(Checkpoint.open(path))
     assert path.name == "step_00000007"
     assert (manifest["step"], manifest["encoder"], manifest["data"]) == (7, {"width": 4}, "abc")
     assert torch.equal(states["model"]["weight"], STATES["model"]["weight"])

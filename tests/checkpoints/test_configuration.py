@@ -114,7 +114,7 @@ def test_a_manifest_contains_values_only(folder, block):
     facts[block]["dropout"] = CALL
     file.write_bytes(sealed(facts))
     with pytest.raises(CheckpointError, match=rf"{block}\.dropout\._target_: "):
-        manifest.read(file.parent)
+        manifest.read_manifest(file.parent)
 
 
 def test_a_builder_cannot_be_set_on_the_command_line(tool, no_torch):

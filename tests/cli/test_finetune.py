@@ -75,7 +75,7 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(finetuned):
     tested = rows(run, "test/accuracy")
     assert [*tested] == [0, 3, 6]
     assert sum(int(row["correct"]) for row in table) == round(32 * tested[6])
-    found = manifest.read(run / "step_00000006")
+    found = manifest.read_manifest(run / "step_00000006")
     assert found["stage"] == "finetune"
     assert found["classifier"]["classes"] == [row["class"] for row in table]
     again = ("outputs=outputs", *SHORT, "evaluators.test.batch_size=7")
@@ -140,8 +140,11 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
             assert config["recipe"]["steps"] == 6
         assert report["accuracy"][side]["values"] == finals
         assert report["curves"][side]["step"] == [0, 3, 6]
-    starts = [manifest.read(folder / f"{side}_seed0" / "step_00000006")["start"] for side in ("pretrained", "scratch")]
-    assert starts == [manifest.read(outputs / RUN / "step_00000006")["seal"], "scratch"]
+    starts = [
+        manifest.read_manifest(folder / f"{side}_seed0" / "step_00000006")["start"]
+        for side in ("pretrained", "scratch")
+    ]
+    assert starts == [manifest.read_manifest(outputs / RUN / "step_00000006")["seal"], "scratch"]
     seeds = [states(folder / f"scratch_seed{seed}")["model"]["encoder.patch.weight"] for seed in (0, 1)]
     assert not torch.equal(*seeds)
     assert done.stdout.count("tensors of the encoder") == 2
@@ -282,7 +285,7 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     teacher = tmp_path / "outputs" / "supervised_synthetic"
     done = tool("pretrain", *(option for option in TINY if "target" not in option), "objective=supervised",
                 "distillation=deit", f"teacher={teacher / 'step_00000006'}", "name=student")  # fmt: skip
-    student = manifest.read(tmp_path / "outputs" / "student" / "step_00000006")
+    student = manifest.read_manifest(tmp_path / "outputs" / "student" / "step_00000006")
     assert student["encoder"]["distillation_token"] is True
     assert not any("teacher" in name for name in states(tmp_path / "outputs" / "student")["model"])
     done = tool("finetune", *SHORT, f"checkpoint={tmp_path}/outputs/student", "name=of_student")
@@ -290,7 +293,7 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     tool("pretrain", *SHORT, f"checkpoint={tmp_path}/outputs/student", "objective=supervised", "distillation=deit",
          f"teacher={teacher}", "name=longer")  # fmt: skip
     longer = tmp_path / "outputs" / "longer" / "step_00000006"
-    assert manifest.read(longer)["encoder"]["distillation_token"] is True
+    assert manifest.read_manifest(longer)["encoder"]["distillation_token"] is True
     assert any(name.startswith("distilled_head.") for name in states(longer)["model"])
 
 
@@ -337,7 +340,7 @@ def test_predict_names_the_classes_of_pictures(finetuned, tool, tmp_path):
 def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, tmp_path):
     tool("finetune", *SHORT, *ONE_STEP, "data.view.fit=squash")
     path = outputs / f"finetune_{RUN}" / "step_00000001"
-    assert manifest.read(path)["view"] == {"size": 16, "resize": None, "fit": "squash"}
+    assert manifest.read_manifest(path)["view"] == {"size": 16, "resize": None, "fit": "squash"}
     wide = torch.zeros(3, 20, 60, dtype=torch.uint8)
     wide[0, :, :20], wide[2, :, 40:] = 255, 255  # what a crop of the middle would not show
     write_png(wide, str(tmp_path / "wide.png"))

@@ -59,7 +59,7 @@ def expected(run):
     path = run / "step_00000006"
     trained = loading.load_encoder(loading_options.LoadEncoder(path=path)).train()  # as training has it
     torch.manual_seed(key(0, "weights"))
-    untrained = ViT(vit_options.ViT(**manifest.read(path)["encoder"]))
+    untrained = ViT(vit_options.ViT(**manifest.read_manifest(path)["encoder"]))
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
     data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32))
     asked = [FeatureSpec(1), FeatureSpec(2)]

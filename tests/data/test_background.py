@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path) -> None:
     checkpoint = manifest.complete(run / "outputs/run")[-1]
-    assert manifest.read(checkpoint)["background"] == "#336699"
+    assert manifest.read_manifest(checkpoint)["background"] == "#336699"
     files = [sorted((run / name / "a").glob("*.png")) for name in ("set", "flat")]
     encoder = ssvit.load(checkpoint, precision=32)
     reference, pad = encoder.features(files[1]), CenterCrop(size=16, fit="pad")
@@ -88,7 +88,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
     tuned = find_command("finetune").call(
         [*common[:2], f"data={run}/set", "name=tuned", "workers=0", "figures=none", *small]
     )
-    images = manifest.read(manifest.complete(tuned)[-1])
+    images = manifest.read_manifest(manifest.complete(tuned)[-1])
     assert (images["background"], images["view"]["fit"]) == ("#336699", "pad")
     with pytest.raises(Failure, match=r"data\.background"):
         find_command("pretrain").call(

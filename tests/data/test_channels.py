@@ -338,7 +338,7 @@ def newest(folder: Path) -> Path:
 def test_a_run_has_the_measured_statistics_and_resumes_bit_for_bit(bands: Path, capsys) -> None:
     statistics = yaml.safe_load((bands / "bands.yaml").read_text())
     assert list(statistics) == ["channels", "range", "mean", "std"]
-    last, facts = newest(bands), manifest.read(newest(bands))
+    last, facts = newest(bands), manifest.read_manifest(newest(bands))
     assert (facts["encoder"]["channels"], facts["encoder"]["mean"]) == (5, statistics["mean"])
     assert facts["range"] == statistics["range"]
     weights = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
@@ -388,7 +388,7 @@ def test_a_run_is_fine_tuned_and_evaluated(bands: Path) -> None:
     small = [f"recipe.{name}" for name in ("steps=4", "batch_size=8", "warmup=1", "evaluate_every=4", "save_every=4")]
     start = (f"checkpoint={newest(bands)}", f"outputs={bands}/outputs")
     run = find_command("finetune").call([*start, "name=tuned", "figures=none", *small])
-    assert manifest.read(manifest.complete(run)[-1])["range"] == manifest.read(newest(bands))["range"]
+    assert manifest.read_manifest(manifest.complete(run)[-1])["range"] == manifest.read_manifest(newest(bands))["range"]
     file = next((bands / "set/b").glob("*.tif"))
     (from_file,), (from_array,) = (
         ssvit.load_classifier(run).predict(picture) for picture in (file, np.moveaxis(tifffile.imread(file), 0, -1))
@@ -405,7 +405,7 @@ def test_sheets_of_similar_pictures_show_the_first_channels(
     bands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], shown: list[int]
 ) -> None:
     """The contact sheet shows the channels of the run, or of the data set that the query names."""
-    facts = manifest.read(newest(bands))["encoder"]
+    facts = manifest.read_manifest(newest(bands))["encoder"]
     seen = []
     monkeypatch.setattr(contact_sheet, "contact_sheet", lambda rows: seen.append(rows[0][0].image) or Gallery([]))
     file = str(next((bands / "set/a").glob("*.tif")))
@@ -413,7 +413,7 @@ def test_sheets_of_similar_pictures_show_the_first_channels(
     common = [f"checkpoint={newest(bands)}", f"store={tmp_path}/store", "workers=1", *of_set]
     find_command("retrieve").call(["action=index", *common, str(bands / "set")])
     find_command("retrieve").call(["action=query", *common, f"sheet={tmp_path}/sheet.png", "k=2", file])
-    pixels = load(file, PixelFormat(channels=5, range=manifest.read(newest(bands))["range"]))
+    pixels = load(file, PixelFormat(channels=5, range=manifest.read_manifest(newest(bands))["range"]))
     for place, band in enumerate(shown):
         mean, std = facts["mean"][band], facts["std"][band]
         expected = ((pixels[band] - mean) / (4 * std) + 0.5).clamp(0, 1)

@@ -12,7 +12,7 @@ from PIL import Image
 from runs import spread
 from scipy.fft import dctn
 
-from ssvit.data.fingerprints import BYTES, CONTENT, FILE, fingerprints, read, record, start
+from ssvit.data.fingerprints import BYTES, CONTENT, FILE, fingerprints, read_fingerprints, record, start
 
 
 def smooth(count, seed=0, size=48):
@@ -74,11 +74,11 @@ def test_a_run_records_each_image_of_its_first_epoch(tmp_path, world, workers, a
     start(run, 24, None)
     options = {"data": tmp_path, "workers": workers, "accumulate": accumulate, "ema": 0.0, "warmup": 1}
     assert spread(run, world, steps=2, **options) == [0] * world
-    shown = read(run)
+    shown = read_fingerprints(run)
     assert sorted(shown.any(1).tolist()) == [False] * 8 + [True] * 16
     assert (shown[shown.any(1)] == expected[shown.any(1)]).all()
     assert spread(run, world, steps=12, **options) == [0] * world  # four epochs
-    assert (read(run) == expected).all()
+    assert (read_fingerprints(run) == expected).all()
 
 
 def test_a_set_in_memory_is_recorded_and_a_run_from_another_includes_its_images(tmp_path):
@@ -90,26 +90,26 @@ def test_a_set_in_memory_is_recorded_and_a_run_from_another_includes_its_images(
         start(folder, 24, initial)
         tiny.train(folder, steps=4)
     expected = fingerprints(tiny.pictures()).numpy()
-    assert (read(first) == expected).all()
-    assert (read(second) == np.concatenate([expected, expected])).all()
+    assert (read_fingerprints(first) == expected).all()
+    assert (read_fingerprints(second) == np.concatenate([expected, expected])).all()
     start(second, 24, None)  # a run that continues
-    assert len(read(second)) == 48
+    assert len(read_fingerprints(second)) == 48
     third = tmp_path / "fine-tuned"
     third.mkdir()
     start(third, 0, second)
-    assert (read(third) == read(second)).all()
+    assert (read_fingerprints(third) == read_fingerprints(second)).all()
 
 
 def test_without_a_file_nothing_is_recorded_and_a_damaged_one_is_an_error(tmp_path):
     record(tmp_path, bytes(32))
     start(tmp_path, 0, None)
-    assert read(tmp_path) is None
+    assert read_fingerprints(tmp_path) is None
     assert not list(tmp_path.iterdir())
     (tmp_path / "older" / "step_00000003").mkdir(parents=True)
     assert not start(tmp_path / "older", 5, None)
-    assert read(tmp_path / "older") is None
+    assert read_fingerprints(tmp_path / "older") is None
     whole = io.BytesIO()
     np.save(whole, np.zeros(3, [("content_2", "u1", 8), ("picture_2", "u1", 16)]))
     for body in (b"", b"\x93NUMPY", whole.getvalue()):
         path = put(tmp_path / FILE, body)
-        assert str(path) in str(error_of(read, tmp_path))
+        assert str(path) in str(error_of(read_fingerprints, tmp_path))

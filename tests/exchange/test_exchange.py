@@ -75,9 +75,9 @@ def test_each_layout_reports_missing_unknown_and_contradicting_values(name, tmp_
     for changed, wrong in ((without, end), (unknown, f"{end}_2")):
         save_file(changed, tmp_path / "changed.safetensors")
         with pytest.raises(ForeignError, match=re.escape(wrong)):
-            reading.read(tmp_path / "changed.safetensors", peer.told)
+            reading.read_foreign(tmp_path / "changed.safetensors", peer.told)
     with pytest.raises(OptionError, match="heads=5"):
-        reading.read(peer.path, {**peer.told, "heads": 5})
+        reading.read_foreign(peer.path, {**peer.told, "heads": 5})
 
 
 def as_bfloat16(name, value):
@@ -106,7 +106,7 @@ def test_variants_of_a_file_contain_the_same_weights(suffix, change, tmp_path):
     for name, state in (("usual", rounded), ("other", dict(change(*item) for item in rounded.items()))):
         path = tmp_path / f"{name}.{suffix}"
         numpy.savez(path, **state) if suffix == "npz" else save_file(state, path)
-        encoders.append(reading.read(path, peers.TOLD))
+        encoders.append(reading.read_foreign(path, peers.TOLD))
     usual, other = (encoder.weights() for encoder in encoders)
     assert all(value.dtype == torch.float32 and torch.equal(value, usual[name]) for name, value in other.items())
     assert encoders[0].arguments == encoders[1].arguments
@@ -155,7 +155,7 @@ def test_a_wrapped_model_has_the_weights_and_the_options_of_the_model(name, tmp_
     tensors = files.tensors(peer.path, list(files.shapes(peer.path)))
     wrapped = peer.path.with_name("wrapped.safetensors")
     save_file(nested("_orig_mod.module.", tensors), wrapped)
-    usual, other = (reading.read(path, peer.told) for path in (peer.path, wrapped))
+    usual, other = (reading.read_foreign(path, peer.told) for path in (peer.path, wrapped))
     assert other.arguments == usual.arguments
     weights = other.weights()
     assert all(torch.equal(value, weights[key]) for key, value in usual.weights().items())
@@ -166,7 +166,7 @@ def test_a_key_without_an_encoder_is_named(key, plain, tmp_path):
     path = tmp_path / "dino.pth"
     torch.save({"teacher": load_file(plain.path), "epoch": 3}, path)
     with pytest.raises(OptionError, match=f"checkpoint_key={key}: .*teacher"):
-        reading.read(path, {**plain.told, "checkpoint_key": key})
+        reading.read_foreign(path, {**plain.told, "checkpoint_key": key})
 
 
 def test_shapes_are_read_from_the_headers(plain, tmp_path):
@@ -216,7 +216,7 @@ def test_options_precede_neighbouring_files_and_these_precede_defaults(tmp_path)
     )
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-12}))
-    arguments = reading.read(peer.path, {"mean": 0.25}).arguments
+    arguments = reading.read_foreign(peer.path, {"mean": 0.25}).arguments
     assert (arguments["mean"], arguments["std"], arguments["norm_epsilon"]) == (0.25, [0.2] * 3, 1e-12)
     assert (arguments["heads"], tuple(arguments["image_size"])) == (peers.HEADS, peers.SIZE)
 
@@ -272,7 +272,7 @@ def test_a_file_that_fits_no_encoder_is_rejected_in_one_line(changes, named, pla
 )
 def test_a_required_or_wrong_option_is_named(options, named, plain, tmp_path):
     with pytest.raises(OptionError, match=re.escape(named)):
-        reading.read(rewritten(plain, tmp_path), options)
+        reading.read_foreign(rewritten(plain, tmp_path), options)
 
 
 def test_commands_validate_a_file_before_torch_is_imported(tool, plain, tmp_path, no_torch):
@@ -295,6 +295,6 @@ def test_a_foreign_file_is_fine_tuned(tool, plain, tmp_path):
         "data.images=64", "data.held_out_images=32", "data.image_size=16", "recipe.steps=2", "recipe.warmup=1",
         "recipe.batch_size=8", "recipe.precision=32-true", "fabric.accelerator=cpu",
     )  # fmt: skip
-    facts = manifest.read(tmp_path / "outputs" / "finetune_timm_synthetic" / "step_00000002")
+    facts = manifest.read_manifest(tmp_path / "outputs" / "finetune_timm_synthetic" / "step_00000002")
     assert facts["encoder"]["heads"] == 4
     assert facts["encoder"]["image_size"] == 16

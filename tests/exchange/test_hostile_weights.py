@@ -40,7 +40,7 @@ before, messages, torch = peak(), {}, []
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 for path in map(Path, sys.argv[1:]):
     try:
-        reading.read(path, {"heads": 4, "trained_size": [32, 56]})
+        reading.read_foreign(path, {"heads": 4, "trained_size": [32, 56]})
         messages[path.name] = "read"
     except UserError as error:
         messages[path.name] = str(error)
@@ -211,7 +211,7 @@ def test_no_code_in_a_file_is_executed(tmp_path):
     numpy.savez(tmp_path / "harm.npz", **{**peers.arrays(), "cls": numpy.array([Harm(str(trace))], dtype=object)})
     for name in ("harm.pth", "harm.npz"):
         with pytest.raises(ForeignError):
-            reading.read(tmp_path / name, peers.TOLD)
+            reading.read_foreign(tmp_path / name, peers.TOLD)
     assert not trace.exists()
 
 
@@ -275,6 +275,6 @@ def test_a_config_that_does_not_describe_a_vit_is_rejected(content, tmp_path):
     peer = peers.huggingface(tmp_path)
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError) as caught:
-        reading.read(peer.path, {})
+        reading.read_foreign(peer.path, {})
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500

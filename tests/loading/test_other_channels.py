@@ -135,14 +135,14 @@ def test_commands_start_from_weights_of_other_channels(rasters, capsys):
     measured = [*start, f"data.normalization={folder}/bands.yaml", "data.image_size=16"]
     run = find_command("pretrain").call([*measured, "objective=mae", "name=run", "probes=[]", *SHORT])
     capsys.readouterr()
-    facts = manifest.read(manifest.complete(run)[-1])
+    facts = manifest.read_manifest(manifest.complete(run)[-1])
     assert facts["encoder"]["channels"] == channels
     values = re.search(r"mean: (.*)\nstd: (.*)\n", (folder / "bands.yaml").read_text())
     assert [facts["encoder"][name] for name in ("mean", "std")] == [json.loads(text) for text in values.groups()]
     tuned = find_command("finetune").call([*measured, "encoder.adapt_channels=repeat", "name=tuned", *SHORT])
-    assert manifest.read(manifest.complete(tuned)[-1])["encoder"]["channels"] == channels
+    assert manifest.read_manifest(manifest.complete(tuned)[-1])["encoder"]["channels"] == channels
     again = find_command("finetune").call([f"checkpoint={run}", f"outputs={folder}", "name=again", *SHORT])
-    assert manifest.read(manifest.complete(again)[-1])["encoder"]["mean"] == facts["encoder"]["mean"]
+    assert manifest.read_manifest(manifest.complete(again)[-1])["encoder"]["mean"] == facts["encoder"]["mean"]
     report = find_command("evaluate").call([*measured, "probes=[knn]", *SHORT[-3::2], f"output={folder}/report"])
     assert (report / "report.json").is_file()
 

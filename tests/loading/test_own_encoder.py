@@ -43,7 +43,7 @@ def call(command: str, *arguments: str):
 def test_an_encoder_of_the_user_is_carried_through_training_probes_and_export(conv):
     call("pretrain", *conv, "encoder=conv", *PRETRAIN)
     checkpoint = manifest.complete(Path("outputs/run"))[-1]
-    stored = manifest.read(checkpoint)["encoder"]
+    stored = manifest.read_manifest(checkpoint)["encoder"]
     assert stored["choice"] == "conv"
     for file in ("config.yaml", "step_00000004/manifest.json"):  # names and values, and no path of a class
         assert "with_" not in Path("outputs/run", file).read_text()
@@ -59,7 +59,7 @@ def test_an_encoder_of_the_user_is_carried_through_training_probes_and_export(co
         "linear_probe": ("baselines=false", "report=false"),
     }.items():
         call(command, *start, "fabric.accelerator=cpu", *options)
-    assert manifest.read(manifest.complete(Path("outputs/tuned"))[-1])["encoder"] == stored
+    assert manifest.read_manifest(manifest.complete(Path("outputs/tuned"))[-1])["encoder"] == stored
     call("predict", *conv, "checkpoint=outputs/tuned", "picture.png")
 
     call("export", *start, "format=safetensors", "output=exported")

@@ -60,7 +60,7 @@ def test_the_periods_are_the_files(tmp_path):
     ours = Rotary(12).periods
     for name, periods in (("dinov3", ours.bfloat16().float()), ("timm_dinov3", ours)):
         peer = peers.PEERS[name](tmp_path)
-        assert torch.equal(reading.read(peer.path, peer.told).weights()["encoder.rotary.periods"], periods)
+        assert torch.equal(reading.read_foreign(peer.path, peer.told).weights()["encoder.rotary.periods"], periods)
 
 
 def test_files_of_others_are_refused(tmp_path):
@@ -76,7 +76,7 @@ def test_files_of_others_are_refused(tmp_path):
         changed = {name: value for name, value in (tensors | changes).items() if value is not None}
         save_file(changed, tmp_path / "changed.safetensors")
         with pytest.raises(ForeignError, match=said):
-            reading.read(tmp_path / "changed.safetensors", peers.TOLD)
+            reading.read_foreign(tmp_path / "changed.safetensors", peers.TOLD)
 
 
 def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():

@@ -15,8 +15,8 @@ from ssvit.loading.finding import open_checkpoint
 
 def test_it_is_said_of_the_authors_files_alone(tmp_path):
     google, plain = peers.google(tmp_path), peers.timm_plain(tmp_path)
-    assert "gelu tanh" in reading.read(google.path, google.told).notes
-    assert "gelu exact" in reading.read(plain.path, plain.told).notes
+    assert "gelu tanh" in reading.read_foreign(google.path, google.told).notes
+    assert "gelu exact" in reading.read_foreign(plain.path, plain.told).notes
     assert open_checkpoint(plain.path, plain.told).encoder["gelu"] == "exact"
 
 
@@ -32,7 +32,7 @@ def test_timms_other_activations_are_refused(tmp_path):
     save_file(peers.of_timm().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_args": {"act_layer": "quick_gelu"}}))
     with pytest.raises(UserError, match="act_layer='quick_gelu': must be a GELU"):
-        reading.read(tmp_path / "model.safetensors", peers.TOLD)
+        reading.read_foreign(tmp_path / "model.safetensors", peers.TOLD)
 
 
 @torch.no_grad()

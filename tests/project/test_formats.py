@@ -25,7 +25,7 @@ def sealed(path: Path, schema: int) -> None:
 def a_checkpoint(folder, schema):
     shutil.copytree(RUN / "step_00000006", folder / "step_00000006")
     sealed(folder / "step_00000006" / "manifest.json", schema)
-    return lambda: manifest.read(folder / "step_00000006")
+    return lambda: manifest.read_manifest(folder / "step_00000006")
 
 
 def a_configuration(folder, schema):

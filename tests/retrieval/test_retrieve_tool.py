@@ -102,7 +102,7 @@ def test_a_store_has_the_features_of_readable_pictures_and_is_extended_by_new_on
     assert store.names == [*sorted(map(str, (folder / "album").rglob("*.png"))), *added]
     assert store.classes == [Path(name).parent.name for name in store.names]
     np.testing.assert_allclose(store.features.numpy(), features(work, store.names), atol=1e-4)
-    seal = manifest.read(folder / "outputs" / RUN / "step_00000006")["seal"]
+    seal = manifest.read_manifest(folder / "outputs" / RUN / "step_00000006")["seal"]
     assert store.encoder == f"{seal[:16]} layer2_patch_mean"
     assert first.read_bytes() == before
 
@@ -227,7 +227,7 @@ def evaluated(work: Path, best: object, step: int = 6) -> Path:
     """A report of an evaluation of the checkpoint of a step, in which a probe chose some features."""
     file = work / "outputs" / RUN / "evaluation" / "report.json"
     file.parent.mkdir(exist_ok=True)
-    seal = manifest.read(work / "outputs" / RUN / f"step_{step:08}")["seal"]
+    seal = manifest.read_manifest(work / "outputs" / RUN / f"step_{step:08}")["seal"]
     measured = [{"measure": "segmentation", "best": "layer2_patches"}, {"measure": "knn", "best": best}]
     file.write_text(json.dumps({"metadata": {"checksum": seal}, "measured": measured}))
     return file

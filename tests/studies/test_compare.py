@@ -61,7 +61,9 @@ def test_a_teacher_is_passed_to_the_objectives_that_have_one(commands, monkeypat
     compare.command.call([*options, "teacher=here"])
     trained = [given for command, given in commands.asked if command == "pretrain"]
     assert [given.get("teacher") for given in trained] == [None, "here"]
-    (row,) = [row for row in methods.read(tmp_path / "outputs/c/table").values() if row.get("objective") == "distill"]
+    (row,) = [
+        row for row in methods.read_rows(tmp_path / "outputs/c/table").values() if row.get("objective") == "distill"
+    ]
     assert row["stages"][0]["options"] == ["objective=distill", "teacher={teacher}"]
     before = len(commands.asked)
     compare.command.call([*options, "teacher=there", "seeds=2"])  # a step is not measured again
@@ -76,9 +78,8 @@ def test_what_is_there_is_not_made_again(commands, tmp_path):
     assert len(commands.asked) == before
     compare.command.call(["objectives=[mae,masked_patch]", "budget=1min", "name=c"])
     assert [command for command, _ in commands.asked[before:]] == ["cost", "pretrain", "evaluate", "finetune"]
-    assert {row["objective"] for row in methods.read(tmp_path / "outputs/c/table").values() if "objective" in row} == {
-        "mae", "masked_patch",
-    }  # fmt: skip
+    results = methods.read_rows(tmp_path / "outputs/c/table").values()
+    assert {row["objective"] for row in results if "objective" in row} == {"mae", "masked_patch"}
     with pytest.raises(UserError, match=r"^table=.*baselines\.json.*budget=60"):
         compare.command.call(["objectives=[dino]", "budget=61", "name=c"])
     assert len(commands.asked) == before + 4
@@ -97,13 +98,13 @@ def test_a_step_is_measured_again_where_its_options_have_changed_before_there_is
     compare.command.call([*options, changed])
     assert [command for command, _ in commands.asked] == ["cost", "cost", "pretrain", "evaluate"]
     assert commands.asked[2][1]["recipe.steps"] == "200"
-    (row,) = (row for name, row in methods.read(Path("outputs/c/table")).items() if name != "baselines")
+    (row,) = (row for name, row in methods.read_rows(Path("outputs/c/table")).items() if name != "baselines")
     assert (row["stages"][0]["cpu_seconds"], row["stages"][0]["options"]) == (0.3, ["objective=mae"])
 
 
 def test_the_first_row_has_the_order_and_a_probe_that_a_row_lacks_is_left_out_there(commands, tmp_path):
     compare.command.call(["objectives=[mae,dino]", "finetune=[]", "budget=60", "name=c"])
-    rows = methods.read(tmp_path / "outputs/c/table")
+    rows = methods.read_rows(tmp_path / "outputs/c/table")
     rows["dino_seed0"]["probes"]["few_shot"] = {"column": "5 labels per class", "chosen": 0.7, "layer": 2, "last": 0.7}
     rows["dino_seed0"]["probes"]["knn"]["chosen"] = 0.9
     head, _, dino, mae, *_ = methods.table(rows).splitlines()
@@ -152,7 +153,7 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
         ["objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"], config_dir=tmp_path / "own"
     )
     assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
-    row = methods.read(tmp_path / "outputs" / "c" / "table")["two_seed0"]
+    row = methods.read_rows(tmp_path / "outputs" / "c" / "table")["two_seed0"]
     # The second stage starts from the result of the first.
     assert [point["cpu_seconds"] for point in row["curve"]] == pytest.approx([0, 5, 10, 13, 26.5, 40])
     assert [point["images"] for point in row["curve"]] == [0, 3200, 6400, 6400, 23680, 40960]
@@ -246,4 +247,4 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
         compare.command.call(options)
     monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
     compare.command.call(options)
-    assert set(methods.read(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
+    assert set(methods.read_rows(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}

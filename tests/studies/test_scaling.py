@@ -73,7 +73,7 @@ def test_encoders_to_compare_with_learn_from_labels_on_as_many_images(commands, 
     assert not any(name.startswith("encoder.") for name in hybrid)
     assert trained["mae_1000_d6_w64_p4_s20_seed0"]["encoder.positions"] == "rotary"
     folder = tmp_path / "outputs" / "s" / "table"
-    rows = methods.read(folder)
+    rows = methods.read_rows(folder)
     assert rows["supervised_500_resnet10t_s20_seed0"]["supervised"] == 0.6
     text = (folder / "table.md").read_text()
     assert "| supervised | 500 | resnet10t | 20 | " in text
@@ -178,7 +178,7 @@ def test_the_figure_has_a_panel_for_each_score_and_axis():
 
 def test_the_page_has_rows_of_the_stored_results():
     docs = Path(__file__).resolve().parents[2] / "docs"
-    tables = [table(methods.read(docs / "scaling" / study)) for study in ("cifar10", "encoders")]
+    tables = [table(methods.read_rows(docs / "scaling" / study)) for study in ("cifar10", "encoders")]
     page = [line for line in (docs / "scaling.md").read_text().splitlines() if line.startswith("| ")]
     assert page
     assert set(page) <= set("\n".join(tables).splitlines())
@@ -187,7 +187,7 @@ def test_the_page_has_rows_of_the_stored_results():
 def test_one_axis_is_varied_at_a_time_and_then_the_model_as_a_whole(commands, tmp_path):
     axes = ["depth=[6,12]", "width=[64,128]", "mlp=[128,256]", "patch=[4,2]", "steps=[20]", "images=[500]"]
     scaling.command.call([*axes, "objectives=[mae]", "vary=one", "name=s", "finetune=[]"])
-    rows = list(methods.read(tmp_path / "outputs" / "s" / "table").values())
+    rows = list(methods.read_rows(tmp_path / "outputs" / "s" / "table").values())
     sizes = {row["varied"]: (row["depth"], row["width"], row["mlp"], row["patch"]) for row in rows}
     assert sizes == {
         "base": (6, 64, 128, 4), "depth": (12, 64, 128, 4), "width": (6, 128, 128, 4), "mlp": (6, 64, 256, 4),

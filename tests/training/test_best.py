@@ -8,7 +8,7 @@ import tiny
 from runs import spread, states
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import read
+from ssvit.checkpoints.manifest import read_manifest
 from ssvit.errors import OptionError
 from ssvit.evaluation.panels.base import Evaluation, Evaluator
 from ssvit.objectives.targets import Classes, Regression
@@ -98,7 +98,7 @@ def test_auto_keeps_nothing_if_no_evaluations_differ_significantly(tmp_path, gai
     assert not train(tmp_path)[0]
     assert (tmp_path / "best").exists() == kept
     train(tmp_path / "named", *values, best="probe/knn20_choice")  # is compared without regard to its error
-    assert read(tmp_path / "named" / "best")["step"] == 4
+    assert read_manifest(tmp_path / "named" / "best")["step"] == 4
 
 
 def test_a_metric_of_test_images_and_an_unknown_one_are_errors():
@@ -126,7 +126,7 @@ def test_a_kill_between_the_checkpoint_and_its_copy_loses_nothing(tmp_path):
             shutil.rmtree(path)
     (tmp_path / ".best.part").mkdir()
     scripted(tmp_path, 0.4, 0.3, steps=8)
-    assert read(tmp_path / "best")["step"] == 4
+    assert read_manifest(tmp_path / "best")["step"] == 4
     assert not list(tmp_path.glob(".best*"))
 
 
@@ -141,15 +141,15 @@ def test_a_kill_after_the_last_checkpoint_keeps_no_former_best(tmp_path, monkeyp
     monkeypatch.setattr(best, "link_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         scripted(tmp_path, 0.0, 1.0, 2.0, 3.0, steps=6)
-    assert read(tmp_path / "best")["step"] == 4
+    assert read_manifest(tmp_path / "best")["step"] == 4
     monkeypatch.setattr(best, "link_checkpoint", keep)
     assert not scripted(tmp_path, steps=6)[0]
-    assert read(tmp_path / "best")["step"] == 6
+    assert read_manifest(tmp_path / "best")["step"] == 6
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
 def test_two_processes_keep_the_same_checkpoint(tmp_path, strategy):
     evaluators = {"scripted": Scripted(0.0, 0.2, math.nan, 0.1)}
     assert spread(tmp_path, 2, evaluators=evaluators, **EACH, steps=6, strategy=strategy) == [0, 0]
-    assert read(tmp_path / "best")["step"] == 2
+    assert read_manifest(tmp_path / "best")["step"] == 2
     assert all(weight.isfinite().all() for weight in states(tmp_path / "best")["model"].values())

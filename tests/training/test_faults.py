@@ -21,7 +21,7 @@ from faults import ERROR, FULL, KILL, MAIN, SHORT, TORN
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.checkpoints.manifest import complete, read
+from ssvit.checkpoints.manifest import complete, read_manifest
 from ssvit.checkpoints.run_folder import rows
 from ssvit.retrieval.store import Store
 
@@ -85,7 +85,7 @@ def begun(system, tmp_path_factory):
         (run / leftover).mkdir()
         (run / leftover / "model.safetensors").write_bytes(b"half")
     (run / f"step_{STEPS:08d}").write_text("in the way")
-    return run, read(folder / "train" / f"step_{STEPS:08d}")["sha256"]
+    return run, read_manifest(folder / "train" / f"step_{STEPS:08d}")["sha256"]
 
 
 def cases(calls):
@@ -158,7 +158,7 @@ def test_any_call_may_fail_and_nothing_is_lost(system, begun, tmp_path, begins, 
     until = "step_00000003" if begins else ""
     for case, end, where in strikes(system, "train", folder, prepare, share=share, until=until):
         if end == "completed":
-            assert read(complete(folder)[-1])["sha256"] == whole, where
+            assert read_manifest(complete(folder)[-1])["sha256"] == whole, where
         again = system.run("train", folder)
         assert again.status == 0, f"{where}\n{again.told}"
         if not begins:
@@ -166,7 +166,7 @@ def test_any_call_may_fail_and_nothing_is_lost(system, begun, tmp_path, begins, 
             # A checkpoint that could not be read once is set aside, and the one before it is used.
             assert f"is finished ({STEPS} steps)" in again.told or int(resumed[1]) >= BEGUN - (case[2] == ERROR), where
         final = complete(folder)[-1]
-        manifest, _ = read(final), storage.load(Checkpoint.open(final))
+        manifest, _ = read_manifest(final), storage.load(Checkpoint.open(final))
         assert (manifest["step"], manifest["sha256"], final.name) == (STEPS, whole, f"step_{STEPS:08d}"), where
         # What was not deleted after the last checkpoint stays: none is written after it.
         assert len(complete(folder)) <= storage.KEPT + 1, where

@@ -225,14 +225,14 @@ def test_other_commands_take_channels_and_normalisation_from_the_checkpoint(tmp_
     """Commands use the pixel format of a run on grey images for other images that are named by their path."""
     root, small = grey(tmp_path / "set", "png"), [f"outputs={tmp_path}/outputs", "fabric.accelerator=cpu"]
     run = pretrain.call([f"data={root}", *TINY, *small[:1], "objective=dino", "objective.prototypes=16", "probes=[]"])
-    encoder = manifest.read(manifest.complete(run)[-1])["encoder"]
+    encoder = manifest.read_manifest(manifest.complete(run)[-1])["encoder"]
     assert encoder["channels"] == len(encoder["mean"]) == 1
     other, report = grey(tmp_path / "other", "jpg-rgb", shade=60), tmp_path / "report"
     checkpoint, data = f"checkpoint={run}", f"data={other}"
     evaluate.call([checkpoint, data, "probes=[knn]", "probes.knn.k=[1]", "figures=none", f"output={report}", *small])
     assert (report / "report.json").is_file()
     steps = ["recipe.steps=1", "recipe.batch_size=4", "recipe.warmup=0", "recipe.precision=32-true", "figures=none"]
-    tuned = manifest.read(manifest.complete(finetune.call([checkpoint, data, *steps, *small]))[-1])["encoder"]
+    tuned = manifest.read_manifest(manifest.complete(finetune.call([checkpoint, data, *steps, *small]))[-1])["encoder"]
     assert all(tuned[name] == encoder[name] for name in ("channels", "mean", "std"))
     again = pretrain.call([checkpoint, data, "data.channels=1", "name=again", "probes=[]", *steps, *small])
     assert yaml.safe_load((again / "config.yaml").read_text())["data"]["mean"] == encoder["mean"]

@@ -46,8 +46,8 @@ def test_it_starts_from_the_weights_of_a_run_and_on_its_images(outputs, tool):
     assert "64 images" in done.stdout
     run = outputs / f"mae_from_{RUN}"
     assert_same(encoder_of(run), encoder_of(start))
-    metadata = manifest.read(run / "step_00000001")
-    assert metadata["start"] == manifest.read(start / "step_00000006")["seal"]
+    metadata = manifest.read_manifest(run / "step_00000001")
+    assert metadata["start"] == manifest.read_manifest(start / "step_00000006")["seal"]
     assert metadata["encoder"]["pooling"] == "patch_mean"  # as MAE's file sets it
     choices = choices_of(run)
     assert (choices["data"], choices["augment@data.augment"]) == ("synthetic", "inception_crop_small")

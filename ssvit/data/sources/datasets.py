@@ -23,7 +23,7 @@ from ssvit.data.sources.folder import list_images
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import open_shards
 from ssvit.data.sources.splits import AUTO, Items, Splits, are_like_splits
-from ssvit.data.sources.vtab import read as vtab_list
+from ssvit.data.sources.vtab import read_vtab_list
 from ssvit.errors import UserError, printable
 
 _SAMPLED = 16  # images whose headers are read at the start
@@ -160,7 +160,7 @@ def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[st
 
 def vtab(options: datasets_options.Vtab) -> Data:
     """Build a task of VTAB-1k, with class numbers as names; UserError for a damaged list."""
-    lists = [vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
+    lists = [read_vtab_list(os.path.join(options.root, options.task, name)) if name else None for name in options.lists]
     count = 1 + max(max(numbers) for _, numbers in filter(None, lists))
     classes = list(map(str, range(count)))
     train, validation, test = (part and Files(*part, classes, named=False) for part in lists)

@@ -19,7 +19,7 @@ GROUPS = {
 NAMES = tuple(name for group in GROUPS.values() for name in group)
 
 
-def read(path: str) -> tuple[list[str], list[int]]:
+def read_vtab_list(path: str) -> tuple[list[str], list[int]]:
     """Read the paths and class numbers of a list.
 
     Raises:

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 import torch
 
 from ssvit.data.batch import EvalTransform
-from ssvit.data.fingerprints import read
+from ssvit.data.fingerprints import read_fingerprints
 from ssvit.data.loader import TOLERATED, Loading, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
 from ssvit.errors import UserError
@@ -81,7 +81,11 @@ class Classification(Evaluator):
             pairs = zip(predictions.source_indices.tolist(), predictions.guess.tolist(), strict=True)
             correct = [guess in self.real[index] for index, guess in pairs if self.real[index]]
             metrics["accuracy_real"] = sum(correct) / max(1, len(correct))
-        if self.run_folder is not None and self._overlap is None and (recorded := read(self.run_folder)) is not None:
+        if (
+            self.run_folder is not None
+            and self._overlap is None
+            and (recorded := read_fingerprints(self.run_folder)) is not None
+        ):
             loading: Loading = {"workers": self.options.workers, "timeout": self.options.timeout}
             self._overlap = overlap(recorded, fingerprints_of(self.source, predictions.source_indices, **loading))
         if history is None:

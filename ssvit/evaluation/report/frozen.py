@@ -14,7 +14,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
 from ssvit.data.augment.crop_options import CenterCrop
-from ssvit.data.fingerprints import fingerprints, read
+from ssvit.data.fingerprints import fingerprints, read_fingerprints
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import IGNORED, Data, Source, masks, missing_labels, subset
 from ssvit.engine.processes import is_main_process
@@ -268,7 +268,7 @@ def _split(
 
         pairs = duplicates(of_train, of_test, grey)
         for encoder in encoders:
-            if encoder.run_folder and (record := read(encoder.run_folder)) is not None:
+            if encoder.run_folder and (record := read_fingerprints(encoder.run_folder)) is not None:
                 printed = encoder._replace(name="fingerprints", prefix="", function=Fingerprints())
                 joined = test.joined(extracted(printed, part)), train.joined(extracted(printed, "training"))
                 shown, known = (of_split.values["fingerprints"].numpy() for of_split in joined)
