@@ -30,7 +30,7 @@ from ssvit.data.sources.base import Source
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing_options import Pack
 from ssvit.data.sources.shards import Shards
-from ssvit.training.benchmark import Rate, measure_rates, table
+from ssvit.training.benchmark import Rate, measure_rates, rate_table
 
 _FILES, _FILE_SIZE, _SMALLER, _CROP = 512, (375, 500), 256, 224
 _SMALL_IMAGES, _SMALL, _BATCH = 4096, 32, 256
@@ -133,10 +133,10 @@ def readers(folder: Path, shards: Shards, encoded: list[bytes]) -> Iterator[tupl
 def main(rounds: int = 7, count: int = _FILES) -> None:
     """Measure and print both tables."""
     torch.set_num_threads(1)
-    print(table(f"{_SMALL} px images in memory, crop and flip", memory(rounds)))
+    print(rate_table(f"{_SMALL} px images in memory, crop and flip", memory(rounds)))
     with tempfile.TemporaryDirectory() as folder:
         rates = files(Path(folder), rounds, count)
-        print(table(f"{_FILE_SIZE[1]}x{_FILE_SIZE[0]} JPEG files to {_CROP} px, crop and flip", rates))
+        print(rate_table(f"{_FILE_SIZE[1]}x{_FILE_SIZE[0]} JPEG files to {_CROP} px, crop and flip", rates))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import benchmark
 from ssvit.config.composed import Config
 from ssvit.errors import OptionError
-from ssvit.training.benchmark import Rate, Steps, gflop_of_image, measure_steps, table
+from ssvit.training.benchmark import Rate, Steps, gflop_of_image, measure_steps, rate_table
 from ssvit.training.session import Session
 
 OURS, EAGER, PLAIN, COMPILED = "ssvit", "ssvit, eager", ", plain attention", ", compiled"
@@ -95,7 +95,7 @@ def run(config: Config) -> None:
         title = f"{choices['objective']}, encoder={choices['encoder']}, {case.options.data.image_size} px"
         title += f", {recipe.batch_size} images, {recipe.precision}, {recipe.backend}"
         results[title] = measure(case)
-        print(table(title, results[title]))
+        print(rate_table(title, results[title]))
     if config.options.output is not None:
         text = json.dumps({title: list(map(asdict, rates)) for title, rates in results.items()}, indent=2)
         Path(config.options.output).write_text(text + "\n")

@@ -159,7 +159,7 @@ def extent(field: Tensor) -> float:
     return ((places - (weights * places).sum(0)).norm(dim=1) @ weights).item()
 
 
-def table(biases: Mapping[str, Biases]) -> list[list[str]]:
+def bias_table(biases: Mapping[str, Biases]) -> list[list[str]]:
     """Return the rows of a table of encoders, with a header: cosine and changed predictions of some of the changes."""
     names = [*next(iter(biases.values())).cosine]
     names = [*dict.fromkeys([names[0], *names[-2:]])]

@@ -83,12 +83,12 @@ def run(config: Config) -> None:
         return
     checked = cases(config)
 
-    from ssvit.training.benchmark import step_and_loader, table
+    from ssvit.training.benchmark import rate_table, step_and_loader
 
     options: Benchmark = config.options
     rates = {rate.name: rate for case in checked for rate in step_and_loader(case, rounds=options.rounds)}
     title = ", ".join(f"{name}={config.choices[name]}" for name in ("objective", "encoder", "data"))
-    print(table(title, list(rates.values())))
+    print(rate_table(title, list(rates.values())))
     if options.output is not None:
         Path(options.output).write_text(json.dumps([asdict(rate) for rate in rates.values()], indent=2) + "\n")
 
@@ -106,7 +106,7 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
     for case in sizes:
         Run(case.options).check()
 
-    from ssvit.kernels.latency import latencies, paths, table
+    from ssvit.kernels.latency import latencies, latency_table, paths
     from ssvit.training import launch
 
     device = launch.start(options.recipe, sizes[0].options.fabric).device
@@ -122,7 +122,7 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
             device=device,
         )
     ]
-    print(table(f"inference, encoder={config.choices['encoder']}", rows))
+    print(latency_table(f"inference, encoder={config.choices['encoder']}", rows))
     if options.output is not None:
         Path(options.output).write_text(json.dumps([row._asdict() for row in rows], indent=2) + "\n")
     if options.figure is not None:

@@ -74,7 +74,7 @@ def run(config: Config) -> Path:
     results = methods.read_rows(comparison.table)
     curves = methods.curves(results)
     figures = {"accuracy.png": methods.plot(curves)} if curves else {}
-    return comparison.publish(methods.table(results), figures, methods.conclusion(results))
+    return comparison.publish(methods.methods_table(results), figures, methods.conclusion(results))
 
 
 class Comparison(Trials):

@@ -82,7 +82,7 @@ def run(config: Config) -> Path | None:
     split = next(iter(splits.values()))  # splits of the first probe
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.feature_sets))
     standings = comparison.compare_encoders(scores, checkpoint.name)
-    summary = comparison.table(scores, standings)
+    summary = comparison.comparison_table(scores, standings)
     start = next((other.name for other in others if other.checksum == checkpoint.manifest.get("start")), None)
     conclusion = comparison.conclude(scores, standings, start)
     metadata = page.metadata_of(options, checkpoint, split, scores, others)

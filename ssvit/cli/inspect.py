@@ -61,7 +61,7 @@ def run(config: Config) -> None:
             "encoders": {name: asdict(of_encoder) for name, of_encoder in biases.items()},
             "layers": layers, "cka": values.tolist(),
         },
-        aligned(bias.table(biases)),
+        aligned(bias.bias_table(biases)),
     )  # fmt: skip
     written = report.save(Path(options.output))
     print_lines(*report.lines, *(f"written: {file}" for file in written))

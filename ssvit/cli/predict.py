@@ -94,7 +94,7 @@ def select(labels: Iterable[PseudoLabel], *, confidence: float, per_class: int |
     return [pseudo_label for position, pseudo_label in enumerate(confident) if position in kept]
 
 
-def table(labels: Iterable[PseudoLabel]) -> bytes:
+def csv_of_labels(labels: Iterable[PseudoLabel]) -> bytes:
     """Return the pseudo-labels as a table of training images (CSV, UTF-8), with absolute paths.
 
     Raises:
@@ -156,7 +156,7 @@ def run(config: Config) -> None:
         print_lines(f"{path}: {', '.join(f'{name} {100 * p:.1f} %' for name, p in named) or 'none of the classes'}")
     if options.output is not None and options.as_table:
         kept = select(labels, confidence=options.confidence, per_class=options.per_class)
-        replace(Path(options.output), table(kept))
+        replace(Path(options.output), csv_of_labels(kept))
         print_lines(f"{options.output}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
     elif options.output is not None:
         replace(Path(options.output), (json.dumps(answers, indent=1) + "\n").encode())

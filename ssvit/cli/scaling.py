@@ -74,7 +74,7 @@ def run(config: Config) -> Path:
             grid.compared(encoder, {**dict.fromkeys(_GRID), "images": images, "steps": steps}, seed)
     rows = methods.read_rows(grid.table)
     return grid.publish(
-        scaling.table(rows), {"scaling.png": scaling.plot(scaling.points(rows))}, scaling.conclusion(rows)
+        scaling.scaling_table(rows), {"scaling.png": scaling.plot(scaling.points(rows))}, scaling.conclusion(rows)
     )
 
 

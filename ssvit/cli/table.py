@@ -44,7 +44,7 @@ def run(config: Config) -> str:
         message = f"{where}: no finished run has the accuracy of a classifier; train one by ssvit finetune"
         raise UserError(f"{message}; {excluded}" if excluded else message)
     models = table.columns(runs)
-    text = table.table(models) + (f"\n{excluded}\n" if excluded else "")
+    text = table.results_table(models) + (f"\n{excluded}\n" if excluded else "")
     print_lines(*text.split("\n"))
     if options.output is not None:
         output = Path(options.output)

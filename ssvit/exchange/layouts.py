@@ -14,8 +14,8 @@ from ssvit.exchange.tensor_mapping import (
     IMAGENET,
     Layout,
     TensorMapping,
+    encoder_mappings,
     read_description,
-    table,
     weight_and_bias,
 )
 
@@ -119,7 +119,7 @@ GOOGLE = Layout(
 TORCHVISION = Layout(
     peer="torchvision",
     signature="conv_proj.weight",
-    table=table(
+    table=encoder_mappings(
         "encoder.layers.encoder_layer_{i}.",
         ("patch", "conv_proj"), ("class_token", "class_token"), ("positions.0.embedding", "encoder.pos_embedding"),
         ("norm1", "ln_1"), ("attention.qkv.weight", "self_attention.in_proj_weight"),
@@ -134,7 +134,7 @@ TORCHVISION = Layout(
 TIMM = Layout(
     peer="timm",
     signature="patch_embed.proj.weight",
-    table=table(
+    table=encoder_mappings(
         "blocks.{i}.",
         ("patch", "patch_embed.proj"), ("class_token", "cls_token"), ("distillation_token", "dist_token"),
         ("register_tokens", "reg_token"), ("positions.0.embedding", "pos_embed"), ("norm1", "norm1"),
@@ -154,7 +154,9 @@ TIMM_HEAD = (*weight_and_bias("head", "head"), *weight_and_bias("distilled_head"
 FACEBOOK = Layout(
     peer="MAE, DeiT or DINOv2",
     signature=TIMM.signature,
-    table=table("blocks.{i}.", ("register_tokens", "register_tokens"), ("expand", "mlp.w12"), ("contract", "mlp.w3"))
+    table=encoder_mappings(
+        "blocks.{i}.", ("register_tokens", "register_tokens"), ("expand", "mlp.w12"), ("contract", "mlp.w3")
+    )
     + TIMM.table,
     ignored=r"head\.|head_dist\.|mask_token$|decoder_",
     normalisation=IMAGENET,
@@ -169,7 +171,7 @@ FACEBOOK = Layout(
 HUGGINGFACE = Layout(
     peer="Hugging Face",
     signature="embeddings.patch_embeddings.projection.weight",
-    table=table(
+    table=encoder_mappings(
         "encoder.layer.{i}.",
         ("patch", "embeddings.patch_embeddings.projection"), ("class_token", "embeddings.cls_token"),
         ("distillation_token", "embeddings.distillation_token"), ("register_tokens", "embeddings.register_tokens"),
@@ -189,7 +191,7 @@ _TIMM_DINOV3 = Layout(
     peer="timm's DINOv3",
     signature="reg_token",
     marks=("blocks.0.gamma_1",),
-    table=table(
+    table=encoder_mappings(
         "blocks.{i}.",
         ("patch", "patch_embed.proj"), ("class_token", "cls_token"), ("register_tokens", "reg_token"),
         ("norm1", "norm1"), ("attention.qkv.weight", "attn.qkv.weight"),
@@ -211,7 +213,7 @@ _FACEBOOK_DINOV3 = replace(
     peer="DINOv3",
     signature="storage_tokens",
     marks=(),
-    table=table(
+    table=encoder_mappings(
         "blocks.{i}.",
         ("register_tokens", "storage_tokens"), ("scale1.gamma", "ls1.gamma"), ("expand", ("mlp.w1", "mlp.w2")),
         ("contract", "mlp.w3"), ("scale2.gamma", "ls2.gamma"), ("rotary.periods", "rope_embed.periods"),
@@ -224,7 +226,7 @@ _FACEBOOK_DINOV3 = replace(
 
 def _huggingface_dinov3(layer: str) -> tuple[TensorMapping, ...]:
     """Return the table of an encoder whose names in a layer begin with `layer`."""
-    return table(
+    return encoder_mappings(
         layer,
         ("patch", "embeddings.patch_embeddings"), ("class_token", "embeddings.cls_token"),
         ("register_tokens", "embeddings.register_tokens"), ("norm1", "norm1"),

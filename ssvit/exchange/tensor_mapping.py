@@ -115,7 +115,7 @@ _PATTERNS = {  # patterns of weights of linear layers and of single tensors that
 }
 
 
-def table(layer: str, *names: tuple[str, str | tuple[str, ...]]) -> tuple[TensorMapping, ...]:
+def encoder_mappings(layer: str, *names: tuple[str, str | tuple[str, ...]]) -> tuple[TensorMapping, ...]:
     """Return the mappings of an encoder whose linear layers have torch's layout.
 
     Args:

@@ -111,7 +111,7 @@ def latencies(
         torch.set_num_threads(before)
 
 
-def table(title: str, rows: Sequence[Latency]) -> str:
+def latency_table(title: str, rows: Sequence[Latency]) -> str:
     """Return the results as an aligned table."""
     head = ["path", "pixels", "batch", "threads", "images/s", "median ms", "95 % ms", f"relative to {rows[0].path}"]
     lines = [

@@ -85,7 +85,7 @@ def _at_layers(values: Mapping[str, Sequence[float]], names: Sequence[str], chos
     return {"chosen": values[chosen][-1], "layer": layer, "last": values[names[-1]][-1]}
 
 
-def table(rows: Mapping[str, Row]) -> str:
+def methods_table(rows: Mapping[str, Row]) -> str:
     """Return Markdown tables of accuracies and costs, and the rankings of the objectives at equal cost."""
     by_objective = _rows_by_objective(rows)
     columns = _columns(rows)

@@ -140,7 +140,7 @@ def laws(line: Sequence[Mapping[str, Any]], axis: str) -> dict[str, PowerLaw]:
     return fitted
 
 
-def table(rows: Mapping[str, Row]) -> str:
+def scaling_table(rows: Mapping[str, Row]) -> str:
     """Return Markdown tables of all points, and of the power laws over images and over compute with their errors."""
     points_of_grid = points(rows)
     names = list(dict.fromkeys(name for point in points_of_grid for name in point["scores"]))

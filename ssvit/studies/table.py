@@ -127,7 +127,7 @@ def accuracies(scores: Scores) -> dict[str, list[float]]:
     return values
 
 
-def table(models: Mapping[str, Scores]) -> str:
+def results_table(models: Mapping[str, Scores]) -> str:
     """Return a Markdown table of data sets (rows) by model (columns), and the missing tasks of VTAB-1k."""
     values = {model: accuracies(scores) for model, scores in models.items()}
     examples = {row: next(iter(seeds.values())) for scores in models.values() for row, seeds in scores.items()}

@@ -199,7 +199,7 @@ def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
     return [step, *measure_rates(read, rounds=rounds, clock=time.perf_counter), peak]
 
 
-def table(title: str, rates: Sequence[Rate]) -> str:
+def rate_table(title: str, rates: Sequence[Rate]) -> str:
     """Return the rates as an aligned table, with ratios, shares and memory where they exist."""
     columns: dict[str, list[str]] = {
         "": [rate.name for rate in rates],

@@ -107,7 +107,7 @@ def test_the_first_row_has_the_order_and_a_probe_that_a_row_lacks_is_left_out_th
     rows = methods.read_rows(tmp_path / "outputs/c/table")
     rows["dino_seed0"]["probes"]["few_shot"] = {"column": "5 labels per class", "chosen": 0.7, "layer": 2, "last": 0.7}
     rows["dino_seed0"]["probes"]["knn"]["chosen"] = 0.9
-    head, _, dino, mae, *_ = methods.table(rows).splitlines()
+    head, _, dino, mae, *_ = methods.methods_table(rows).splitlines()
     assert head == "| objective | seeds | 20-NN | ridge regression, 5 labels per class | fine-tuned |"
     none = "\N{EN DASH}"
     assert dino == f"| dino | 1 | 90.0 (layer 1; last 40.0) | 70.0 (layer 2) | {none} |"

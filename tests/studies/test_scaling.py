@@ -13,7 +13,7 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.synthetic_options import Synthetic
 from ssvit.errors import UserError
 from ssvit.studies import methods
-from ssvit.studies.scaling import FINETUNED, fit, plot, points, savings, series, table
+from ssvit.studies.scaling import FINETUNED, fit, plot, points, savings, scaling_table, series
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_points_are_means_over_seeds():
     rows = {str(seed): row(seed=seed, accuracy=accuracy) for seed, accuracy in enumerate((0.4, 0.5, 0.6))}
     (point,) = points(rows)
     assert (point["seeds"], point["scores"], point["flops"]) == (3, {"20-NN": pytest.approx(0.5)}, 640 * 10**6)
-    assert "50.0 ± 10.0" in table(rows)
+    assert "50.0 ± 10.0" in scaling_table(rows)
     assert FINETUNED in points({"one": row(finetuned=0.7)})[0]["scores"]
 
 
@@ -178,7 +178,7 @@ def test_the_figure_has_a_panel_for_each_score_and_axis():
 
 def test_the_page_has_rows_of_the_stored_results():
     docs = Path(__file__).resolve().parents[2] / "docs"
-    tables = [table(methods.read_rows(docs / "scaling" / study)) for study in ("cifar10", "encoders")]
+    tables = [scaling_table(methods.read_rows(docs / "scaling" / study)) for study in ("cifar10", "encoders")]
     page = [line for line in (docs / "scaling.md").read_text().splitlines() if line.startswith("| ")]
     assert page
     assert set(page) <= set("\n".join(tables).splitlines())

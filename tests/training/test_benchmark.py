@@ -10,7 +10,7 @@ from command import TINY
 from ssvit.cli import benchmark as cli
 from ssvit.cli import find_command
 from ssvit.training import benchmark
-from ssvit.training.benchmark import Rate, measure_rates, table
+from ssvit.training.benchmark import Rate, measure_rates, rate_table
 
 
 def test_every_contender_works_once_a_round_in_turning_order():
@@ -33,7 +33,7 @@ def test_the_share_is_the_work_of_the_rate_relative_to_the_peak(monkeypatch):
     monkeypatch.setattr(benchmark, "measure_rates", lambda contenders, **options: rates)
     shared = benchmark.measure_steps({"ours": step}, gflop=2.0, rounds=1)
     assert [rate.share for rate in shared] == [3 * 2 / 8, None]
-    text = table("title", shared).splitlines()
+    text = rate_table("title", shared).splitlines()
     assert len(text) == 4
     assert text[2].endswith("75%")
     assert "ratio" not in text[1]

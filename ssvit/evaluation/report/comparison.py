@@ -107,7 +107,7 @@ def _standings(result: Scores, encoder: str) -> list[Standing]:
     ]
 
 
-def table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[str]]:
+def comparison_table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[str]]:
     """Return a table of headings and one row for each probe: the encoder's score, and its differences from the others.
 
     Args:

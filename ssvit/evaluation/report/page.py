@@ -163,7 +163,7 @@ def write(
         scores: Results of the probes.
         feature_sets: Names of the feature sets of the encoder.
         figures: Figures by name.
-        summary: Table of the results, see `comparison.table`.
+        summary: Table of the results, see `comparison.comparison_table`.
         standings: Comparison of the encoders.
         conclusion: Sentences of the conclusion.
         commands: Commands that use the chosen features.

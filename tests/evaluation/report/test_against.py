@@ -57,7 +57,7 @@ def test_a_table_has_each_difference_with_its_interval():
     untested = replace(scores({OWN: own, RANDOM: far, "near": near}, "mine"), per_image={})
     standings = comparison.compare_encoders([one, untested], "run")
     assert [standing.encoder for standing in standings] == ["run", RANDOM, "near"]
-    rows = comparison.table([one, untested], standings)
+    rows = comparison.comparison_table([one, untested], standings)
     assert [len(row) for row in rows] == [5 + 2 + 1] * 3
     title, score, interval, chance, balanced, random, other, features = rows[1]
     assert (title, score, chance, features) == (one.title, f"{100 * own.mean():.1f}", "10.0", "x")

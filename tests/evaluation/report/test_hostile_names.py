@@ -107,7 +107,7 @@ def test_pages_show_names_as_text(name, tmp_path):
 @named
 def test_markdown_tables_show_names_as_text(name):
     scores = {row: {0: FinalScore(1, 0.5, "test", 0.5, 8)} for row in ("vtab/cifar", name)}
-    lines = table.table({name: scores}).split("\n")
+    lines = table.results_table({name: scores}).split("\n")
     assert sum(markdown(name) in line for line in lines) == 3
     assert all(line.isprintable() for line in lines)
 
@@ -116,7 +116,7 @@ def test_markdown_tables_show_names_as_text(name):
 def test_tables_of_names_are_read_back_or_refused(name, tmp_path):
     table = tmp_path / "labels.csv"
     try:
-        table.write_bytes(predict.table([predict.PseudoLabel("a.png", name, 0.5)]))
+        table.write_bytes(predict.csv_of_labels([predict.PseudoLabel("a.png", name, 0.5)]))
     except UserError:
         assert "\udcff" in name  # no UTF-8
     else:
