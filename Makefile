@@ -1,4 +1,4 @@
-# make pretrain: set up, then pre-train on the embedded images and fine-tune on few labels. make test: the tests.
+# make pretrain: set up, then pre-train on the rendered shapes and fine-tune on few labels. make test: the tests.
 PYTHON ?= python3
 BIN := .venv/bin
 

@@ -127,7 +127,7 @@ def labels() -> list[list[str]]:
         each = ", ".join(signed(100 * value) for value in apart)
         accuracies = [mean_std(row[start] if len(set(row[start])) > 1 else row[start][:1]) for start in starts]
         difference = f"{mean} ({' to '.join(limits)})"
-        names = ["CIFAR-10" if images == "cifar10" else "embedded", f"{count:,}", str(len(apart))]
+        names = ["CIFAR-10" if images == "cifar10" else "rendered shapes", f"{count:,}", str(len(apart))]
         lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])
     return lines
 

@@ -1,7 +1,7 @@
 """Train image captioning on a pre-trained encoder: python examples/captioning.py outputs/masked_patch_shapes
 
 A Transformer decoder predicts each word of a caption from the words before it and, by cross-attention, from all tokens
-of the encoder. The images are those of the embedded data set. Their captions, such as "a blue star at the upper left",
+of the encoder. The images are the rendered shapes. Their captions, such as "a blue star at the upper left",
 are computed from class, pixels and mask of the shape. Decoders of one seed are trained on three encoders (pre-trained
 and frozen, pre-trained and trained, random and trained), and compared by the fraction of held-out images whose caption
 is correct in every word.

@@ -1,7 +1,7 @@
 """Train Faster R-CNN on a pre-trained encoder: python examples/detection.py outputs/masked_patch_synthetic
 
-ViTDet's simple feature pyramid makes the encoder a backbone for torchvision's detectors. The images are those of the
-embedded data set, larger than in pre-training. The boxes are the bounding boxes of the shapes' masks.
+ViTDet's simple feature pyramid makes the encoder a backbone for torchvision's detectors. The images are the rendered
+shapes, larger than in pre-training. The boxes are the bounding boxes of the shapes' masks.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measure accuracy over the number of labels, and append one row for each result to rows.csv.
 
-    python docs/labels/measure.py shapes 0            # the embedded images, seed 0
+    python docs/labels/measure.py shapes 0            # the rendered shapes, seed 0
     python docs/labels/measure.py cifar10 0 ROOT      # CIFAR-10 in the folder ROOT
 
 Rows that rows.csv has are skipped and interrupted runs are continued, so the same command finishes an interrupted one.
@@ -27,7 +27,7 @@ def main(images: str, seed: int, root: str | None = None) -> None:
     Args:
         images: shapes or cifar10.
         seed: The seed of pre-training, fine-tuning and random weights. The labelled images are the same for all seeds.
-        root: The folder of CIFAR-10; None for the embedded images.
+        root: The folder of CIFAR-10; None for the rendered shapes.
     """
     data: dict[str, Any] = {"data": images} | ({"data.root": root} if root else {})
     for labels in LABELS[images]:

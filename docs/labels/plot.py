@@ -13,7 +13,7 @@ from ssvit.figures.base import png
 from ssvit.figures.style import COLORS, panels, tidy
 
 FOLDER = Path(__file__).parent
-TITLES = {"shapes": "embedded images", "cifar10": "CIFAR-10"}
+TITLES = {"shapes": "rendered shapes", "cifar10": "CIFAR-10"}
 STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "pre-trained": ("pre-trained, fine-tuned", {"color": COLORS["model"], "marker": "o", "linewidth": 2}),
     "scratch": ("from scratch", {"color": COLORS["replaced"], "marker": "s", "linewidth": 2}),

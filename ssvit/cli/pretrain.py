@@ -21,7 +21,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
 from ssvit.evaluation.report.folder import FOLDER
-from ssvit.training.options import ALIASES, EMBEDDED, Pretrain
+from ssvit.training.options import ALIASES, SHAPES, Pretrain
 
 
 def complete(config: Config) -> Config:
@@ -109,7 +109,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
 def _next(config: Config, *, labelled: bool) -> str:
     """Return the next command: the fine-tuning experiment that belongs to this one, or a general command."""
     choices, command = config.choices, config.line.command
-    if choices["data"] == EMBEDDED:
+    if choices["data"] == SHAPES:
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():

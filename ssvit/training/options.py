@@ -30,7 +30,7 @@ from ssvit.training.recipe import Recipe
 
 # Short forms of options.
 ALIASES = {"evaluator=": "evaluator@evaluators=", **encoder_options.ALIASES}
-EMBEDDED = "shapes"  # the data set that is part of the package
+SHAPES = "shapes"  # data=shapes, the rendered shapes
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 

@@ -179,7 +179,7 @@ def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
     assert rows(folder / "scratch_seed0", "test/accuracy").keys() >= {config["recipe"]["steps"]}
 
 
-def test_on_the_embedded_images_it_compares_with_random_weights(tool, tmp_path):
+def test_on_the_rendered_shapes_it_compares_with_random_weights(tool, tmp_path):
     own = [option for option in TINY if not option.startswith("data=")]
     tool("pretrain", *own, "data=shapes", "probes=[]")
     short = [

@@ -18,7 +18,7 @@ from ssvit.studies import trials
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TEACHER = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
-EMBEDDED = ("synthetic", "shapes")  # data sets that need no files
+RENDERED = ("synthetic", "shapes")  # data sets that need no files
 
 
 def names(group: str) -> list[str]:
@@ -93,7 +93,7 @@ def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
 
 @pytest.mark.parametrize("name", names("data"))
 def test_every_data_set_composes_and_those_of_files_build(name, images):
-    root = [] if name in EMBEDDED else [f"data.root={images}"]
+    root = [] if name in RENDERED else [f"data.root={images}"]
     root += [f"data.table={images}/table.csv"] if name == "csv" else []
     root += ["data.task=cifar"] if name == "vtab" else []
     rectangle = composed(
@@ -101,14 +101,14 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     )
     rectangle.check()
     build(rectangle)
-    small = ["data.images=16", "data.held_out_images=8"] if name in EMBEDDED else []
+    small = ["data.images=16", "data.held_out_images=8"] if name in RENDERED else []
     config = composed(f"data={name}", *root, *small, "encoder.patch_size=16", "recipe.batch_size=8")
     config.check()
     build(config)
-    if name in (*EMBEDDED, "csv", "folder", "imagenet", "shards", "vtab"):
+    if name in (*RENDERED, "csv", "folder", "imagenet", "shards", "vtab"):
         data = config.build("data.source")
         assert isinstance(data, Data)
-        assert (len(data.train), len(data.validation_or_test)) == ((16, 8) if name in EMBEDDED else (8, 8))
+        assert (len(data.train), len(data.validation_or_test)) == ((16, 8) if name in RENDERED else (8, 8))
 
 
 @pytest.mark.usefixtures("many_images")

@@ -1,1 +1,1 @@
-"""Data sources: folders, tables, shards, the Hub, named data sets, embedded images."""
+"""Data sources: folders, tables, shards, the Hub, named data sets, rendered shapes."""

@@ -1,4 +1,4 @@
-"""The embedded data set: dead-leaves scenes with one labelled shape, pure functions of (seed, index).
+"""Rendered shapes (data=shapes): dead-leaves scenes with one labelled shape, pure functions of (seed, index).
 
 The dead-leaves model reproduces the scale-free statistics of natural images: opaque leaves with radii distributed as
 r^-3, painted over one another (Lee, Mumford, Huang 2001). Light, texture and a small palette per scene make masked
@@ -124,7 +124,7 @@ class Scenes(NamedTuple):
 
 
 def synthetic(options: synthetic_options.Synthetic) -> Data:
-    """Render the embedded data set; every start renders it again, without files or downloads."""
+    """Return the data set of rendered shapes; every start renders it again, without files or downloads."""
     counts = options.images, options.held_out_images
     indices = torch.arange(sum(counts))
     textures = _label(indices, options.seed) if options.textures else None

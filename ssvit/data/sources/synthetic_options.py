@@ -1,4 +1,4 @@
-"""Define the options of the embedded data set."""
+"""Define the options of the rendered shapes."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from ssvit.data.sources.base_options import DataSet
 
 
 class Synthetic(DataSet):
-    """The embedded data set of synthetic scenes."""
+    """Rendered shapes: scenes with one large shape, whose form is the class."""
 
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True

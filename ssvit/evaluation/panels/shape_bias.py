@@ -36,7 +36,7 @@ def shape_bias(predictions: Tensor, shapes: Tensor, textures: Tensor) -> dict[st
 
 
 class ShapeBias(Evaluator):
-    """Measure the shape bias of a classifier of the embedded images on rendered images with conflicting cues.
+    """Measure the shape bias of a classifier of the rendered shapes on rendered images with conflicting cues.
 
     Args:
         options: The options.

@@ -12,7 +12,7 @@ class ShapeBias(HeldOut):
     """Measure whether a classifier decides by shape or by texture (Geirhos et al. 2019)."""
 
     def check(self, run: Run) -> None:
-        """Check that the run trains a classifier of the embedded images with both cues."""
+        """Check that the run trains a classifier of the rendered shapes with both cues."""
         if not isinstance(run.objective, Classify | None):
             expected = "must be supervised, or classify in fine-tuning, for evaluator=[shape_bias]"
             raise RootOptionError("objective", type(run.objective).__name__, expected)

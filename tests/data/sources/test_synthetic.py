@@ -1,4 +1,4 @@
-"""The embedded data set: a pure function of (seed, index) whose bits never change."""
+"""The rendered shapes: a pure function of (seed, index) whose bits never change."""
 
 import hashlib
 

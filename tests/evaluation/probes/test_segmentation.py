@@ -180,7 +180,7 @@ QUICK = (
 )  # fmt: skip
 
 
-def test_measures_the_embedded_set(tool, tmp_path):
+def test_measures_the_rendered_shapes(tool, tmp_path):
     trained = tool("pretrain", *TINY, "probes=[segmentation]", "name=run", "recipe.steps=3")
     assert "segmentation: not measured during the run" in trained.stdout + trained.stderr
     done = tool("evaluate", *QUICK, f"output={tmp_path}/report")
