@@ -25,7 +25,7 @@ GROUPS = {
     "continuation": Group("How training continues from existing weights.", "ssvit.objectives"),
     "data": Group(key="source"),
     "distillation": Group("Distillation from a teacher, in addition to the labels."),
-    "evaluator": Group(package="ssvit.evaluation.panels", several=True),
+    "evaluator": Group(package="ssvit.evaluation.evaluators", several=True),
     "experiment": Group("A complete run in one file."),
     "index": Group(package="ssvit.evaluation"),
     "logger": Group(package="ssvit.training.loggers", several=True),

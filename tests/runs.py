@@ -14,8 +14,8 @@ from ranks import own_rank, start
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.evaluation.panels import prediction_options
-from ssvit.evaluation.panels.prediction import Prediction
+from ssvit.evaluation.evaluators import prediction_options
+from ssvit.evaluation.evaluators.prediction import Prediction
 
 
 def final(folder: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ssvit.data.loader import evaluation_batches
-from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.figures.base import Figure
 
 

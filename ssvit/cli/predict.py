@@ -166,7 +166,7 @@ def run(config: Config) -> None:
 
 def _measure(classifier: "Classifier", options: Predict, images: Sequence[tuple[str, str | None]]) -> None:
     """Print and write the metrics of the classifier on labelled images."""
-    from ssvit.evaluation.panels.other_images import measure
+    from ssvit.evaluation.evaluators.other_images import measure
 
     names: dict[str, str] = {}
     if options.class_names is not None:

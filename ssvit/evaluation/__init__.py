@@ -1,1 +1,1 @@
-"""Evaluate encoders: features, nearest neighbours and statistics, used by panels, probes and reports."""
+"""Evaluate encoders: features, nearest neighbours and statistics, used by evaluators, probes and reports."""

@@ -38,7 +38,7 @@ class Distillation(Options):
     sets={
         "evaluators": {
             "test": {
-                "_target_": "ssvit.evaluation.panels.classification.Classification",
+                "_target_": "ssvit.evaluation.evaluators.classification.Classification",
                 "workers": "${workers}",
                 "timeout": "${loader_timeout}",
             }

@@ -15,7 +15,7 @@ from ssvit.objectives.schedule import ScheduleFunction, starting_after
 SETTINGS = {
     "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with these objectives
     # The negatives come from the same micro-batch: recipe.accumulate above 1 reduces their number.
-    "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.contrast.Contrast"}},
+    "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.contrast.Contrast"}},
 }
 
 

@@ -13,7 +13,7 @@ from ssvit.objectives.schedule import Between, Schedule, ScheduleFunction
 VIEWS = {"override /augment@data.augment": "multi_crop_small"}  # two global views and smaller local ones
 RECIPE = {"optimizer": "adamw", "lr": 2e-3}  # muon has not been measured with these objectives
 TEMPERATURE = Schedule(start=0.04, end=0.04, shape="linear", over=0.3)
-COLLAPSE = "ssvit.evaluation.panels.collapse"
+COLLAPSE = "ssvit.evaluation.evaluators.collapse"
 
 
 @choice(

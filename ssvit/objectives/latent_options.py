@@ -34,7 +34,7 @@ class Convolutions(Options):
     sets={
         "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as in the authors' code
         "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.latent.LatentPrediction"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.latent.LatentPrediction"}},
     },
 )
 class Latent(Masked):

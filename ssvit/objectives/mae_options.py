@@ -40,7 +40,7 @@ class Masked(Objective):
     sets={
         # The class token is trained only by way of the decoder, which takes it as input (Appendix A.1).
         "encoder": {"pooling": "patch_mean"},
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.autoencoding.Autoencoding"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.autoencoding.Autoencoding"}},
     },
 )
 class MAE(Masked):

@@ -64,7 +64,7 @@ class Masking(Options):
     also={"/target": "mean_color"},
     sets={
         "encoder": {"pooling": "patch_mean"},  # the class token's output is not trained
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.panels.prediction.Prediction"}},
+        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.prediction.Prediction"}},
     },
 )
 class MaskedPatch(Objective):

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
-from ssvit.evaluation.panels.base import COST, Evaluator
+from ssvit.evaluation.evaluators.base import COST, Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.objectives.teacher import local
 from ssvit.training.recipe import Recipe

@@ -26,7 +26,7 @@ from ssvit.engine import atomic_io
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
-from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.processes import Interrupted, end_evaluation
 from ssvit.objectives.base import Objective
 from ssvit.training import best, runtime

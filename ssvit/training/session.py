@@ -21,9 +21,9 @@ from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
-from ssvit.evaluation.panels import online_options
-from ssvit.evaluation.panels.base import Evaluator, interval
-from ssvit.evaluation.panels.online import Probing
+from ssvit.evaluation.evaluators import online_options
+from ssvit.evaluation.evaluators.base import Evaluator, interval
+from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.figures.display import Display
 from ssvit.models.lora import restrict

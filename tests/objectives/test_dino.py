@@ -1,4 +1,4 @@
-"""DINO equals lightly's and plain loops: buffers that change once per update, the panel, the command line."""
+"""DINO equals lightly's and plain loops: buffers that change once per update, the evaluator, the command line."""
 
 import warnings
 

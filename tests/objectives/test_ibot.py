@@ -1,4 +1,4 @@
-"""iBOT equals lightly's losses and plain loops: masks, buffers that change once per update, the panel of patches."""
+"""iBOT equals lightly's losses and plain loops: masks, buffers that change once per update, evaluation of patches."""
 
 import pytest
 import tiny

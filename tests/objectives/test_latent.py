@@ -1,4 +1,4 @@
-"""Latent prediction equals plain loops: masks, targets, decoder, loss, teacher, exact resumption, the panel."""
+"""Latent prediction equals plain loops: masks, targets, decoder, loss, teacher, exact resumption, the evaluator."""
 
 import itertools
 import math

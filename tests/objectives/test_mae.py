@@ -1,4 +1,4 @@
-"""Masked autoencoding: what is reconstructed, from what, what may not leak, exact resumption, and the panel's words."""
+"""Masked autoencoding: what is reconstructed, from what, what may not leak, exact resumption, the evaluator's words."""
 
 import math
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.data.batch import Batch
-from ssvit.evaluation.panels.reconstruction import nearest_uncorrupted
+from ssvit.evaluation.evaluators.reconstruction import nearest_uncorrupted
 from ssvit.models import vit_options
 from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT

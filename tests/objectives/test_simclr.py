@@ -1,4 +1,4 @@
-"""Contrastive learning equals lightly's loss and plain loops: views, several processes, the panel."""
+"""Contrastive learning equals lightly's loss and plain loops: views, several processes, the evaluator."""
 
 import math
 import os

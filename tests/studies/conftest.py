@@ -40,9 +40,9 @@ class Commands:
         rows = [{"step": 1, "validation/accuracy": 0.1}, {"step": 2, "test/accuracy": 0.6}]
         if command == "pretrain" and given["objective"] != "supervised":
             steps = int(given["recipe.steps"])
-            panel = {"held_out/prototypes_chosen": 7}  # of DINO, and no probe's
+            of_evaluator = {"held_out/prototypes_chosen": 7}  # of DINO, and no probe's
             shares = ((step, step / steps) for step in (0, steps // 2, steps))
-            rows = [{"step": step, "probe/knn": share, "probe/knn_chosen": 1, **panel} for step, share in shares]
+            rows = [{"step": step, "probe/knn": share, "probe/knn_chosen": 1, **of_evaluator} for step, share in shares]
             rows.insert(1, {"step": 1, "train/loss": 3.0})
         put(trials.folder / given["name"] / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
         return ""

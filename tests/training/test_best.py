@@ -10,7 +10,7 @@ from runs import spread, states
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read_manifest
 from ssvit.errors import OptionError
-from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.objectives.targets import Classes, Regression
 from ssvit.training import best
 from ssvit.training.recipe import Recipe
@@ -38,7 +38,7 @@ def recipe(**options):
 
 
 def history(*values, name="score"):
-    return [{"step": step, "train/loss": 1.0} | {f"panel/{name}": value} for step, value in enumerate(values)]
+    return [{"step": step, "train/loss": 1.0} | {f"mine/{name}": value} for step, value in enumerate(values)]
 
 
 LESS = (
@@ -54,7 +54,7 @@ TARGETS = [(target, loss) for target in (Classes, Regression) for loss in ("l1",
 
 @pytest.mark.parametrize(("name", "step"), [*((name, 3) for name in LESS), *((name, 2) for name in GREATER)])
 def test_each_metric_has_its_own_direction(name, step):
-    found = best.find_best(history(9.0, 0.5, 0.9, 0.1, None, 0.9, name=name), recipe(best=f"panel/{name}"))
+    found = best.find_best(history(9.0, 0.5, 0.9, 0.1, None, 0.9, name=name), recipe(best=f"mine/{name}"))
     assert (found.step, found.value) == (step, {3: 0.1, 2: 0.9}[step])
 
 
@@ -63,13 +63,13 @@ def test_a_target_s_accuracy_is_better_when_higher_and_its_error_when_lower(targ
     scored = target.__new__(target)
     scored.loss = loss
     name = scored.score_name
-    found = best.find_best(history(9.0, 0.5, 0.9, name=name), recipe(best=f"panel/{name}"))
+    found = best.find_best(history(9.0, 0.5, 0.9, name=name), recipe(best=f"mine/{name}"))
     assert (found.step == 2) == (target is Classes)
 
 
 def test_step_0_and_steps_that_are_not_saved_are_not_chosen():
-    assert best.find_best(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="panel/score", save_every=2)).step == 4
-    assert best.find_best(history(9.0), recipe(best="panel/score")) is None
+    assert best.find_best(history(9.0, 8.0, 5.0, 7.0, 6.0), recipe(best="mine/score", save_every=2)).step == 4
+    assert best.find_best(history(9.0), recipe(best="mine/score")) is None
 
 
 def test_auto_takes_validation_images_then_the_training_images_of_a_probe():
@@ -105,8 +105,8 @@ def test_a_metric_of_test_images_and_an_unknown_one_are_errors():
     for name in ("test/accuracy", "probe/knn20", "probe/few_shot5_last"):
         with pytest.raises(OptionError, match=f"best={name}"):
             recipe(best=name)
-    with pytest.raises(OptionError, match=r"recipe\.best=panel/f1"):
-        best.find_best(history(1.0), recipe(best="panel/f1"))
+    with pytest.raises(OptionError, match=r"recipe\.best=mine/f1"):
+        best.find_best(history(1.0), recipe(best="mine/f1"))
 
 
 def test_the_best_checkpoint_is_kept_when_newer_ones_are_deleted(tmp_path):

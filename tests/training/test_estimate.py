@@ -9,7 +9,7 @@ import torch
 from command import TINY
 from torch import nn
 
-from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.training import estimate as estimation
 from ssvit.training.estimate import estimate
 from ssvit.training.muon import block_matrices

@@ -6,7 +6,7 @@ from command import error_of
 
 from ssvit.devices import Fabric
 from ssvit.engine import processes
-from ssvit.evaluation.panels.base import Evaluation
+from ssvit.evaluation.evaluators.base import Evaluation
 from ssvit.figures.base import Figure
 from ssvit.training import launch, loop
 from ssvit.training.metrics_log import MetricsLog

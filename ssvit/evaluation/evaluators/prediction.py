@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import torch
 from einops import rearrange
 
-from ssvit.evaluation.panels.base import Shown
-from ssvit.evaluation.panels.held_out import HeldOut
-from ssvit.evaluation.panels.reconstruction import compare_with_baselines, conclude, nearest_uncorrupted
+from ssvit.evaluation.evaluators.base import Shown
+from ssvit.evaluation.evaluators.held_out import HeldOut
+from ssvit.evaluation.evaluators.reconstruction import compare_with_baselines, conclude, nearest_uncorrupted
 from ssvit.figures.pictures import GREY, Mosaic
 from ssvit.figures.plot import History, Panel, Plot, curve, level, losses
 from ssvit.models.block import gather_tokens

@@ -14,7 +14,7 @@ from ssvit.config.declaration import Options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
-from ssvit.evaluation.panels import (
+from ssvit.evaluation.evaluators import (
     autoencoding_options,
     classification_options,
     collapse_options,
@@ -24,14 +24,14 @@ from ssvit.evaluation.panels import (
     online_options,
     prediction_options,
 )
-from ssvit.evaluation.panels.base import Evaluator, with_metrics
+from ssvit.evaluation.evaluators.base import Evaluator, with_metrics
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.figures.base import Figure
 from ssvit.figures.plot import Plot
 
 VIEW = CenterCrop(size=16)
 # The objective, and the options of its evaluation.
-PANELS = {
+EVALUATORS = {
     "prediction": (tiny.model, prediction_options.Prediction),
     "prediction_of_clusters": (tiny.codebook, prediction_options.Prediction),
     "prediction_by_a_decoder": (tiny.masked_patch_decoder, prediction_options.Prediction),
@@ -45,13 +45,13 @@ PANELS = {
     "classification": (tiny.classify, classification_options.Classification),
     "probing": (tiny.model, online_options.Probing),
 }
-MODULES = sorted({options.__module__.removesuffix("_options") for _, options in PANELS.values()})
+MODULES = sorted({options.__module__.removesuffix("_options") for _, options in EVALUATORS.values()})
 
 
 def build(name: str, source: Memory | None = None, **options: object) -> Evaluator:
     """Evaluate 24 pictures, or the images of a source."""
     source = tiny.labelled() if source is None else source
-    kind: type[Options] = PANELS[name][1]
+    kind: type[Options] = EVALUATORS[name][1]
     images = {"probes": {"knn": Knn(k=3)}, "train": source, "test": source} if name == "probing" else {"source": source}
     if kind is contrast_options.Contrast:
         images["augment"] = tiny.transform(tiny.simclr())
@@ -59,9 +59,9 @@ def build(name: str, source: Memory | None = None, **options: object) -> Evaluat
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("name", EVALUATORS)
 def test_an_evaluation_is_repeatable_changes_nothing_and_plots_its_metrics(name):
-    objective = PANELS[name][0]().eval()
+    objective = EVALUATORS[name][0]().eval()
     states = {key: value.clone() for key, value in objective.state_dict().items()}
     evaluator = build(name)
     torch.manual_seed(1)
@@ -95,26 +95,26 @@ def test_an_evaluation_is_repeatable_changes_nothing_and_plots_its_metrics(name)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["prediction", "autoencoding", "latent", "patch_collapse", "contrast"])
 def test_random_choices_depend_on_the_seed(name):
-    objective = PANELS[name][0]().eval()
+    objective = EVALUATORS[name][0]().eval()
     metrics = [build(name, seed=seed)(objective).metrics for seed in (0, 1)]
     assert metrics[0] != metrics[1]
 
 
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("name", EVALUATORS)
 @pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("batch_size", 1.5), ("nothing", 1)])
 def test_options_are_refused_by_name(name, option, value):
-    assert error_of(PANELS[name][1], **{option: value}).name == option
+    assert error_of(EVALUATORS[name][1], **{option: value}).name == option
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("name", EVALUATORS)
 def test_images_that_do_not_suffice_are_reported_in_one_line(name):
     source = tiny.labelled().take(torch.arange(0))
     if name == "probing":
         (line,) = build(name, Memory(tiny.pictures())).remarks
     else:
         with pytest.raises(UserError) as error:
-            build(name, source)(PANELS[name][0]().eval())
+            build(name, source)(EVALUATORS[name][0]().eval())
         line = str(error.value)
     assert line
     assert "\n" not in line
@@ -123,7 +123,7 @@ def test_images_that_do_not_suffice_are_reported_in_one_line(name):
 @pytest.mark.parametrize("name", ["collapse", "patch_collapse", "contrast"])
 def test_a_spread_needs_two_images(name):
     with pytest.raises(UserError), torch.no_grad():
-        build(name, images=1)(PANELS[name][0]().eval())
+        build(name, images=1)(EVALUATORS[name][0]().eval())
 
 
 def test_evaluations_are_built_and_measured_without_matplotlib():

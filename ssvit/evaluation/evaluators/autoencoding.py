@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Shown
-from ssvit.evaluation.panels.held_out import HeldOut
-from ssvit.evaluation.panels.reconstruction import compare_losses, nearest_uncorrupted
+from ssvit.evaluation.evaluators.base import Shown
+from ssvit.evaluation.evaluators.held_out import HeldOut
+from ssvit.evaluation.evaluators.reconstruction import compare_losses, nearest_uncorrupted
 from ssvit.figures.pictures import Mosaic, masked
 from ssvit.figures.plot import History, Plot, losses
 from ssvit.models.block import gather_tokens

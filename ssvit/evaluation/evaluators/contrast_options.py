@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ssvit.evaluation.panels.held_out_options import HeldOut
+from ssvit.evaluation.evaluators.held_out_options import HeldOut
 
 
 class Contrast(HeldOut):

@@ -14,8 +14,8 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Source
 from ssvit.errors import UserError
-from ssvit.evaluation.panels import held_out_options
-from ssvit.evaluation.panels.base import PlottingEvaluator
+from ssvit.evaluation.evaluators import held_out_options
+from ssvit.evaluation.evaluators.base import PlottingEvaluator
 
 _SHOWN = 12  # images in a mosaic
 LEAST_DEVIATION = 0.1  # collapse threshold of features, at which the mean cosine of two images is 0.99

@@ -19,10 +19,10 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.evaluation import features_options
+from ssvit.evaluation.evaluators import label_free_options
+from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
+from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.panels import label_free_options
-from ssvit.evaluation.panels.base import Evaluation, with_metrics
-from ssvit.evaluation.panels.held_out import HeldOut, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
 from ssvit.objectives.base import Objective
 

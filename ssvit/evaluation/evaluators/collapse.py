@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.evaluation.panels.base import Shown
-from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
+from ssvit.evaluation.evaluators.base import Shown
+from ssvit.evaluation.evaluators.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, level
 from ssvit.models.block import gather_tokens
 from ssvit.objectives.dino import Dino, IBot, entropy, logits, sharpened

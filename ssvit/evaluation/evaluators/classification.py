@@ -16,11 +16,11 @@ from ssvit.data.fingerprints import read_fingerprints
 from ssvit.data.loader import TOLERATED, Loading, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
 from ssvit.errors import UserError
+from ssvit.evaluation.evaluators import classification_options
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.evaluators.predictions import MultiLabelPredictions, Predictions, percent
+from ssvit.evaluation.evaluators.real import read_real
 from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
-from ssvit.evaluation.panels import classification_options
-from ssvit.evaluation.panels.base import Evaluation, Evaluator, with_metrics
-from ssvit.evaluation.panels.predictions import MultiLabelPredictions, Predictions, percent
-from ssvit.evaluation.panels.real import read_real
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.figures import plot
 from ssvit.figures.base import Figure

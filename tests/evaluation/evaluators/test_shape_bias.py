@@ -11,8 +11,8 @@ from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import Images
 from ssvit.data.sources.synthetic import CLASSES, conflicts
 from ssvit.data.sources.synthetic_options import Synthetic
-from ssvit.evaluation.panels.shape_bias import shape_bias
-from ssvit.evaluation.panels.shape_bias_options import ShapeBias
+from ssvit.evaluation.evaluators.shape_bias import shape_bias
+from ssvit.evaluation.evaluators.shape_bias_options import ShapeBias
 from ssvit.objectives import classify_options, mae_options
 from ssvit.objectives.classify import Classify
 from ssvit.training.options import Training
@@ -47,11 +47,11 @@ def test_without_a_decision_for_a_cue_the_shape_bias_is_undefined():
 def test_a_classifier_is_evaluated_on_images_with_conflicting_cues():
     torch.manual_seed(0)
     model = tiny.shaken(Classify(classify_options.Classify(classes=CLASSES), encoder=tiny.encoder(0.0)), 0.5).eval()
-    panel = ShapeBias(images=60, batch_size=16, seed=3).build(source=[], transform=None)
+    evaluator = ShapeBias(images=60, batch_size=16, seed=3).build(source=[], transform=None)
     scenes, textures = conflicts(60, seed=3, size=model.encoder.image_size)
     with torch.no_grad():
         predictions = model.logits(scenes.images).argmax(1)
-        found = panel(model)
+        found = evaluator(model)
     expected = counted(predictions.tolist(), scenes.labels.tolist(), textures.tolist())
     assert found.metrics == pytest.approx(expected, nan_ok=True)
 

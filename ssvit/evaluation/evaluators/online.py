@@ -18,9 +18,9 @@ from ssvit.data.sources.base import Source, is_multi_label, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation import features_options
+from ssvit.evaluation.evaluators import online_options
+from ssvit.evaluation.evaluators.base import PlottingEvaluator, Shown
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
-from ssvit.evaluation.panels import online_options
-from ssvit.evaluation.panels.base import PlottingEvaluator, Shown
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.statistics import (

@@ -3,7 +3,7 @@
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Run
 from ssvit.errors import RootOptionError
-from ssvit.evaluation.panels.held_out_options import HeldOut
+from ssvit.evaluation.evaluators.held_out_options import HeldOut
 from ssvit.objectives.classify_options import Classify
 
 

@@ -19,10 +19,10 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features_options
+from ssvit.evaluation.evaluators import base, online_options
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators.online import Probing, describe, start_of
 from ssvit.evaluation.features import Frozen, Pixels, extract
-from ssvit.evaluation.panels import base, online_options
-from ssvit.evaluation.panels.base import Evaluation, Evaluator
-from ssvit.evaluation.panels.online import Probing, describe, start_of
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import Ridge

@@ -12,10 +12,10 @@ from torch import Tensor
 from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
-from ssvit.evaluation.panels import contrast_options
-from ssvit.evaluation.panels.base import Shown
-from ssvit.evaluation.panels.held_out import HeldOut, collapsed_features, describe_spread, spread_of
-from ssvit.evaluation.panels.reconstruction import compare_with_baselines
+from ssvit.evaluation.evaluators import contrast_options
+from ssvit.evaluation.evaluators.base import Shown
+from ssvit.evaluation.evaluators.held_out import HeldOut, collapsed_features, describe_spread, spread_of
+from ssvit.evaluation.evaluators.reconstruction import compare_with_baselines
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, losses
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR, similarities, unit
 

@@ -20,8 +20,8 @@ from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.calibration import Calibration
-from ssvit.evaluation.panels import classification_options
-from ssvit.evaluation.panels.classification import Classification
+from ssvit.evaluation.evaluators import classification_options
+from ssvit.evaluation.evaluators.classification import Classification
 
 
 def tagged(count: int, side: int = 4) -> torch.Tensor:

@@ -7,17 +7,17 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from test_panel_contract import build
+from test_evaluator_contract import build
 
-from ssvit.evaluation.panels import collapse, contrast
-from ssvit.evaluation.panels.held_out import spread_of
+from ssvit.evaluation.evaluators import collapse, contrast
+from ssvit.evaluation.evaluators.held_out import spread_of
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-panel = partial(build, images=20, batch_size=8)
+small = partial(build, images=20, batch_size=8)
 
 
 def read(evaluator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +56,7 @@ def by_loops(teacher: torch.Tensor, student: torch.Tensor, features: torch.Tenso
 def test_metrics_of_self_distillation_equal_loops():
     objective = tiny.dino().double().eval()
     objective.center += normal(24, seed=3) * 0.02
-    evaluator = panel("collapse")
+    evaluator = small("collapse")
     images, _ = read(evaluator)
     features = objective.backbone().represent(images)
     teacher = ((objective.teacher.module.head(features) - objective.center) / 0.07).softmax(-1)
@@ -69,7 +69,7 @@ def test_metrics_of_masked_patches_equal_loops():
     objective = tiny.ibot().double().eval()
     objective.patch_center += normal(24) * 0.02
     objective.mask_token += 0.3
-    evaluator = panel("patch_collapse")
+    evaluator = small("patch_collapse")
     teacher, student, features = [], [], []
     for image, slot in zip(*read(evaluator), strict=True):
         ids = objective.sample(slot[None], seed=0).ids[0, 0]
@@ -83,7 +83,7 @@ def test_metrics_of_masked_patches_equal_loops():
     metrics = evaluator(objective).metrics
     of_patches = {name.removeprefix("patch_"): value for name, value in metrics.items() if name.startswith("patch_")}
     assert of_patches == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert {name: value for name, value in metrics.items() if not name.startswith("patch_")} == panel("collapse")(
+    assert {name: value for name, value in metrics.items() if not name.startswith("patch_")} == small("collapse")(
         objective
     ).metrics
 
@@ -93,7 +93,7 @@ def test_metrics_of_contrastive_learning_equal_loops():
     from lightly.loss import NTXentLoss
 
     objective = tiny.simclr().double().eval()
-    evaluator = panel("contrast")
+    evaluator = small("contrast")
     images, slots = read(evaluator)
     views = tiny.transform(objective)(images, slots, 0)["global"]
     projections = objective.head(objective.encoder.represent(views.transpose(0, 1).flatten(0, 1)))
@@ -114,7 +114,7 @@ def test_metrics_of_contrastive_learning_equal_loops():
 @torch.no_grad()
 def test_the_loss_of_contrastive_tuning_is_that_of_the_objective():
     objective = tiny.contrastive_tuning().double().eval()
-    evaluator = panel("contrast")
+    evaluator = small("contrast")
     metrics = evaluator(objective).metrics
     assert metrics["loss_by_chance"] == math.log(20)
     views = tiny.transform(objective)(*read(evaluator), 0)["global"]

@@ -9,10 +9,10 @@ from scipy.stats import mannwhitneyu
 from ssvit.data.batch import Batch
 from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
-from ssvit.evaluation.panels import classification_options
-from ssvit.evaluation.panels.base import Evaluation
-from ssvit.evaluation.panels.classification import Classification
-from ssvit.evaluation.panels.predictions import Predictions
+from ssvit.evaluation.evaluators import classification_options
+from ssvit.evaluation.evaluators.base import Evaluation
+from ssvit.evaluation.evaluators.classification import Classification
+from ssvit.evaluation.evaluators.predictions import Predictions
 from ssvit.figures.display import Display
 
 

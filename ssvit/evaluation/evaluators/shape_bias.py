@@ -11,8 +11,8 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.data.sources.synthetic import conflicts
-from ssvit.evaluation.panels import shape_bias_options
-from ssvit.evaluation.panels.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators import shape_bias_options
+from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.statistics import standard_error
 from ssvit.figures.plot import History
 from ssvit.objectives.classify import Classify

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from test_panel_contract import build
+from test_evaluator_contract import build
 
+from ssvit.evaluation.evaluators.label_free import measure, rankme, warn
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.features_options import Features
-from ssvit.evaluation.panels.label_free import measure, rankme, warn
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -14,7 +14,7 @@ class Probing(Options):
 
     every: Every = AUTO
     """Steps between two evaluations; auto: the smallest multiple of recipe.evaluate_every for which all
-    evaluations take less than 5 % of the training time (`evaluation.panels.base.interval`)."""
+    evaluations take less than 5 % of the training time (`evaluation.evaluators.base.interval`)."""
     train_images: Count = 2000
     """Labelled training images of the probes, balanced over the classes."""
     test_images: Count = 2000

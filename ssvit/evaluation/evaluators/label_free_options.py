@@ -2,9 +2,9 @@
 
 from ssvit.config.choices import choice
 from ssvit.config.declaration import Count
+from ssvit.evaluation.evaluators.held_out_options import HeldOut
+from ssvit.evaluation.evaluators.online_options import Every
 from ssvit.evaluation.features_options import AUTO
-from ssvit.evaluation.panels.held_out_options import HeldOut
-from ssvit.evaluation.panels.online_options import Every
 
 
 @choice("evaluator", "label_free")
@@ -15,4 +15,4 @@ class LabelFree(HeldOut):
     """Maximum number of held-out images. It bounds the ranks and should therefore exceed the width of the encoder."""
     every: Every = AUTO
     """Steps between two evaluations; auto: the smallest interval for which all evaluations take less than 5 % of the
-    training time, at steps of the probes (`evaluation.panels.base.interval`)."""
+    training time, at steps of the probes (`evaluation.evaluators.base.interval`)."""

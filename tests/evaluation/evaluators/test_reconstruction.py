@@ -8,12 +8,12 @@ import torch
 
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
-from ssvit.evaluation.panels import latent, prediction
-from ssvit.evaluation.panels.autoencoding import Autoencoding
-from ssvit.evaluation.panels.held_out_options import HeldOut
-from ssvit.evaluation.panels.latent import LatentPrediction
-from ssvit.evaluation.panels.prediction import Prediction
-from ssvit.evaluation.panels.reconstruction import nearest_uncorrupted
+from ssvit.evaluation.evaluators import latent, prediction
+from ssvit.evaluation.evaluators.autoencoding import Autoencoding
+from ssvit.evaluation.evaluators.held_out_options import HeldOut
+from ssvit.evaluation.evaluators.latent import LatentPrediction
+from ssvit.evaluation.evaluators.prediction import Prediction
+from ssvit.evaluation.evaluators.reconstruction import nearest_uncorrupted
 from ssvit.figures.display import PLAIN
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
@@ -56,7 +56,7 @@ def latent_model() -> Latent:
     return Latent(latent_options.Latent(**options), encoder=encoder()).eval()
 
 
-def panel(kind, pictures: torch.Tensor, **options):
+def evaluator(kind, pictures: torch.Tensor, **options):
     return kind(HeldOut(batch_size=16, **options), source=Memory(pictures), transform=CenterCrop(size=SIZE))
 
 
@@ -128,7 +128,7 @@ def prediction_by_loops(model: MaskedPatch, images: torch.Tensor, seed: int) -> 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: type(target).__name__)
 def test_metrics_of_masked_patch_prediction_equal_loops(target):
     model, images = masked_patch(target), smooth_images()
-    metrics = panel(Prediction, images, seed=5)(model).metrics
+    metrics = evaluator(Prediction, images, seed=5)(model).metrics
     assert metrics == pytest.approx(prediction_by_loops(model, images, seed=5), rel=1e-4, abs=1e-6)
 
 
@@ -147,7 +147,7 @@ def test_metrics_of_masked_autoencoding_equal_loops(norm_pixels):
             nearest = min(sorted(visible), key=lambda other: distance(place, other))
             for values, guess in zip(losses.values(), (prediction[rank], color, labels[image, nearest]), strict=True):
                 values.append(mean_square(guess - labels[image, place]))
-    metrics = panel(Autoencoding, images, seed=3)(model).metrics
+    metrics = evaluator(Autoencoding, images, seed=3)(model).metrics
     assert metrics == pytest.approx({name: sum(values) / len(values) for name, values in losses.items()}, rel=1e-4)
 
 
@@ -169,13 +169,13 @@ def test_metrics_of_latent_prediction_equal_loops():
     expected["target_std"] = targets.flatten(0, 1).std(0).mean().item()
     expected["target_std_images"] = targets.std(0, correction=0).mean().item()
     expected["prediction_std"] = prediction.flatten(0, 1).std(0).mean().item()
-    assert panel(LatentPrediction, images, seed=3)(model).metrics == pytest.approx(expected, rel=1e-4)
+    assert evaluator(LatentPrediction, images, seed=3)(model).metrics == pytest.approx(expected, rel=1e-4)
 
 
 @torch.no_grad()
 def test_there_is_no_copying_without_uncorrupted_patches_and_no_metric_of_other_corruption():
     model = masked_patch(masking=Masking(corrupted=1.0, mask=1, replace=0, keep=0))
-    metrics = panel(Prediction, smooth_images())(model).metrics
+    metrics = evaluator(Prediction, smooth_images())(model).metrics
     assert not {name for name in metrics if "copying" in name or "unchanged" in name or "replaced" in name}
     assert all(math.isfinite(value) for value in metrics.values())
     assert not any("copying" in line for line in prediction.describe(metrics))
@@ -221,7 +221,7 @@ def test_a_collapse_of_targets_or_predictions_is_reported():
     for block in model.teacher.module.blocks:
         block.contract.bias.zero_()
     model.teacher.module.patch.weight.zero_()
-    metrics = panel(LatentPrediction, smooth_images(7))(model).metrics
+    metrics = evaluator(LatentPrediction, smooth_images(7))(model).metrics
     assert metrics["target_std"] > 0.5  # from position to position
     assert metrics["target_std_images"] < 1e-3
 
@@ -236,7 +236,7 @@ def at(place: int) -> tuple[slice, ...]:
 def test_the_mosaic_of_masked_patch_prediction_shows_the_corruption_and_the_labels(count, channels):
     target = MeanColor(patch_size=4, channels=channels, bits=2)
     images, model = smooth_images(count, channels), masked_patch(target, channels=channels)
-    mosaic = panel(Prediction, images, images=count)(model, [{"step": 0}]).figures["mosaic"]
+    mosaic = evaluator(Prediction, images, images=count)(model, [{"step": 0}]).figures["mosaic"]
     shown = min(count, 12)
     chosen = [place * (count - 1) // max(shown - 1, 1) for place in range(shown)]
     noise = model.sample(torch.tensor(chosen), seed=0)
@@ -262,7 +262,7 @@ def test_the_mosaic_of_masked_patch_prediction_shows_the_corruption_and_the_labe
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_mosaic_of_masked_autoencoding_shows_visible_patches_and_reconstructions(channels):
     images, model = torch.randint(256, (3, channels, *SIZE), dtype=torch.uint8), mae(channels)
-    mosaic = panel(Autoencoding, images)(model, [{"step": 0}]).figures["mosaic"]
+    mosaic = evaluator(Autoencoding, images)(model, [{"step": 0}]).figures["mosaic"]
     noise, whole = model.sample(torch.arange(3), seed=0), PLAIN(images)
     for image in range(3):
         visible, copied, painted, true = (column[image] for column in mosaic.columns.values())

@@ -1,6 +1,6 @@
 """Define the options of the evaluation of masked autoencoders."""
 
-from ssvit.evaluation.panels.held_out_options import HeldOut
+from ssvit.evaluation.evaluators.held_out_options import HeldOut
 
 
 class Autoencoding(HeldOut):
