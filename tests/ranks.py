@@ -21,7 +21,7 @@ def child(work: Callable[..., None], *arguments: object, **options: object) -> B
     return children.Process(target=_tied, args=(work, arguments, options))
 
 
-def together(processes: Iterable[BaseProcess]) -> list[int | None]:
+def exit_codes(processes: Iterable[BaseProcess]) -> list[int | None]:
     """Start processes, wait until all have ended, and return their exit codes; one that hangs is killed."""
     processes = list(processes)
     try:
@@ -42,7 +42,7 @@ def start(work: Callable[..., None], world: int, *arguments: object) -> list[int
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return together(child(_enter, work, rank, world, port, arguments) for rank in range(world))
+    return exit_codes(child(_enter, work, rank, world, port, arguments) for rank in range(world))
 
 
 def results(work: Callable[..., object], world: int, folder: Path, *arguments: object) -> list[Any]:

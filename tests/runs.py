@@ -55,7 +55,7 @@ def join(folder: Path, kwargs: dict) -> None:
     tiny.train(folder, **kwargs)
 
 
-def spread(folder: Path, world: int, **kwargs) -> list[int]:
+def train_in_processes(folder: Path, world: int, **kwargs) -> list[int]:
     """Run in `world` processes; returns their exit codes."""
     return start(join, world, folder, kwargs)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from command import error_of
 from images import pixels, put
 from PIL import Image
-from runs import spread
+from runs import train_in_processes
 from scipy.fft import dctn
 
 from ssvit.data.fingerprints import BYTES, CONTENT, FILE, fingerprints, read_fingerprints, record, start
@@ -73,11 +73,11 @@ def test_a_run_records_each_image_of_its_first_epoch(tmp_path, world, workers, a
     run.mkdir()
     start(run, 24, None)
     options = {"data": tmp_path, "workers": workers, "accumulate": accumulate, "ema": 0.0, "warmup": 1}
-    assert spread(run, world, steps=2, **options) == [0] * world
+    assert train_in_processes(run, world, steps=2, **options) == [0] * world
     shown = read_fingerprints(run)
     assert sorted(shown.any(1).tolist()) == [False] * 8 + [True] * 16
     assert (shown[shown.any(1)] == expected[shown.any(1)]).all()
-    assert spread(run, world, steps=12, **options) == [0] * world  # four epochs
+    assert train_in_processes(run, world, steps=12, **options) == [0] * world  # four epochs
     assert (read_fingerprints(run) == expected).all()
 
 

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 from command import TINY
-from runs import rows, spread, states
+from runs import rows, states, train_in_processes
 
 from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
@@ -66,7 +66,7 @@ def test_two_processes_and_micro_batches_have_the_loss_and_accuracy_of_one_proce
     options = {"steps": 6, "precision": "64-true"}
     tiny.train(tmp_path / "one", objective=tiny.diet(), **options)
     more = {"strategy": strategy, "accumulate": 2, "objective": ("diet", {}), **options}
-    assert spread(tmp_path / "two", 2, **more) == [0, 0]
+    assert train_in_processes(tmp_path / "two", 2, **more) == [0, 0]
     for key in ("train/loss", "train/accuracy"):
         assert rows(tmp_path / "two", key) == pytest.approx(rows(tmp_path / "one", key), rel=1e-6)
 

@@ -10,7 +10,7 @@ import tiny
 import torch
 from command import TINY, error_of
 from PIL import Image
-from runs import final, rows, spread, states
+from runs import final, rows, states, train_in_processes
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -209,7 +209,7 @@ def test_two_processes_train_as_one_does(case, strategy, tmp_path):
     options = {"steps": 5, "ema": 0.5, "double": True, "weight_decay": 0.1}
     name, arguments = CASES[case]
     tiny.train(tmp_path / "one", objective=getattr(tiny, name)(**arguments), **options)
-    assert spread(tmp_path / "two", 2, strategy=strategy, objective=CASES[case], **options) == [0, 0]
+    assert train_in_processes(tmp_path / "two", 2, strategy=strategy, objective=CASES[case], **options) == [0, 0]
     # A sharded model has buffers, and so the queue of contrastive tuning, in float32.
     least = 1e-6 if case == "contrastive_tuning" else 1e-8
     torch.testing.assert_close(states(tmp_path / "two"), states(tmp_path / "one"), rtol=1e-6, atol=least)

@@ -42,7 +42,7 @@ def test_what_a_killed_test_run_has_started_ends_with_it():
     before = leftovers.alive().keys()
     with python(
         "import ranks, test_leftovers; ranks.children.set_forkserver_preload([]);"
-        "ranks.together([ranks.child(test_leftovers.tell_and_sleep)])"
+        "ranks.exit_codes([ranks.child(test_leftovers.tell_and_sleep)])"
     ) as process:
         rank = int(process.stdout.readline())
         mine = leftovers.alive().keys() - before

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import tiny
-from runs import spread, states
+from runs import states, train_in_processes
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import read_manifest
@@ -150,6 +150,6 @@ def test_a_kill_after_the_last_checkpoint_keeps_no_former_best(tmp_path, monkeyp
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
 def test_two_processes_keep_the_same_checkpoint(tmp_path, strategy):
     evaluators = {"scripted": Scripted(0.0, 0.2, math.nan, 0.1)}
-    assert spread(tmp_path, 2, evaluators=evaluators, **EACH, steps=6, strategy=strategy) == [0, 0]
+    assert train_in_processes(tmp_path, 2, evaluators=evaluators, **EACH, steps=6, strategy=strategy) == [0, 0]
     assert read_manifest(tmp_path / "best")["step"] == 2
     assert all(weight.isfinite().all() for weight in states(tmp_path / "best")["model"].values())

@@ -9,8 +9,8 @@ import pytest
 import tiny
 import torch
 import torch._inductor.config
-from ranks import child, together
-from runs import final, rows, spread
+from ranks import child, exit_codes
+from runs import final, rows, train_in_processes
 
 from ssvit.engine.randomness import uniform
 from ssvit.errors import UserError
@@ -77,7 +77,7 @@ def compiles_with(compiler: str, cache: Path) -> None:
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_auto_needs_a_cpp_compiler(compiler, tmp_path):
-    assert together([child(compiles_with, compiler, tmp_path)]) == [4]
+    assert exit_codes([child(compiles_with, compiler, tmp_path)]) == [4]
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_compiled_run_trains_like_an_eager_one_and_resumes_exactly(tmp_path, w
     options = {"ema": 0.0, "precision": "bf16-mixed"}
 
     def train(name: str, backend: str) -> None:
-        assert spread(tmp_path / name, world, backend=backend, **options) == [0] * world
+        assert train_in_processes(tmp_path / name, world, backend=backend, **options) == [0] * world
 
     train("eager", "eager")
     train("compiled", "compile")

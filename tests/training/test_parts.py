@@ -13,7 +13,7 @@ import tiny
 import torch
 from ranks import own_rank, start
 from runs import assert_close, final, states
-from test_sharding import spread
+from test_sharding import in_processes
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
@@ -61,7 +61,7 @@ def snapshot(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
-    spread(snapshot, folder, 3)
+    in_processes(snapshot, folder, 3)
     return folder
 
 
@@ -115,7 +115,7 @@ def unmerged(folder: Path) -> None:
 
 
 def test_a_finished_run_that_was_killed_before_its_parts_were_merged_merges_them(tmp_path):
-    spread(unmerged, tmp_path, 2)
+    in_processes(unmerged, tmp_path, 2)
     assert storage.is_in_parts(Checkpoint.open(tmp_path))
     before = flat(tmp_path)
     worked, _ = tiny.train(tmp_path, steps=4)

@@ -19,7 +19,7 @@ import prefork
 import pytest
 import tiny
 from command import LIMIT, TINY, one_line
-from ranks import child, own_rank, start, together
+from ranks import child, exit_codes, own_rank, start
 from runs import assert_close, final
 from torch import distributed
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -103,7 +103,7 @@ def forked(folder: Path, world: int = 2, work=train, **options) -> tuple[list[in
 def launched(folder: Path, world: int, restarts: int = 0, **options) -> tuple[int, str]:
     """Train in `world` processes of torchrun's agent; returns its exit status and all output."""
     output = folder.with_suffix(".output")
-    (status,) = together([child(agent, folder, world, restarts, options, output)])
+    (status,) = exit_codes([child(agent, folder, world, restarts, options, output)])
     return status, output.read_text()
 
 

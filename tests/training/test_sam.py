@@ -3,7 +3,7 @@
 import pytest
 import tiny
 import torch
-from runs import assert_close, spread
+from runs import assert_close, train_in_processes
 
 from ssvit.data.batch import Batch
 from ssvit.objectives.base import Objective
@@ -58,5 +58,5 @@ def test_a_skipped_step_restores_the_weights_exactly():
 def test_two_processes_compute_the_weights_of_one(tmp_path, strategy):
     options = {"steps": 4, "sam": RHO, "precision": "64-true", "ema": 0.5}
     tiny.train(tmp_path / "one", **options)
-    assert spread(tmp_path / "two", 2, strategy=strategy, **options) == [0, 0]
+    assert train_in_processes(tmp_path / "two", 2, strategy=strategy, **options) == [0, 0]
     assert_close(tmp_path / "one", tmp_path / "two")

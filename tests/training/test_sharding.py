@@ -22,7 +22,7 @@ def with_one_thread(work, *arguments) -> None:
     work(*arguments)
 
 
-def spread(work, folder: Path, world: int, *arguments) -> None:
+def in_processes(work, folder: Path, world: int, *arguments) -> None:
     """Call a function of a module in several processes."""
     assert start(with_one_thread, world, work, folder, *arguments) == [0] * world
 
@@ -93,7 +93,7 @@ def count(folder: Path, optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_weights_teacher_average_and_moments_are_shared_out(tmp_path, optimizer):
-    spread(count, tmp_path, 2, optimizer)
+    in_processes(count, tmp_path, 2, optimizer)
     (one, whole), (other, _) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for name, everything in whole.items():
         assert one[name] + other[name] == everything

@@ -12,7 +12,7 @@ import tiny
 import torch
 from lightly.utils.scheduler import cosine_schedule
 from ranks import child
-from runs import assert_close, final, held_out, rows, spread, states
+from runs import assert_close, final, held_out, rows, states, train_in_processes
 
 from ssvit.checkpoints.run_folder import rows as stored_rows
 from ssvit.data.augment.crop import InceptionCrop
@@ -215,7 +215,7 @@ def test_several_processes_train_as_one_does(tmp_path, strategy, optimizer, worl
     options = {"steps": 6, "evaluators": held_out(), "ema": 0.5, "accumulate": 2 if world == 2 else 1,
                "precision": "64-true", "optimizer": optimizer}  # fmt: skip
     tiny.train(tmp_path / "one", **options)
-    assert spread(tmp_path / "two", world, strategy=strategy, **options) == [0] * world
+    assert train_in_processes(tmp_path / "two", world, strategy=strategy, **options) == [0] * world
     assert len(list((tmp_path / "two").glob("events.*"))) == 1  # only the main process logs
     for key in ("train/loss", "held_out/loss"):
         assert rows(tmp_path / "two", key) == pytest.approx(rows(tmp_path / "one", key), rel=1e-6)
@@ -226,7 +226,7 @@ def test_several_processes_train_as_one_does(tmp_path, strategy, optimizer, worl
 
 
 def test_all_processes_skip_when_one_is_not_finite(tmp_path):
-    assert spread(tmp_path, 2, steps=4, warmup=1, save_every=1, bad_on_rank=(1, (2,))) == [0, 0]
+    assert train_in_processes(tmp_path, 2, steps=4, warmup=1, save_every=1, bad_on_rank=(1, (2,))) == [0, 0]
     before, bad = (states(tmp_path / f"step_{step:08d}")["model"] for step in (2, 3))
     torch.testing.assert_close(before, bad, rtol=0, atol=0)
 
