@@ -41,6 +41,7 @@ from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.continuation import Continuation
+from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR
 from ssvit.objectives.diet import Diet
 from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.distill import Distill
@@ -181,8 +182,6 @@ def latent(dropout: float = 0.0, seed: int = 0) -> Latent:
 
 def simclr(dropout: float = 0.0, seed: int = 0, **options) -> Objective:
     """Contrastive learning of two views, each with half of its patches."""
-    from ssvit.objectives.contrastive import SimCLR  # loads lightly
-
     torch.manual_seed(seed)
     own = {"temperature": 0.2, "hidden": 16, "projection": 8, "keep": 0.5, **options}
     return SimCLR(contrastive_options.SimCLR(**own), encoder=encoder(dropout))
@@ -190,8 +189,6 @@ def simclr(dropout: float = 0.0, seed: int = 0, **options) -> Objective:
 
 def contrastive_tuning(dropout: float = 0.0, seed: int = 0, **options) -> Objective:
     """Contrastive tuning of the last of two layers, which a few steps of the heads alone precede."""
-    from ssvit.objectives.contrastive import ContrastiveTuning
-
     torch.manual_seed(seed)
     own = {"hidden": 16, "projection": 8, "queue": 20, "heads_only": 0.2, **options}
     return ContrastiveTuning(contrastive_options.ContrastiveTuning(**own), encoder=encoder(dropout))

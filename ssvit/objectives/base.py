@@ -3,7 +3,8 @@
 Letters: b images.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +41,21 @@ def two_views(batch: Batch) -> Tensor:
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
     """Return the same values with their gradient multiplied by a factor, a number or ()."""
     return x * factor + x.detach() * (1 - factor)
+
+
+def mlp(widths: Sequence[int], between: Sequence[Callable[[int], nn.Module]]) -> nn.Sequential:
+    """Return linear layers, with modules between any two of them.
+
+    Importing the heads of lightly or torchvision would take as long as importing torch.
+
+    Args:
+        widths: Width of the input, of each hidden layer, and of the output.
+        between: Functions that return a module for the width of a hidden layer.
+    """
+    layers: list[nn.Module] = []
+    for width, output in pairwise(widths):
+        layers += [nn.Linear(width, output), *(module(output) for module in between)]
+    return nn.Sequential(*layers[: -len(between)])
 
 
 def parameter_groups(

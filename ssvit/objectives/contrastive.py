@@ -5,22 +5,21 @@ of this process, s rows of all processes, q length of the queue.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from lightly.models.modules.heads import SimCLRProjectionHead
 from lightly.utils import dist
 from torch import Tensor, nn
-from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import contrastive_options
-from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
+from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, mlp, scale_gradient, two_views
 
 
 def gathered(rows: Tensor) -> tuple[Tensor, int]:
@@ -74,7 +73,7 @@ def similarities(projections: Tensor, others: Tensor, offset: int, temperature: 
 class SimCLR(Objective):
     """Implement SimCLR (Chen et al. 2020), with the options of `contrastive_options.SimCLR`.
 
-    The two views of an image are a positive pair. Batches have two "global" views. The head is lightly's
+    The two views of an image are a positive pair. Batches have two "global" views. The head has the layers of lightly's
     without batch norm, whose statistics would differ between processes.
     """
 
@@ -82,9 +81,8 @@ class SimCLR(Objective):
 
     def __init__(self, options: contrastive_options.SimCLR, *, encoder: Encoder) -> None:
         super().__init__(options, encoder)
-        self.head = SimCLRProjectionHead(
-            encoder.width, options.hidden, options.projection, options.layers, batch_norm=False
-        )
+        widths = [encoder.width, *[options.hidden] * (options.layers - 1), options.projection]
+        self.head = nn.Sequential(OrderedDict(layers=mlp(widths, between=(lambda hidden: nn.ReLU(),))))
 
     def sample(self, slots: Tensor, *, seed: int) -> tuple[Tensor, ...]:
         """Sample the patches of each view that are encoded.
@@ -162,9 +160,10 @@ class ContrastiveTuning(Objective):
     def __init__(self, options: contrastive_options.ContrastiveTuning, *, encoder: ViT) -> None:
         super().__init__(options, encoder)
         encoder.train_last(options.trained or math.ceil(encoder.depth / 2))
-        layers = {"norm_layer": nn.LayerNorm, "activation_layer": nn.GELU}
-        self.projector = MLP(encoder.width, [options.hidden, options.hidden, options.projection], **layers)
-        self.predictor = MLP(options.projection, [options.hidden, options.projection], **layers)
+        # The identity keeps the names of the weights in checkpoints, which had a dropout layer there.
+        between = (nn.LayerNorm, lambda hidden: nn.GELU(), nn.Identity)
+        self.projector = mlp([encoder.width, options.hidden, options.hidden, options.projection], between)
+        self.predictor = mlp([options.projection, options.hidden, options.projection], between)
         self.register_buffer("queue", unit(torch.randn(options.queue, options.projection)))
 
     def project(self, views: Tensor, gradient: Tensor | float = 1.0, depth_noise: Tensor | None = None) -> Tensor:

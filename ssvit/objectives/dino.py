@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
 from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT
 from ssvit.objectives import dino_options
-from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, scale_gradient, two_views
+from ssvit.objectives.base import EMPTY, VIEWS, Objective, at_least_float32, mlp, scale_gradient, two_views
 from ssvit.objectives.masked_patch import rectangle_order
 from ssvit.objectives.teacher import Teacher
 
@@ -37,7 +36,9 @@ class Head(nn.Module):
 
     def __init__(self, width: int, options: dino_options.Dino) -> None:
         super().__init__()
-        self.layers = MLP(width, [options.hidden, options.hidden, options.bottleneck], activation_layer=nn.GELU)
+        widths = (width, options.hidden, options.hidden, options.bottleneck)
+        # The identity keeps the names of the weights in checkpoints, which had a dropout layer there.
+        self.layers = mlp(widths, between=(lambda hidden: nn.GELU(), nn.Identity))
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=0.02)

@@ -12,6 +12,7 @@ from lightly.loss import NTXentLoss
 from lightly.models.modules import NNMemoryBankModule
 from runs import final
 from test_simclr import batch, random
+from torchvision.ops import MLP
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
@@ -53,6 +54,13 @@ def test_the_loss_is_that_of_a_plain_loop_and_made_of_lightlys():
     torch.testing.assert_close(logits, torch.cat([near[0] @ told[1].T, near[1] @ told[0].T]) / 0.15)
     assert NTXentLoss(0.15)(near[0], told[1]) > losses[:5].mean()
     assert objective.chance(5) == math.log(5)
+
+
+def test_the_projector_is_torchvisions_with_the_same_names_of_weights():
+    projector, x = tiny.contrastive_tuning().projector, torch.randn(4, 16)
+    peer = MLP(16, [16, 16, 8], norm_layer=torch.nn.LayerNorm, activation_layer=torch.nn.GELU)
+    peer.load_state_dict(projector.state_dict())
+    torch.testing.assert_close(projector(x), peer(x), rtol=0, atol=0)
 
 
 def test_gradients_equal_differences_and_layers_have_their_learning_rates():

@@ -7,6 +7,7 @@ import tiny
 import torch
 from lightly.loss import DINOLoss
 from lightly.models.modules.heads import DINOProjectionHead
+from torchvision.ops import MLP
 
 from ssvit.data.batch import Batch
 from ssvit.objectives import dino_options
@@ -51,6 +52,8 @@ def lightlys_head(*widths: int) -> DINOProjectionHead:
 def test_the_head_is_lightlys_with_normalised_prototypes():
     torch.manual_seed(0)
     head, peer = Head(6, dino_options.Dino(hidden=10, bottleneck=5, prototypes=7)).double(), lightlys_head(6, 10, 5, 7)
+    # Checkpoints have the names of the weights of torchvision's layers.
+    MLP(6, [10, 10, 5], activation_layer=torch.nn.GELU).load_state_dict(head.layers.state_dict())
     for weight, other in zip(peer.double().layers.parameters(), head.layers.parameters(), strict=True):
         weight.data.copy_(other)
     peer.last_layer.weight_v.data.copy_(head.prototypes)

@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from lightly.loss import NTXentLoss
+from lightly.models.modules import SimCLRProjectionHead
 from ranks import child, exit_codes
 
 from ssvit.data.batch import Batch
@@ -37,6 +38,14 @@ def test_the_loss_is_lightlys_and_that_of_a_plain_double_loop():
     alike = torch.ones(10, 8)
     torch.testing.assert_close(objective.losses(alike), torch.full((10,), math.log(9)))
     assert objective.chance(5) == math.log(9)
+
+
+def test_the_head_is_lightlys_with_the_same_names_of_weights():
+    head = tiny.simclr(layers=3).head
+    peer = SimCLRProjectionHead(head.layers[0].in_features, 16, 8, num_layers=3, batch_norm=False)
+    peer.load_state_dict(head.state_dict())
+    x = torch.randn(4, head.layers[0].in_features)
+    torch.testing.assert_close(head(x), peer(x), rtol=0, atol=0)
 
 
 def test_gradients_equal_differences():

@@ -13,8 +13,8 @@ RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthet
 # Packages that only some runs need, or that are needed at the end. Each takes from half as long as torch to import to
 # as long.
 HEAVY = (
-    "lightly", "lightning_fabric", "matplotlib", "onnxruntime", "pandas", "scipy.stats", "sklearn", "sympy", "timm",
-    "torch._dynamo", "torch.distributed.tensor", "torchmetrics", "torchvision", "transformers",
+    "lightly.models", "lightning_fabric", "matplotlib", "onnxruntime", "pandas", "scipy.stats", "sklearn", "sympy",
+    "timm", "torch._dynamo", "torch.distributed.tensor", "torchmetrics", "torchvision", "transformers",
 )  # fmt: skip
 # With torch loaded, start a process for each command, which writes the loaded modules to a file at the first call of a
 # function.
@@ -44,6 +44,13 @@ COMMANDS = {
     "pretrain": (*STEP, "pretrain", TINY),
     "photographs": (*STEP, "pretrain", ("data=photographs", *TINY[3:])),
     "muon": (*STEP, "pretrain", ("objective=mae", "recipe.optimizer=muon", *TINY[:7], *TINY[8:])),
+    "dino": (*STEP, "pretrain", ("objective=dino", *TINY[:7], *TINY[8:])),
+    "simclr": (*STEP, "pretrain", ("objective=simclr", *TINY[:7], *TINY[8:])),
+    "contrastive_tuning": (
+        *STEP,
+        "pretrain",
+        ("objective=contrastive_tuning", f"checkpoint={RUN}", *TINY[:4], *TINY[8:]),
+    ),
     "finetune": (*STEP, "finetune", (f"checkpoint={RUN}", *TINY[8:])),
     "evaluate": (*BATCH, "evaluate", ("output=report", "probe@probes=[knn]", *EVALUATE)),
     "knn": (*BATCH, "knn", ("k=[5]", *EVALUATE)),
