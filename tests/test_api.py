@@ -138,6 +138,7 @@ main()
 
 def test_pictures_of_any_kind_are_one_picture(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    pixels[0, :2] = [[0], [255]]  # both ends of the range
     Image.fromarray(pixels).save(tmp_path / "a.png")
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     kinds = [

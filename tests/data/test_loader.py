@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.base_options import check_shares
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
@@ -91,6 +93,18 @@ def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
             assert torch.equal(torch.cat([batch.slots for batch in ordered]), whole[step].slots)
             assert torch.equal(torch.cat([batch.images for batch in ordered]), whole[step].images)
             assert torch.equal(torch.cat([batch.indices for batch in ordered]), whole[step].indices)
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate", "processes"), [(12, 1, 8), (12, 2, 5), (7, 1, 4), (64, 4, 15)])
+def test_a_batch_that_cannot_be_shared_names_the_most_processes_that_can_share_it(batch_size, accumulate, processes):
+    def error(count: int) -> OptionError | None:
+        try:
+            check_shares(batch_size=batch_size, accumulate=accumulate, processes=count)
+        except OptionError as error:
+            return error
+
+    most = max(count for count in range(1, processes) if not error(count))
+    assert re.search(r"; (\d+) ", str(error(processes))).group(1) == str(most)
 
 
 @pytest.mark.parametrize(("batch_size", "repeats"), [(12, 1), (12, 3), (16, 3), (9, 2), (4, 4)])

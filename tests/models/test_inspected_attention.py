@@ -119,6 +119,14 @@ def test_mean_distance_is_that_of_a_loop_over_pairs_of_patches(special):
             assert found[image, head].item() == pytest.approx(total / n, rel=1e-5)
 
 
+def test_a_figure_shows_the_distance_of_each_head_at_its_layer():
+    (panel,) = attention.plot_distances(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), uniform=2.5).panels
+    (line,) = panel.lines
+    assert [*zip(line.x, line.y, strict=True)] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
+    assert [*panel.xticks] == [1, 2, 3]
+    assert [level.y for level in panel.levels] == [2.5]
+
+
 def test_distance_of_a_lone_patch_is_zero():
     vit = ViT(vit_options.ViT(image_size=4, patch_size=4, width=8, depth=1, heads=2))
     (found,) = seen(vit, lambda: vit(torch.rand(2, 3, 4, 4)))

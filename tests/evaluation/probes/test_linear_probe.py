@@ -291,6 +291,15 @@ def test_correlated_features_take_few_iterations():
     assert objective(layer, features, labels, 1e-5) == pytest.approx(least, abs=1e-8)
 
 
+@pytest.mark.parametrize("l2", [0.1, 1e-5])
+def test_close_to_chance_preconditioned_variables_have_the_same_curvature(l2):
+    """The gradient then points to the optimum; with another scale of the weights or the bias, 8 iterations or more."""
+    features, _ = clusters(1000, 60)
+    shares = torch.tensor([0.55, 0.45, 0.55, 0.45])
+    targets = torch.rand(1000, CLASSES, generator=torch.Generator().manual_seed(0)) < shares
+    assert solve(standardized(features, features), targets, l2, iterations=8)[1]
+
+
 @pytest.mark.parametrize("standardize", [True, False])
 def test_the_logistic_probe_chooses_on_held_out_images_and_fits_all_again(standardize):
     result = logistic(standardize=standardize, held_out=0.8, seed=2)
