@@ -9,7 +9,7 @@ import torch
 from command import TINY
 from torch import nn
 
-from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators.base import COST, Evaluation, Evaluator
 from ssvit.training import estimate as estimation
 from ssvit.training.estimate import estimate
 from ssvit.training.muon import block_matrices
@@ -97,7 +97,8 @@ def test_steps_and_evaluations_are_counted(monkeypatch):
     found = estimate(state, loader, {"a": Look(80), "b": Look(100, every=4), "c": Look(1000, at_end=True)})
     assert (found.steps, found.step) == (12, 0.25 * 8 + 0.5)
     assert found.training == pytest.approx(12 * found.step)
-    assert found.evaluations == pytest.approx(estimation.COST * 0.25 * (80 * 3 + 100 * 4 + 1000))
+    images = 80 * 3 + 100 * 4 + 1000
+    assert found.evaluations == pytest.approx(COST * 0.25 * images)
 
 
 def test_the_runs_of_a_comparison_and_the_steps_that_are_left_are_added(monkeypatch):
@@ -108,9 +109,8 @@ def test_the_runs_of_a_comparison_and_the_steps_that_are_left_are_added(monkeypa
     found = estimate(state, loader, {"a": Look(80)}, recipes=[state.recipe, longer], first_step=6)
     assert (found.runs, found.steps) == (2, 6)
     assert found.training == pytest.approx(6 * (0.25 * 8 + 0.5) + 18 * (0.25 * 4 + 0.5))
-    assert found.evaluations == pytest.approx(
-        estimation.COST * 0.25 * 80 * (2 + 4)
-    )  # after steps 6 and 12; 0, 6, 12 and 18
+    evaluations = 2 + 4  # after steps 6 and 12 of the first run, and 0, 6, 12 and 18 of the second
+    assert found.evaluations == pytest.approx(COST * 0.25 * 80 * evaluations)
 
 
 def test_a_compiled_run_is_not_timed():
