@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
-from ssvit.config.command_line import quoted
+from ssvit.config.values import text_of
 from ssvit.errors import OptionError
 from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
@@ -246,7 +246,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
-    arguments = [f"{name}={quoted(value)}" for name, value in _flat(options)]
+    arguments = [f"{name}={_text(name, value)}" for name, value in _flat(options)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
         if not verbose:
@@ -254,6 +254,14 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         return cli.find_command(command).call(arguments, config_dir=config_dir)
+
+
+def _text(name: str, value: object) -> str:
+    try:
+        return text_of(value)
+    except TypeError:
+        expected = "must be a string, a path, a run, a number, a flag, None, a list or a dictionary"
+        raise OptionError(name, value, expected) from None
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,5 @@
-"""Define errors that a user can correct, and checks of single values. Standard library only."""
+"""Define errors that a user can correct, and checks of single values. No torch, pydantic or Hydra."""
 
-import json
 import math
 import os
 import re
@@ -8,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
+
+from ssvit.config.values import text_of
 
 
 class UserError(Exception):
@@ -63,13 +64,11 @@ _LONGEST = 200  # maximum number of characters of a value in a message
 
 
 def typed(value: object) -> str:
-    """Return a value in the syntax of the command line, truncated if long: null, true, abc, [1,2], {a:1}."""
-    if isinstance(value, list | tuple):
-        text = f"[{','.join(map(typed, value))}]"
-    elif isinstance(value, dict):
-        text = f"{{{','.join(f'{name}:{typed(item)}' for name, item in value.items())}}}"
-    else:
-        text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    """Return a value as it can be typed, truncated if long: null, true, abc, '3', [1,2], {a: 1}."""
+    try:
+        text = text_of(value)
+    except TypeError:  # not the value of an option
+        text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

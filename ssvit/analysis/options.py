@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from annotated_types import Ge
 from pydantic import Field
 
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Parts, Whole
+from ssvit.config.values import value_of
 from ssvit.errors import OptionError, folder_to_write, one_of, whole
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding_options import Pretrained
@@ -98,7 +98,7 @@ def add_encoders(line: CommandLine) -> None:
     Raises:
         OptionError: An entry is no encoder, or two have the same name.
     """
-    entries = yaml.safe_load(line.typed["against"])
+    entries = value_of(line.typed["against"])
     entries = entries if isinstance(entries, list) else [entries]
     names = {re.sub(r"\W+", "_", Path(str(entry)).name): str(entry) for entry in entries}
     if len(names) < len(entries):

@@ -11,9 +11,9 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config import composition
 from ssvit.config.command import Command
-from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
+from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.engine import atomic_io
@@ -49,7 +49,7 @@ def run(config: Config) -> Path | None:
         root = getattr(options.data.source, "root", None)
         found = runs_on(options.outputs, config.choices["data"], root, checkpoint.checksum)
         if found:
-            line = f"against={quoted([*map(str, found)])}: the newest runs on these images; against=[] leaves them out"
+            line = f"against={text_of([*map(str, found)])}: the newest runs on these images; against=[] leaves them out"
             config.line.say(line)
         options = options.changed(against=[*map(str, found)])
     if isinstance(options.data.source, PixelFormat):
@@ -127,11 +127,11 @@ def next_commands(spec: features_options.FeatureSpec, checkpoint: Checkpoint, co
     """
     line, images = config.line, data_options(config)
     foreign = [option for option in line.options if option.partition("=")[0] in _FOREIGN]
-    encoder = [f"checkpoint={checkpoint.path}", *foreign]
+    encoder = [f"checkpoint={text_of(checkpoint.path)}", *foreign]
     norm = ["features.norm=before"] if spec.norm == "before" else []
     size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
     is_default = checkpoint.describes_images and pair("image_size", size) == pair("image_size", trained)
-    resized = [] if is_default else [f"image_size={quoted(size)}"]
+    resized = [] if is_default else [f"image_size={text_of(size)}"]
     features = [*encoder, f"features.layer={spec.layer}", f"features.pooling={spec.pooling}", *norm, *resized]
     features += [option for option in images if not option.startswith("data.image_size=")]
     commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
@@ -152,7 +152,7 @@ def data_options(config: Config) -> list[str]:
         for name, value in values.items()
         if not isinstance(value, dict) and value != defaults.get(name) and name not in _OF_ENCODER
     }
-    return [f"data={line.brought['data']}", *(f"{name}={quoted(value)}" for name, value in changed.items())]
+    return [f"data={line.brought['data']}", *(f"{name}={text_of(value)}" for name, value in changed.items())]
 
 
 command = Command(

@@ -3,10 +3,12 @@
 Usage: ssvit pack data=PATH output=FOLDER.
 """
 
+import shlex
 from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
+from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.files_options import ImageFiles
@@ -30,7 +32,7 @@ def run(config: Config) -> Path:
     output = Path(options.output)
     data = config.build("data.source")
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
-    print_lines(f"next: data=shards data.root={options.output}")
+    print_lines(f"next: data=shards data.root={shlex.quote(text_of(output))}")
     return output
 
 

@@ -14,9 +14,10 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
-from ssvit.config.command_line import CONFIGS, quoted
+from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
+from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
@@ -99,7 +100,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
             continue
         print_lines(f"{name}: comparison with the features of {' and '.join(str(other['path']) for other in others)}")
         values = {**changes, **images, "output": str(folder / name)}
-        arguments = [*config.line.flags, *(f"{option}={quoted(value)}" for option, value in values.items())]
+        arguments = [*config.line.flags, *(f"{option}={text_of(value)}" for option, value in values.items())]
         try:
             replace(find_command("evaluate"), prefix=config.line.prefix).call(arguments)
         except Failure as failure:  # the training has succeeded
@@ -114,7 +115,7 @@ def _next(config: Config, *, labelled: bool) -> str:
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
         root = getattr(config.options.data.source, "root", None)
-        root = "" if root is None else f" data.root={shlex.quote(str(root))}"
+        root = "" if root is None else f" data.root={shlex.quote(text_of(root))}"
         return f"{command('finetune')} experiment={experiment}{root}"
     if labelled:
         return f"{command('finetune')} compare=scratch (or {command('evaluate')}, which trains no weights)"

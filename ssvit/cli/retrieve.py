@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 from ssvit.config.command import Command
-from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
+from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine import atomic_io
 from ssvit.errors import print_lines
@@ -46,7 +46,7 @@ def run(config: Config) -> None:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
         prefixes = ("encoder.", "data") if extraction.changes else ("encoder.",)
         repeated = [option for option in config.line.options if option.startswith(prefixes)]
-        query = ["action=query", f"store={quoted(options.store)}", *repeated, "sheet=sheet.png"]
+        query = ["action=query", f"store={text_of(options.store)}", *repeated, "sheet=sheet.png"]
         lines.append(f"next: {config.line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 
 from ssvit.config.command import Command
-from ssvit.config.command_line import quoted
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
+from ssvit.config.values import text_of, value_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
@@ -133,7 +133,7 @@ def check_grid(options: Sequence[str]) -> None:
     for option in options:
         name, _, value = option.lstrip("+").partition("=")
         if axis := _SET_BY.get(name):
-            raise OptionError(name, value, f"must be set by {axis}=…, an axis of the grid")
+            raise OptionError(name, value_of(value), f"must be set by {axis}=…, an axis of the grid")
 
 
 def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
@@ -154,7 +154,7 @@ class Grid(Trials):
             point: Value of each axis by name.
             seed: Seed of the runs.
         """
-        model = [f"encoder.{name}={quoted(value)}" for name, value in shape(point).items()]
+        model = [f"encoder.{name}={text_of(value)}" for name, value in shape(point).items()]
         size = "d{depth}_w{width}_p{patch}".format(**point) + (f"_m{point['mlp']}" if point["mlp"] else "")
         self._row(objective, size, [*self.pretraining, *model], point, seed)
 
@@ -180,7 +180,7 @@ class Grid(Trials):
         (stage,) = stages(objective, self.line)
         options = [*stage.options, *options]
         cost = self.cost(f"{objective}_{size}", options)
-        subset = f"subset.images={quoted(point['images'])}"
+        subset = f"subset.images={text_of(point['images'])}"
         # Supervised runs evaluate on all test images each time, so they evaluate only at the start and at the end.
         rarely = [f"recipe.evaluate_every={point['steps']}"] if objective == _SUPERVISED else []
         self.call("pretrain", [*recipe_options(point["steps"], seed, cost), *options, *rarely, subset, f"name={name}"])

@@ -2,8 +2,6 @@
 
 import copy
 import hashlib
-import json
-import numbers
 import os
 import re
 import shlex
@@ -14,8 +12,9 @@ from typing import Any
 import yaml
 
 from ssvit.config.choices import declared, import_options, is_group, lookup
+from ssvit.config.values import unquoted
 from ssvit.engine.processes import is_main_process
-from ssvit.errors import Failure, UserError, print_lines
+from ssvit.errors import Failure, print_lines
 
 Plain = dict[str, Any]  # options as in a YAML file: dictionaries, lists, strings and numbers
 PYTHON = "ssvit."  # prefix of a command that is called as a Python function
@@ -26,8 +25,6 @@ _CONFIG_DIR = ("--config-dir", "-cd")
 _PLUGIN = "--plugin"
 _SWEEP = ("--multirun", "-m")
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand ~ after option=
-_BARE = re.compile(r"[\w./+-]+", re.ASCII)  # strings that Hydra reads without quotes
-_NUMBER_OR_WORD = re.compile(r"[\d+.-].*|null|true|false|nan|inf", re.IGNORECASE)  # values of other types
 _CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as a key of a dictionary
 
 
@@ -190,38 +187,6 @@ class CommandLine:
 def _by_name(options: Iterable[str]) -> dict[str, str]:
     parts = (option.partition("=") for option in options)
     return {name.lstrip("+"): unquoted(value) for name, _, value in parts}
-
-
-def quoted(value: object) -> str:
-    """Return a value in the syntax of the command line, with quotes around strings that Hydra would parse.
-
-    Raises:
-        UserError: An option cannot have a value of this type.
-    """
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(quoted, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{quoted(item)}' for name, item in value.items())}}}"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, numbers.Real):  # includes NumPy's scalars
-        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
-        types = "a string, a path, a run, a number, a flag, None, a list or a dictionary"
-        raise UserError(f"{value!r}: an option must be {types}")
-    if _BARE.fullmatch(text) and not _NUMBER_OR_WORD.fullmatch(text):
-        return text
-    return "'{}'".format(re.sub(r"(\\*)('|\Z)", lambda end: end[1] * 2 + "\\'" * bool(end[2]), text))
-
-
-def unquoted(value: str) -> str:
-    """Remove the quotes around a value as Hydra does."""
-    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
-        return value
-    return re.sub(
-        r"(\\*)\\(['\"])|(\\+)\Z", lambda match: (match[1] or "")[::2] + (match[2] or match[3][::2]), value[1:-1]
-    )
 
 
 def _import_plugin(package: str) -> None:

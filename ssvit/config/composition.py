@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -26,9 +26,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from ssvit.config.choices import Choice, declared, is_group, lookup, of_plugins
-from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain, quoted, unquoted
+from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, at, completed, expected, find
+from ssvit.config.values import text_of, value_of
 from ssvit.errors import MISSING, Failure, OptionError
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
@@ -71,8 +72,8 @@ def compose(
         _leave_out_inapplicable(plain, files)
         required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
         options = completed(required | plain, {"": options_class})
-        for override in OverridesParser.create().parse_overrides(values):
-            set_option(options, override.key_or_group, override.value(), force=override.is_force_add())
+        for key, _, text in (option.partition("=") for option in values):
+            set_option(options, key.lstrip("+"), value_of(text), force=key.startswith("++"))
         _shorten_warmup(options, line)
         options = completed(options, {"": options_class})
         tree = OmegaConf.create(options)
@@ -113,23 +114,48 @@ def _file(name: str, line: CommandLine) -> str | None:
 
 
 def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
-    """Return the options of a command line that choose files or configure Hydra, and those that set values."""
+    """Return the options that choose files or configure Hydra, in its syntax, and those that set values, as typed."""
     choices: list[str] = []
     values: list[str] = []
     groups = {group for group, _ in line.nodes}
     for option in line.overrides:
         name = option.lstrip("+").partition("=")[0]
         group = name.partition("@")[0]
-        is_choice = "@" in name or group in groups or group.startswith("hydra") or line.is_group(group)
-        (choices if is_choice else values).append(_literal(option, sweep=line.sweep))
-    for override in OverridesParser.create().parse_overrides(choices):
-        group, value = override.key_or_group, override.value()
-        choices_of_jobs = value.list if isinstance(value, ChoiceSweep) else [value]
-        names = chain(*(chosen if isinstance(chosen, list) else [chosen] for chosen in choices_of_jobs))
-        if not (all(isinstance(name, str | QuotedString | Glob) for name in names) or group.startswith("hydra")):
-            typed_as = str(override.input_line).removeprefix("probe@")
-            raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
+        if "@" in name or group in groups or group.startswith("hydra") or line.is_group(group):
+            choices.append(_for_hydra(option, line))
+        else:
+            values.append(option)
     return choices, values
+
+
+def _for_hydra(option: str, line: CommandLine) -> str:
+    """Return an option that chooses files in Hydra's syntax; raise Failure if its value is not a name or names."""
+    name, _, text = option.partition("=")
+    group = name.lstrip("+").partition("@")[0]
+    if group.startswith("hydra"):
+        return option
+    sweep = _sweep_of(option) if line.sweep else None
+    value = sweep.value() if sweep else value_of(text)
+    choices = value.list if isinstance(value, ChoiceSweep) else [value]
+    names = chain(*(choice if isinstance(choice, list) else [choice] for choice in choices))
+    if not all(isinstance(choice, str | QuotedString | Glob) for choice in names):
+        raise Failure(f"{option.removeprefix('probe@')}: must be one of {', '.join(line.names(group))}", 2)
+    return option if sweep else f"{name}={_hydra_text(value)}"
+
+
+def _hydra_text(value: object) -> str:
+    """Return a text, a list of texts or None in Hydra's syntax."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra_text, value))}]"
+    return "null" if value is None else QuotedString(str(value), Quote.single).with_quotes()
+
+
+def _sweep_of(option: str) -> Override | None:
+    """Return an option that has several values in Hydra's syntax, such as 1,2 or range(1,3); None for one value."""
+    with suppress(HydraException):
+        override = OverridesParser.create().parse_override(option)
+        return override if override.is_sweep_override() else None
+    return None
 
 
 def _leave_out_inapplicable(options: Plain, choices: Mapping[str, Any]) -> None:
@@ -149,17 +175,6 @@ def _shorten_warmup(options: Plain, line: CommandLine) -> None:
     steps, warmup = recipe.get("steps"), recipe.get("warmup")
     if type(steps) is int and type(warmup) is int and warmup >= steps > 0:
         recipe["warmup"] = steps // 20
-
-
-def _literal(option: str, *, sweep: bool) -> str:
-    """Return an option with quotes around a value that Hydra would reject, change, or treat as a sweep without -m."""
-    name, _, text = option.partition("=")
-    try:
-        value = OverridesParser.create().parse_override(option).value()
-    except HydraException:
-        return f"{name}={quoted(text)}"
-    is_changed = isinstance(value, str) and value not in (text, unquoted(text))
-    return f"{name}={quoted(text)}" if is_changed or (isinstance(value, Sweep) and not sweep) else option
 
 
 def set_option(options: Plain, name: str, value: object, *, force: bool = False) -> None:
@@ -242,18 +257,23 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
 
     def task(composed: DictConfig) -> float | None:
         sys.argv[1:] = command_line  # a run starts its other processes with these arguments
-        shared = {option.lstrip("+") for option in (*choices, *values)}
-        job_line = line.changed(option.removeprefix("++") for option in HydraConfig.get().overrides.task)
-        swept = [option for option in job_line.overrides if option not in shared]
-        return job(job_line, swept)
+        options = [option for option in HydraConfig.get().overrides.task if option not in shared]
+        overrides = OverridesParser.create().parse_overrides(options)
+        swept = [f"{each.get_key_element().removeprefix('++')}={text_of(each.value())}" for each in overrides]
+        return job(line.changed([*fixed, *swept]), swept)
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, options_class), _stored(line.nodes):
         choices, values = _choices_and_values(line)
-        options = [*choices, *(f"++{option.lstrip('+')}" for option in values)]  # also those that no YAML file declares
+        typed = [option for option in line.overrides if not option.lstrip("+").startswith("hydra")]
+        fixed = [option for option in typed if not _sweep_of(option)]
+        # No other value reaches Hydra. ++ permits options that no YAML file declares.
+        outputs = _hydra_text(line.values.get("outputs"))
+        shared = [*choices, *(f"++outputs={outputs}" for option in fixed if option.startswith("outputs="))]
+        swept = [f"++{option.lstrip('+')}" for option in values if option not in fixed]
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        sys.argv[1:] = ["--multirun", *_search_path(line), *options, *written]
+        sys.argv[1:] = ["--multirun", *_search_path(line), *shared, *swept, *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 
@@ -268,7 +288,7 @@ def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Pl
     Raises:
         Failure: A file does not exist.
     """
-    options = [f"{'+' * (choice == name)}{choice}={file or 'null'}" for choice, file in choices.items()]
+    options = [f"{'+' * (choice == name)}{choice}={_hydra_text(file)}" for choice, file in choices.items()]
     with _failures("", line, Options), _hydra(line):
         composed = hydra.compose(overrides=[*_search_path(line), *options])
         return completed(_container(composed[name], resolve=False), {}, name)
@@ -394,7 +414,7 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     first = str(cause).partition("\n")[0]
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: must be written option=value, with quotes around texts inside lists"
+        return f"{error.override}: must be written in the syntax of Hydra"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         for begins, package in _PLUGINS.items():
@@ -403,10 +423,7 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
         if names_of_choices := error.options or line.names(group):
             return f"{group}={choice}: must be one of {', '.join(names_of_choices)}"
     if merged := re.match(r"Error merging override \+*(.*)", str(error)):
-        option = merged[1].partition("=")[0]
-        is_group = first == "Cannot merge DictConfig with ListConfig"
-        explanation = f"is a group of options: set one of them, such as {option}.OPTION=VALUE" if is_group else first
-        return f"{merged[1]}: {explanation}"
+        return f"{merged[1]}: {first}"
     if override := re.match(r"Could not override '([\w/]+)'", first):
         return _no_choice(override[1], name, line, options_class)
     if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):

@@ -28,9 +28,6 @@ from pydantic_core import to_jsonable_python
 
 from ssvit.errors import MISSING, OptionError, pair, typed, within
 
-# Texts that a command line reads as another type unless they are in quotes.
-_OTHER_TYPE = re.compile(r"null|true|false|[+-]?(nan|inf|(\d[\d_]*\.?|\.\d)\d*(e[+-]?\d+)?)", re.IGNORECASE)
-
 
 class Options(BaseModel):
     """Base class of the options of a part.
@@ -349,10 +346,7 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
     if (nested := nested_options(annotation)) and not _is_optional(annotation):
         first = next(iter(nested.model_fields), "option")
         return OptionError(name, values[name], f"is a group of options: set one of them, such as {name}.{first}=…")
-    value = values[name]
-    if isinstance(value, str) and _OTHER_TYPE.fullmatch(value):
-        value = f"'{value}'"
-    return OptionError(name, value, f"must be {expected(annotation, metadata)}")
+    return OptionError(name, values[name], f"must be {expected(annotation, metadata)}")
 
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:

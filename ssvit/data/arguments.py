@@ -1,6 +1,5 @@
 """Expand the short forms of options of images: data=PATH, data.normalization=FILE and data.fit=NAME (no torch)."""
 
-import json
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from ssvit.config.command_line import CommandLine, quoted, unquoted
+from ssvit.config.command_line import CommandLine
+from ssvit.config.values import text_of, unquoted
 from ssvit.data.sources import shard_folder
 from ssvit.errors import Failure
 
@@ -52,9 +52,9 @@ def data_set(option: str, line: CommandLine) -> list[str]:
     if group != "data" or (not is_path and line.has_choice("data", value)):
         return [option]
     if os.path.isdir(value):
-        return [f"data={'shards' if shard_folder.holds_shards(value) else 'folder'}", f"data.root={quoted(value)}"]
+        return [f"data={'shards' if shard_folder.holds_shards(value) else 'folder'}", f"data.root={text_of(value)}"]
     if value.lower().endswith((".csv", ".tsv")) and os.path.isfile(value):
-        return ["data=csv", f"data.table={quoted(value)}"]
+        return ["data=csv", f"data.table={text_of(value)}"]
     if "/" in value:
         raise Failure(f"{option}: no such file or folder", 2)
     return [option]
@@ -71,5 +71,5 @@ def _normalization(option: str, typed: Collection[str]) -> list[str]:
         raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is not YAML'}", 2) from None
     if not isinstance(statistics, dict) or not statistics or not statistics.keys() <= _STATISTICS:
         raise Failure(f"{option}: must be a file that ssvit normalization has written", 2)
-    options = {f"data.{name}": json.dumps(value) for name, value in statistics.items()}
-    return [f"{name}={value}" for name, value in options.items() if name not in typed]
+    options = {f"data.{name}": text_of(value) for name, value in statistics.items()}
+    return [f"{name}={text}" for name, text in options.items() if name not in typed]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.config.values import value_of
 from ssvit.engine.atomic_io import seal
 from ssvit.errors import OptionError, UserError, within
 from ssvit.exchange.export_options import GRAPH, WEIGHTS
@@ -87,8 +88,8 @@ def find_checkpoint(
         UserError: No run of the stage is finished.
     """
     graphs = precision is not None
-    if checkpoint == NEWEST and outputs in (None, "", "null"):
-        raise OptionError("outputs", outputs, "must be the folder of all runs")
+    if checkpoint == NEWEST and outputs in ("", "null"):
+        raise OptionError("outputs", value_of(outputs), "must be the folder of all runs")
     path = _newest(Path(outputs), stage, say) if checkpoint == NEWEST else _locate(checkpoint, graphs)
     with within("encoder"):  # group that contains `options`
         opened = open_checkpoint(path, options, graphs=graphs)

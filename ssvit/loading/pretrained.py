@@ -4,13 +4,10 @@ A run folder describes its data set by names of files in configs/ and by values.
 names in the installation or in the user's --config-dir, never from the run folder.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
@@ -20,6 +17,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import at
 from ssvit.config.declaration import find as find_options
+from ssvit.config.values import text_of, value_of
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
@@ -62,7 +60,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         path = NEWEST
     elif "encoder" in arguments:
         expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
-        raise OptionError("encoder", arguments["encoder"], expected)
+        raise OptionError("encoder", value_of(arguments["encoder"]), expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
     line.finish = lambda config: _with_image_size(checkpoint, _without_token(checkpoint, config))
@@ -83,7 +81,7 @@ def select_initial_weights(line: CommandLine) -> None:
     for name, value in arguments.items():
         if name == "encoder" or (name.startswith("encoder.") and name.split(".")[1] in _FIXED):
             expected = f"must not be set with a checkpoint, which allows only {', '.join(CHANGEABLE)}"
-            raise OptionError(name, value, expected)
+            raise OptionError(name, value_of(value), expected)
     checkpoint = _add_choices(path, line, arguments, refer=_REFERRED)
     selects_data = _selects_data(arguments)
     start = re.sub(r"[^\w.+-]+", "-", checkpoint.name)
@@ -150,7 +148,7 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> 
     is_rgb = pixels.channels == 3 and pixels.range is None
     if not is_rgb and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}
-    texts = {f"data.{name}": json.dumps(value, separators=(",", ":")) for name, value in options.items()}
+    texts = {f"data.{name}": text_of(value) for name, value in options.items()}
     return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
 
 
@@ -330,7 +328,4 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
 
 def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """Return the options for foreign files on the command line; None for each that is not set."""
-    try:
-        return {name: yaml.safe_load(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}
-    except yaml.YAMLError:
-        raise UserError(f"one of encoder.{', '.join(FOREIGN_OPTIONS)}: must be a value in YAML") from None
+    return {name: value_of(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}

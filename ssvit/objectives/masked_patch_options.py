@@ -33,7 +33,7 @@ class Masking(Options):
         """Check that the fractions sum to 1."""
         total = self.mask + self.replace + self.keep
         if abs(total - 1) > 1e-6:
-            raise OptionError("mask + replace + keep", f"{total:g}", "the three fractions must sum to 1")
+            raise OptionError("mask + replace + keep", round(total, 6), "the three fractions must sum to 1")
 
     def count(self, patches: int) -> int:
         """Return the number of corrupted patches per image: the fraction of its units, rounded, at least one unit."""

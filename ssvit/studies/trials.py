@@ -18,6 +18,7 @@ from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
+from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.engine import atomic_io
 from ssvit.errors import Failure, OptionError, UserError, print_lines
@@ -187,8 +188,9 @@ class Trials:
             baselines: Whether to evaluate the baselines.
         """
         output = self.folder / f"{name}_evaluation"
-        options = [f"checkpoint={run}", f"output={output}", f"baselines={str(baselines).lower()}", "cache=null"]
-        self.call("evaluate", [*self.options.evaluate, *options])
+        options = {"checkpoint": run, "output": output, "baselines": baselines, "cache": None}
+        texts = [f"{option}={text_of(value)}" for option, value in options.items()]
+        self.call("evaluate", [*self.options.evaluate, *texts])
         return json.loads((output / "report.json").read_text())
 
     def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
@@ -204,7 +206,7 @@ class Trials:
         name = f"{name}_finetuned"
         # One run with the same schedule for all checkpoints.
         alike = ["preset=null", "check_frozen=false", "compare=null"]
-        options = [f"checkpoint={checkpoint}", f"name={name}", f"recipe.seed={seed}"]
+        options = [f"checkpoint={text_of(checkpoint)}", f"name={name}", f"recipe.seed={seed}"]
         self.call("finetune", [*self.options.finetune, *options, *alike])
         return {"finetuned": self.tested(name)}
 
@@ -248,7 +250,7 @@ class Trials:
         """
         threads = {"OMP_NUM_THREADS": str(self.options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "ssvit", command, *self.line.flags, *options, f"outputs={self.folder}"],
+            [sys.executable, "-m", "ssvit", command, *self.line.flags, *options, f"outputs={text_of(self.folder)}"],
             env={**os.environ, **threads},
             stdout=subprocess.PIPE if capture else None,
             text=True,

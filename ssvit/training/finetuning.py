@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ssvit.checkpoints.checkpoint import SCRATCH
 from ssvit.config.composed import Config
+from ssvit.config.values import text_of
 from ssvit.data.augment.crop_options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.files_options import ImageFiles
@@ -108,7 +109,7 @@ def with_schedule(config: Config) -> Config:
         chosen.pop("recipe.lr", None)
     weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
     config.line.say(f"preset=auto: {images:,} labelled images, {weights}:")
-    config.line.say("  " + " ".join(f"{name}={value}" for name, value in chosen.items()))
+    config.line.say("  " + " ".join(f"{name}={text_of(value)}" for name, value in chosen.items()))
     if options.compare:
         rates = {name: value for name, value in RANDOM.rates.items() if name not in own}
         chosen["scratch_recipe"] = {**rates, **options.scratch_recipe}

@@ -16,6 +16,7 @@ from ssvit.checkpoints.checkpoint import checkpoint_folder
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import find
+from ssvit.config.values import text_of
 from ssvit.data import arguments
 from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import processes
@@ -159,5 +160,5 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     if values and None not in values:
         moments, is_bytes = zip(*filter(None, values), strict=True)
         grey = reduce(add, moments).options(is_bytes=all(is_bytes))
-    pixels = {f"data.{name}": str(value).replace(" ", "") for name, value in grey.items()}
+    pixels = {f"data.{name}": text_of(value) for name, value in grey.items()}
     return sample.images, side, pixels

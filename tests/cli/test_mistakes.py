@@ -113,7 +113,9 @@ MISTAKES = (
     "pretrain encoder=1e3",
     "pretrain 'data=[{a: 1}]'",
     "pretrain logger=[[a]]",
-    "pretrain 'probes=[a=b]' -> probe=[a=b]",
+    "pretrain 'probes=[a=b]' -> a=b: must be one of ",
+    "pretrain probes=[[knn] -> [knn]: must be one of ",
+    "pretrain \"recipe.steps='3'\"",
     "pretrain ~recipe",
     # Options that contradict each other.
     "pretrain recipe.batch_size=9000",

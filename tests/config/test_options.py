@@ -11,12 +11,12 @@ from pathlib import Path
 import composing
 import pytest
 from command import LIMIT
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.declaration import find, select
+from ssvit.config.values import value_of
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.loading.encoder_options import eval_transform
@@ -235,8 +235,8 @@ def test_a_path_or_text_is_used_as_typed(tmp_path, name):
 def test_a_text_in_an_error_is_a_text_on_a_command_line(text):
     with pytest.raises(OptionError) as error:
         Recipe(steps=text)
-    option = str(error.value).partition(":")[0]
-    assert OverridesParser.create().parse_override(option).value() == text
+    typed = str(error.value).partition(":")[0].partition("=")[2]
+    assert value_of(typed) == text
 
 
 def test_a_warm_up_of_a_file_is_shortened_to_less_than_the_steps_and_a_typed_one_is_kept():

@@ -74,7 +74,7 @@ class Evaluate(Pretrained, Inference):
             if not self.report:
                 file_to_write("output", self.output)
         if not self.chosen:
-            raise OptionError("probes", "[]", "must name at least one probe")
+            raise OptionError("probes", [], "must name at least one probe")
 
 
 class OneProbe(Evaluate):
