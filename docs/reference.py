@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ssvit.choices import options_of
 from ssvit.cli import COMMANDS, find_command
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Options, expected, find, meanings, nested_options
+from ssvit.config.declaration import Options, expected, meanings, nested_options
 from ssvit.errors import typed
 
 PAGE = Path(__file__).with_name("options.md")
@@ -47,8 +48,8 @@ def tables() -> str:
 def chosen(line: CommandLine, group: str, name: str) -> type[Options] | None:
     """Return the class of options that a choice selects: as declared, or as its file or a base of the file names it."""
     texts = [path.read_text() for path in line.with_bases(f"{group}/{name}")]
-    parts = [*(part for text in texts for part in re.findall(r"_target_: (\S+)", text)), line.part(group, name) or ""]
-    return find(parts[0])
+    parts = [*(part for text in texts for part in re.findall(r"_part_: (\S+)", text)), line.part(group, name) or ""]
+    return options_of(parts[0])
 
 
 def section(title: str, options: type[Options], prefix: str = "") -> list[str]:

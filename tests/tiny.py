@@ -21,7 +21,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.devices import Fabric
 from ssvit.engine.randomness import uniform
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder, LoadTeacher
+from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models import vit_options
 from ssvit.models.lora import restrict
 from ssvit.models.vit import ViT
@@ -47,7 +47,8 @@ from ssvit.objectives.dino import Dino, IBot
 from ssvit.objectives.distill import Distill
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
-from ssvit.objectives.masked_patch import MaskedPatch, Masking
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.schedule import Progress, Schedule
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
 from ssvit.training import launch, loop
@@ -232,7 +233,7 @@ def teacher(**options) -> ViT:
 def distill(dropout: float = 0.0, seed: int = 0, *, of: ViT | None = None, **options) -> Distill:
     """Distillation from `teacher`."""
     torch.manual_seed(seed)
-    chosen = distill_options.Distill(teacher={"_target_": LoadTeacher.part_name(), "path": str(TEACHER)}, **options)
+    chosen = distill_options.Distill(teacher={"_part_": "teacher/encoder", "path": str(TEACHER)}, **options)
     return Distill(chosen, encoder=encoder(dropout), images=24, teacher=of or teacher())
 
 

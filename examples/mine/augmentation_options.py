@@ -1,11 +1,9 @@
 """The options of the augmentation."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Fraction
 from ssvit.data.augment.crop_options import Crop
 
 
-@choice("augment", "mine")
 class Dim(Crop):
     """A centre crop with reduced brightness."""
 

@@ -1,18 +1,16 @@
 """The options of the data set."""
 
-from ssvit.config.choices import choice
+from typing import ClassVar
+
 from ssvit.config.declaration import Count, Size
 from ssvit.data.sources.base_options import DataSet
 
 
-@choice(
-    "data",
-    "mine",
-    also={"/augment@data.augment": "mine"},
-    sets={"data": {"image_size": 32, "mean": 0.5, "std": 0.25}},
-)
 class Stripes(DataSet):
     """Noise with vertical or horizontal stripes."""
+
+    also: ClassVar = {"/augment@data.augment": "mine"}
+    sets: ClassVar = {"data": {"image_size": 32, "mean": 0.5, "std": 0.25}}
 
     images: Count = 1000
     """Training images."""

@@ -3,16 +3,17 @@
 from math import prod
 from typing import ClassVar
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Share
 from ssvit.errors import OptionError
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.base_options import Objective
 
 
-@choice("objective", "mine", also={"/target": "mean_color"}, sets={"encoder": {"pooling": "patch_mean"}})
 class HiddenPatches(Objective):
     """An objective that predicts the patches that it hides."""
+
+    also: ClassVar = {"/target": "mean_color"}
+    sets: ClassVar = {"encoder": {"pooling": "patch_mean"}}
 
     built_from: ClassVar = {"encoder": "encoder", "target": "target"}
     samples_patches = True

@@ -1,10 +1,8 @@
 """The options of the probe."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Positive
 
 
-@choice("probe", "mine")
 class NearestMean(Options):
     """The class whose mean is the nearest."""
 

@@ -1,11 +1,9 @@
 """The options of the target."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Positive
 from ssvit.objectives.targets_options import Patches
 
 
-@choice("target", "mine")
 class Grey(Patches):
     """The mean grey of a patch."""
 

@@ -12,7 +12,6 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Parts, Whole
 from ssvit.config.values import value_of
 from ssvit.errors import OptionError, folder_to_write, one_of, whole
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding_options import Pretrained
 from ssvit.models.encoder_options import grid
 from ssvit.models.timm_options import timm_models
@@ -108,7 +107,7 @@ def add_encoders(line: CommandLine) -> None:
         choice, options = entry, []
         if ":" in entry or Path(entry).exists():
             choice = f"checkpoint_{name}"
-            node = {"_target_": LoadEncoder.part_name(), "path": entry, "image_size": "${data.image_size}"}
+            node = {"_part_": "encoder/pretrained", "path": entry, "image_size": "${data.image_size}"}
             line.nodes["encoder", choice] = node
         elif entry not in line.names("encoder"):
             if entry not in timm_models():

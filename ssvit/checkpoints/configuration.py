@@ -1,6 +1,6 @@
 """Store a run's configuration in its folder as names of configuration files and values, without code. No torch.
 
-A builder (`_target_`) is code to execute, and a run folder may come from an untrusted source. Its config.yaml therefore
+A run folder may come from an untrusted source. Its config.yaml therefore
 contains the names of the files chosen in configs/ (`choices`) and the values. A reader takes the builders from its
 installed files of those names.
 """
@@ -199,5 +199,5 @@ class _Loader(yaml.SafeLoader):
 
 def _without_builders(node: object) -> Any:
     if isinstance(node, Mapping):
-        return {key: _without_builders(value) for key, value in node.items() if key != "_target_"}
+        return {key: _without_builders(value) for key, value in node.items() if key != "_part_"}
     return [_without_builders(value) for value in node] if isinstance(node, list) else node

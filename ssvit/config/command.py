@@ -5,6 +5,7 @@ Exit status: 0 success, 1 failure, 2 invalid configuration, 130 and 143 stopped 
 
 import io
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from ssvit.config import composition
 from ssvit.config.command_line import PYTHON, CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, locate
+from ssvit.config.declaration import Options
 from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory
 from ssvit.errors import Failure, OptionError, UserError, print_lines, printable
 
@@ -105,7 +106,7 @@ class Command:
         for option, function in self.expansions.items():
             if line.typed.get(option, "null") not in ("null", ""):
                 with suppress(UserError) if incomplete else nullcontext():
-                    locate(function)(line)
+                    pkgutil.resolve_name(function)(line)
         if self.before:
             self.before(line)
         return line
@@ -129,7 +130,7 @@ class Command:
             return composition.compose(self.name, line, self.options, incomplete=incomplete)
 
     def _sweep(self, line: CommandLine) -> None:
-        results = locate(self.results)() if self.results else None
+        results = pkgutil.resolve_name(self.results)() if self.results else None
 
         def job(job_line: CommandLine, swept: Sequence[str]) -> float | None:
             with exit_on_failure():  # otherwise, Hydra would report the failure in its format

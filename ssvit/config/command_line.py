@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import declared, import_options, is_group, lookup
+from ssvit.choices import GROUPS, choice_names, load
 from ssvit.config.values import unquoted
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
@@ -36,7 +36,7 @@ class CommandLine:
         options: The typed options, after replacement of aliases.
         positional: Name of the option, a list, that receives arguments which are neither options nor flags; or None.
         arguments: These arguments.
-        plugins: Packages named by --plugin, whose *_options modules declare additional choices.
+        plugins: Packages named by --plugin, which add parts to `ssvit.choices`.
         config_dir: Folder of the user's configuration files, named by --config-dir.
         sweep: Whether to run every combination of values (-m).
         added: Options that the command adds to the typed ones.
@@ -127,26 +127,25 @@ class CommandLine:
 
     def is_group(self, name: str) -> bool:
         """Return whether there is a group of options of this name, with files or declared choices."""
-        return is_group(name) or any((folder / name).is_dir() for folder in self.folders())
+        return name in GROUPS or any((folder / name).is_dir() for folder in self.folders())
 
     def names(self, group: str) -> list[str]:
         """Return the choices of a group in alphabetical order."""
         files = {file.stem for folder in self.folders() for file in (folder / group).glob("*.yaml")}
-        return sorted({*files, *(choice.name for choice in declared(group))})
+        return sorted({*files, *choice_names(group)})
 
     def has_choice(self, group: str, name: str) -> bool:
         """Return whether a group has a choice of this name."""
-        return self.file(f"{group}/{name}") is not None or lookup(group, name) is not None
+        return self.file(f"{group}/{name}") is not None or name in choice_names(group)
 
     def part(self, group: str, name: str) -> str | None:
-        """Return the dotted name of the part of a choice, from its file, a base of the file, or its declaration."""
+        """Return the part of a choice, group/name, from its file, a base of the file, or the table of choices."""
         if file := self.file(f"{group}/{name}"):
             content = yaml.safe_load(file.read_text()) or {}
             options = content.get(group) or content
             bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-            return options.get("_target_") or next((self.part(group, base) for base in bases), None)
-        choice = lookup(group, name)
-        return None if choice is None else choice.options.part_name()
+            return options.get("_part_") or next((self.part(group, base) for base in bases), None)
+        return f"{group}/{name}" if name in choice_names(group) else None
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """Yield the bases of a configuration file, from its list of defaults, and then the file."""
@@ -191,7 +190,7 @@ def _by_name(options: Iterable[str]) -> dict[str, str]:
 
 def _import_plugin(package: str) -> None:
     try:
-        import_options(package)
+        load(package)
     except ImportError as error:
         raise Failure(f"{_PLUGIN} {package}: must be a package that Python can import: {error}", 2) from None
 
@@ -215,5 +214,5 @@ def _checked(argument: str, next_to: Sequence[str]) -> str:
         raise Failure(f"{argument}: must be written option=value{f', such as {usual}' if is_path else ''}", 2)
     names = (part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split("."))
     if any(names) or _CALLED_WITHIN.search(value):
-        raise Failure(f"{argument}: a class must be chosen by the name of its choice, not by _target_", 2)
+        raise Failure(f"{argument}: a part must be chosen by its name, not by _part_ or _target_", 2)
     return argument

@@ -25,10 +25,10 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
-from ssvit.config.choices import Choice, declared, is_group, lookup, of_plugins
+from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, at, completed, expected, find
+from ssvit.config.declaration import Options, at, completed, expected
 from ssvit.config.values import text_of, value_of
 from ssvit.errors import MISSING, Failure, OptionError
 
@@ -69,7 +69,7 @@ def compose(
         plain = _plain(_file(name, line), line, choices)
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
-        _leave_out_inapplicable(plain, files)
+        _leave_out_inapplicable(plain)
         required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
         options = completed(required | plain, {"": options_class})
         for key, _, text in (option.partition("=") for option in values):
@@ -97,7 +97,7 @@ def compose(
 def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
     """Return the options of the chosen files with unresolved references; a process composes the same files once."""
     nodes = [[*names, node] for names, node in line.nodes.items()]
-    key = json.dumps([file, choices, nodes, of_plugins(), line.config_dir], default=str)
+    key = json.dumps([file, choices, nodes, added(), line.config_dir], default=str)
     instance = HydraConfig.instance()
     if line.config_dir or key not in _COMPOSED:
         composed = hydra.compose(file, [*_search_path(line), *choices], return_hydra_config=True)
@@ -158,10 +158,10 @@ def _sweep_of(option: str) -> Override | None:
     return None
 
 
-def _leave_out_inapplicable(options: Plain, choices: Mapping[str, Any]) -> None:
+def _leave_out_inapplicable(options: Plain) -> None:
     """Remove options that the objective sets for the encoder and that the encoder lacks, such as a ResNet's pooling."""
-    objective = lookup("objective", str(choices["objective"])) if "objective" in choices else None
-    encoder = find(str(at(options, "encoder._target_")))
+    objective = options_of(at(options, "objective._part_"))
+    encoder = options_of(at(options, "encoder._part_"))
     if objective and encoder:
         for option in objective.sets.get("encoder", {}).keys() - encoder.model_fields.keys():
             del options["encoder"][option]
@@ -206,13 +206,13 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     usual = node.get(key)
     if isinstance(usual, dict) and isinstance(value, dict):
         for option, new in value.items():
-            if option not in usual and "_target_" in usual and not force:
+            if option not in usual and "_part_" in usual and not force:
                 _unknown(options, f"{name}.{option}", f"{name}.{option}", usual)
             usual[option] = new
         return
     if isinstance(usual, dict) and usual and not isinstance(value, dict):
         # A null removes one of several parts, such as a probe, or a group within a part, such as an encoder's stem.
-        leaves_out = value is None and groups and (_are_parts(node) or "_target_" not in usual)
+        leaves_out = value is None and groups and (_are_parts(node) or "_part_" not in usual)
         if not leaves_out:
             first = next((option for option in usual if not option.startswith("_")), "option")
             raise OptionError(name, value, f"is a group of options: set one of them, such as {name}.{first}=…")
@@ -221,7 +221,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
 
 def _are_parts(node: Plain) -> bool:
     """Return whether a group contains only parts by name."""
-    return all(isinstance(part, dict) and "_target_" in part for part in node.values() if part is not None)
+    return all(isinstance(part, dict) and "_part_" in part for part in node.values() if part is not None)
 
 
 def _unknown(options: Plain, name: str, missing: str, group: Plain) -> NoReturn:
@@ -236,7 +236,7 @@ def _unknown(options: Plain, name: str, missing: str, group: Plain) -> NoReturn:
     key = name.rpartition(".")[2]
     if same := sorted(_with_name(key, options), key=lambda option: option.count(".")):
         raise Failure(f"{name}: there is no such option; did you mean {' or '.join(same[:_SUGGESTIONS])}?", 2)
-    names = [option for option in group if option != "_target_"]
+    names = [option for option in group if option != "_part_"]
     parent, _, key = missing.rpartition(".")
     close = difflib.get_close_matches(key, names, n=1)
     hint = f"did you mean {parent + '.' if parent else ''}{close[0]}?" if close else f"there are {', '.join(names)}"
@@ -314,7 +314,7 @@ def _hydra(line: CommandLine) -> Iterator[None]:
 
 
 class DeclaredChoices(ConfigSource):
-    """Provide choices declared in Python on Hydra's search path; only the chosen ones are imported."""
+    """Provide the parts of `ssvit.choices` on Hydra's search path; only the options of chosen parts are imported."""
 
     @staticmethod
     def scheme() -> str:
@@ -326,27 +326,31 @@ class DeclaredChoices(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether choices of a group are declared."""
-        return is_group(config_path)
+        """Return whether a group has parts."""
+        return config_path in PARTS
 
     def is_config(self, config_path: str) -> bool:
-        """Return whether a choice is declared."""
-        return self._choice(config_path) is not None
+        """Return whether a part is a choice."""
+        group, _, name = config_path.rpartition("/")
+        return name in choice_names(group)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the node of a declared choice."""
-        choice = self._choice(config_path)
-        assert choice is not None  # Hydra has called is_config
-        header = {"package": choice.package}
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(choice.node), header)
+        """Return the node of a part; at the root if the part sets options of other groups."""
+        name, _, part = config_path.rpartition("/")
+        group, options = GROUPS.get(name, Group()), options_of(config_path)
+        node: Plain = {"_part_": config_path}
+        if key := part if group.several else group.key:
+            node = {key: node}
+        is_global = bool(options.sets or options.also)
+        if is_global:
+            also = [{group: name} for group, name in options.also.items()]
+            node = {"defaults": [*also, "_self_"], **options.sets, name: {**node, **options.sets.get(name, {})}}
+        header = {"package": "_global_" if is_global else None}
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(node), header)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the declared choices of a group; no groups."""
-        return [] if results_filter is ObjectType.GROUP else sorted(choice.name for choice in declared(config_path))
-
-    def _choice(self, config_path: str) -> Choice | None:
-        group, _, name = config_path.rpartition("/")
-        return None if name == "None" else lookup(group, name)  # Hydra's text for a group without a choice
+        """Return the choices of a group; no groups."""
+        return [] if results_filter is ObjectType.GROUP else sorted(choice_names(config_path))
 
 
 Plugins.instance().register(DeclaredChoices)

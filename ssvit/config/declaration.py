@@ -1,22 +1,18 @@
 """Declare options; their checks, error messages and help are derived from the declaration. No torch.
 
-A class of options is a pydantic model next to the part that it configures: the options of `package.module.Part` are
-`package.module_options.Part`, in a module that does not import torch. Each option is declared once, with its type, its
-range or choices, its default and a sentence below it.
+A class of options is a pydantic model in a module that does not import torch. `ssvit.choices` lists the code that each
+configures. An option is declared once, with its type, its range or choices, its default and a sentence below it.
 """
 
 import ast
 import difflib
-import importlib
 import inspect
-import pkgutil
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
@@ -26,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from ssvit.choices import code_of, options_of
 from ssvit.errors import MISSING, OptionError, pair, typed, within
 
 
@@ -42,7 +39,7 @@ class Options(BaseModel):
     )
 
     def __init__(self, **values: Any) -> None:
-        values.pop("_target_", None)  # the part that a group of options in YAML builds
+        values.pop("_part_", None)  # the name of the part in YAML
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -62,8 +59,10 @@ class Options(BaseModel):
 
     built_from: ClassVar[Mapping[str, str]] = {}
     """Arguments of the constructor in addition to the options, each with the group that describes it."""
-    is_function: ClassVar[bool] = False
-    """Whether these are the options of a function, a.b.my_part for the class MyPart of a.b_options."""
+    also: ClassVar[Mapping[str, str]] = {}
+    """Choices that this choice makes in other groups, such as {"/target": "mean_color"}."""
+    sets: ClassVar[Mapping[str, Any]] = {}
+    """Options of other groups that this choice sets, such as {"encoder": {"pooling": "patch_mean"}}."""
     around: ClassVar[type["Options"] | None] = None
     """Class of the group around the part, if the part's options are options of that group: data.source.root is then a
     reference to data.root."""
@@ -84,18 +83,10 @@ class Options(BaseModel):
         Args:
             objects: Arguments of the constructor in addition to the options, such as an encoder.
         """
-        part = locate(self.part_name())
+        part = code_of(type(self))
         if isinstance(part, type) and issubclass(part, type(self)):
             return part.model_construct(self.model_fields_set, **dict(self))
         return part(self, **objects)
-
-    @classmethod
-    def part_name(cls) -> str:
-        """Return the dotted name of the part that these options describe: a.b.C for the class C of a.b_options."""
-        name = cls.__name__
-        if cls.is_function:
-            name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-        return f"{cls.__module__.removesuffix('_options')}.{name}"
 
     def loaded(self) -> "Options | None":
         """Return the options of the part in a checkpoint if these options load one; None otherwise."""
@@ -222,40 +213,19 @@ class OneOf:
         return value
 
 
-def find(target: str) -> type[Options] | None:
-    """Return the options `module_options.Part` of `module.Part`; None if there are none.
-
-    The options of a function `module.a_part` are `module_options.APart`.
-    """
-    module, _, name = target.rpartition(".")
-    try:
-        if not module or find_spec(f"{module}_options") is None:
-            return None
-    except ImportError:  # the package does not exist
-        return None
-    class_name = name if name[:1].isupper() else name.title().replace("_", "")
-    return getattr(importlib.import_module(f"{module}_options"), class_name, None)
-
-
-def locate(name: str) -> Any:
-    """Import the object with a dotted name, such as ssvit.objectives.mae.MAE."""
-    return pkgutil.resolve_name(name)
-
-
 def _read_part(value: object) -> object:
-    """Convert plain data to the options of a part (`_target_`), or to the options of a group around a part."""
+    """Convert plain data to the options of a part (`_part_`), or to the options of a group around a part."""
     if value is None or isinstance(value, Options):
         return value
     if not isinstance(value, Mapping):
         raise ValueError
-    target = value.get("_target_")
-    options = group_of(value) if target is None else find(str(target))
-    if options is None and target is not None:
-        module, _, name = str(target).rpartition(".")
-        raise OptionError("", target, f"must be a part whose options are declared, as {module}_options.{name}")
+    part = value.get("_part_")
+    options = group_of(value) if part is None else options_of(part)
+    if options is None and part is not None:
+        raise OptionError("", part, "must be a part in the table of ssvit.choices, or one that --plugin adds")
     if options is None:
         return value
-    return select(options, value) if target is None else options(**value)
+    return select(options, value) if part is None else options(**value)
 
 
 def _without_null(parts: object) -> object:
@@ -275,8 +245,8 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     nested options.
 
     Args:
-        node: Options as plain data. The class of a group is the class of its `_target_`.
-        groups: Classes of groups without `_target_` by name; "" for the root.
+        node: Options as plain data. The class of a group is the class of its `_part_`.
+        groups: Classes of groups without `_part_` by name; "" for the root.
         name: Dotted name of `node` from the root.
     """
     path = f"{name}." if name else ""
@@ -286,7 +256,7 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
             missing = [option for option in shared.model_fields if option not in part]
             full[key] = {**part, **{option: f"${{{path}{option}}}" for option in missing}}
             full = {**{option: default(shared.model_fields[option]) for option in missing}, **full}
-    options = find(node.get("_target_", "")) or groups.get(name) or group_of(node)
+    options = options_of(node.get("_part_")) or groups.get(name) or group_of(node)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
         if source := next((item for item in field.metadata if isinstance(item, From)), None):
@@ -294,7 +264,7 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
         elif not field.is_required():
             declared = default(field)
             value = full.setdefault(key, declared)
-            if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_target_" not in value:
+            if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_part_" not in value:
                 full[key] = {**declared, **value}
     nested = {f"{path}{key}": nested_options(field.annotation, field.metadata) for key, field in fields.items()}
     classes = {**groups, **{key: options for key, options in nested.items() if options}}
@@ -311,7 +281,7 @@ def group_of(node: Mapping[str, Any]) -> type[Options] | None:
 
 def _shared(part: object) -> type[Options] | None:
     """Return the class of a part if its options are options of the surrounding group; None otherwise."""
-    options = find(str(part.get("_target_", ""))) if isinstance(part, Mapping) else None
+    options = options_of(part.get("_part_")) if isinstance(part, Mapping) else None
     return options if options and options.around else None
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import yaml
 
-from ssvit.config.choices import lookup
+from ssvit.choices import GROUPS, options_of
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import REFERENCE, Config
-from ssvit.config.declaration import Options, expected, find, group_of, meanings, nested_options
+from ssvit.config.declaration import Options, expected, group_of, meanings, nested_options
 from ssvit.errors import MISSING, typed
-from ssvit.groups import GROUPS
 
 _INDENT = 6 * " "  # indentation of a description below its option
 
@@ -92,7 +91,7 @@ _FLAGS = {
     "--dry-run": "Print the sizes and the estimated time and memory without starting a run",
     "--show-config": "As --dry-run, followed by the composed configuration as YAML",
     "-m": "One run for each combination of values: -m recipe.lr=1e-3,2e-3",
-    "--plugin PACKAGE": "Import a package whose *_options modules declare choices",
+    "--plugin PACKAGE": "Import a package that adds parts (ssvit.choices.add)",
     "--config-dir PATH": "Folder with additional files of options",
     "--help-all": "",
 }
@@ -155,9 +154,9 @@ def _options(node: Plain, path: str, classes: Mapping[str, type[Options]]) -> It
     Args:
         node: The node, with unresolved references.
         path: Its dotted name.
-        classes: Classes of groups that have no `_target_`, by dotted name.
+        classes: Classes of groups that have no `_part_`, by dotted name.
     """
-    options = find(str(node.get("_target_", ""))) or classes.get(path) or group_of(node) or Options
+    options = options_of(node.get("_part_")) or classes.get(path) or group_of(node) or Options
     descriptions = meanings(options)
     for key, value in node.items():
         if key.startswith("_"):
@@ -165,11 +164,11 @@ def _options(node: Plain, path: str, classes: Mapping[str, type[Options]]) -> It
         name = f"{path}.{key}" if path else key
         field = options.model_fields.get(key)
         if isinstance(value, dict) and value:
-            if path and key in descriptions and "_target_" not in value:  # at the root, it is the title of the section
+            if path and key in descriptions and "_part_" not in value:  # at the root, it is the title of the section
                 yield Option(name, "", descriptions[key])
             nested = field and nested_options(field.annotation, field.metadata)
             yield from _options(value, name, {**classes, name: nested} if nested else classes)
-        elif "_target_" not in node or options is Options or field:
+        elif "_part_" not in node or options is Options or field:
             values = expected(field.annotation, field.metadata).removesuffix(", or null") if field else ""
             is_specific = re.match(r"one of|a (whole )?number\b|true or false|two numbers", values)
             yield Option(name, _typed(value), descriptions.get(key, ""), values if is_specific else "")
@@ -181,8 +180,7 @@ def _title(line: CommandLine, group: str, name: Any) -> str:
         comments = re.findall("^# (?!@)(.*)", file.read_text(), re.M)
         # Some files begin with the command that uses them, which is not part of the title.
         return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
-    choice = lookup(group, str(name))
-    return ((choice and choice.options.__doc__) or "").partition("\n")[0]
+    return (getattr(options_of(f"{group}/{name}"), "__doc__", "") or "").partition("\n")[0]
 
 
 def _typed(value: Any) -> str:

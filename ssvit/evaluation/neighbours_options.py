@@ -1,16 +1,13 @@
 """Define the options of the indexes of a store."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Options, Whole
 from ssvit.errors import OptionError
 
 
-@choice("index", "flat")
 class Flat(Options):
     """Search exactly, by comparison with each image of the store."""
 
 
-@choice("index", "ivf")
 class IVF(Options):
     """Search the nearest cells of a spherical k-means clustering, fitted to 64 images for each cell."""
 
@@ -27,7 +24,6 @@ class IVF(Options):
             raise OptionError("nprobe", self.nprobe, f"must be at most nlist={self.nlist}")
 
 
-@choice("index", "hnsw")
 class HNSW(Options):
     """Search a graph of neighbours (Malkov and Yashunin 2018). Larger values increase recall and time."""
 

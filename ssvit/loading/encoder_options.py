@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Len
 
@@ -26,8 +26,6 @@ NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune 
 
 class LoadEncoder(ForeignEncoder):
     """Encoder of a checkpoint. Options that do not affect its weights can be changed; None: as in the checkpoint."""
-
-    is_function: ClassVar[bool] = True
 
     path: str | Path
     """Folder of the checkpoint, or a file of foreign weights."""
@@ -103,8 +101,6 @@ class LoadEncoder(ForeignEncoder):
 
 class LoadLayers(Options):
     """First layers of a checkpoint's encoder."""
-
-    is_function: ClassVar[bool] = True
 
     path: str | Path | None
     """Folder of the checkpoint, or a file of foreign weights; None for no encoder."""

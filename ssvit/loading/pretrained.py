@@ -12,17 +12,17 @@ from typing import Any
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
+from ssvit.choices import options_of, part_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import at
-from ssvit.config.declaration import find as find_options
 from ssvit.config.values import text_of, value_of
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
-from ssvit.loading.encoder_options import LoadEncoder, eval_transform, pixel_format, usual_size
+from ssvit.loading.encoder_options import eval_transform, pixel_format, usual_size
 from ssvit.loading.finding import NEWEST, find_checkpoint, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
@@ -111,7 +111,7 @@ def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
 def add_placeholders(line: CommandLine) -> None:
     """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
     changeable = {**dict.fromkeys(CHANGEABLE), **_OF_IMAGES}
-    node = {"_target_": LoadEncoder.part_name(), "path": "???", "resize": "paper", **changeable}
+    node = {"_part_": "encoder/pretrained", "path": "???", "resize": "paper", **changeable}
     line.nodes["encoder", "pretrained"] = node
     line.brought = {"data": "synthetic"}
     line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
@@ -124,7 +124,7 @@ def with_random_weights(config: Config) -> Config:
         return config
     trained = config.options.encoder.loaded()
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in values}
-    return config.changed({"encoder": {"_target_": trained.part_name(), **trained.values(), **changes}})
+    return config.changed({"encoder": {"_part_": part_of(type(trained)), **trained.values(), **changes}})
 
 
 def _selects_data(arguments: Mapping[str, str]) -> bool:
@@ -240,7 +240,7 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
     checkpoint = find_checkpoint(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
     trained = checkpoint.encoder
     line.nodes["encoder", "pretrained"] = {
-        "_target_": LoadEncoder.part_name(),
+        "_part_": "encoder/pretrained",
         "path": str(checkpoint.path),
         "resize": "paper",
         "announce": True,
@@ -303,7 +303,7 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
     except (KeyError, TypeError):
         raise ConfigurationError(f"{file}: does not describe a data set") from None
     node = _composed(choices, file, line)
-    if getattr(find_options(node.get("augment", {}).get("_target_", "")), "views", ("image",)) != ("image",):
+    if getattr(options_of(node.get("augment", {}).get("_part_")), "views", ("image",)) != ("image",):
         # Several views per image belong to the objective; later commands use the data set's single view.
         choices = {group: name for group, name in choices.items() if group.partition("@")[2] != "data.augment"}
         values = {name: value for name, value in values.items() if name != "augment"}

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from ssvit.config.choices import lookup, name_of
+from ssvit.choices import options_of, part_of
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Expect, find
+from ssvit.config.declaration import Expect
 from ssvit.errors import OptionError, UserError
 from ssvit.models.encoder_options import ANY_ENCODER, POOLED, Normalized
 from ssvit.models.vit_options import ViT
@@ -66,7 +66,7 @@ def check_objective(line: CommandLine) -> None:
     options = line.values
     if options["encoder"] == "timm" and "experiment" not in options:
         name = options.get("objective", "masked_patch")
-        if getattr(find(line.part("objective", name) or ""), "needs_patches", False):
+        if getattr(options_of(line.part("objective", name)), "needs_patches", False):
             raise OptionError("objective", name, f"requires patches, which encoder=timm does not have; {ANY_ENCODER}")
 
 
@@ -86,14 +86,17 @@ def timm_models() -> frozenset[str]:
 
 def is_stored(options: object) -> bool:
     """Return whether a checkpoint can identify the class of an encoder's options."""
-    built_in = type(options).__module__.startswith("ssvit.")
-    return isinstance(options, Normalized) and (built_in or name_of("encoder", type(options)) is not None)
+    return isinstance(options, Normalized) and part_of(type(options)) is not None
 
 
 def stored(options: Normalized) -> dict[str, Any]:
     """Return the options of an encoder as plain data, which `options_from` converts back."""
-    name = name_of("encoder", type(options))
-    return options.values() if name is None else {_CHOICE: name, **options.values()}
+    part = str(part_of(type(options)))
+    return (
+        options.values()
+        if isinstance(options, ViT | Timm)
+        else {_CHOICE: part.removeprefix("encoder/"), **options.values()}
+    )
 
 
 def options_class(arguments: Mapping[str, Any]) -> type[Normalized]:
@@ -103,10 +106,10 @@ def options_class(arguments: Mapping[str, Any]) -> type[Normalized]:
         UserError: The class is a plug-in's that is not declared.
     """
     if _CHOICE in arguments:
-        choice = lookup("encoder", str(arguments[_CHOICE]))
-        if choice is None or not issubclass(choice.options, Normalized):
-            raise UserError(f"encoder={arguments[_CHOICE]}: must be declared by a package that --plugin names")
-        return choice.options
+        options: type[Normalized] | None = options_of(f"encoder/{arguments[_CHOICE]}")
+        if options is None or not issubclass(options, Normalized):
+            raise UserError(f"encoder={arguments[_CHOICE]}: must be added by a package that --plugin names")
+        return options
     return Timm if "model" in arguments else ViT
 
 

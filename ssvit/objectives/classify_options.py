@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le, MinLen
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Run
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.errors import OptionError, UserError
@@ -32,21 +31,18 @@ class Distillation(Options):
     """Weight w of the distillation loss, as in DeiT's code (deit: main.py); the loss of the labels has weight 1 - w."""
 
 
-@choice(
-    "objective",
-    "classify",
-    sets={
+class Classify(Objective):
+    """Train a classifier."""
+
+    sets: ClassVar = {
         "evaluators": {
             "test": {
-                "_target_": "ssvit.evaluation.evaluators.classification.Classification",
+                "_part_": "evaluator/classification",
                 "workers": "${workers}",
                 "timeout": "${loader_timeout}",
             }
         }
-    },
-)
-class Classify(Objective):
-    """Train a classifier."""
+    }
 
     needs_patches: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Expect, Fraction, Options, Positive, Run, Share, Whole
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
@@ -22,7 +21,6 @@ class Anchor(Options):
     """Factor of the penalty, which is added to the objective's loss."""
 
 
-@choice("continuation", "full")
 class Continuation(Options):
     """Continue from existing weights. The defaults train all weights from the first step, without a penalty."""
 

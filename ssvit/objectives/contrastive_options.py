@@ -4,7 +4,6 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Positive, Run, Share
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
@@ -15,23 +14,20 @@ from ssvit.objectives.schedule import ScheduleFunction, starting_after
 SETTINGS = {
     "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with these objectives
     # The negatives come from the same micro-batch: recipe.accumulate above 1 reduces their number.
-    "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.contrast.Contrast"}},
+    "evaluators": {"held_out": {"_part_": "evaluator/contrast"}},
 }
 
 
-@choice(
-    "objective",
-    "simclr",
-    also={"override /augment@data.augment": "two_crops_small"},
-    # The authors' network also averages its last feature map, and the loss then trains each patch.
-    sets={**SETTINGS, "encoder": {"pooling": "patch_mean"}},
-)
 class SimCLR(Objective):
     """Learn by contrasting two views (Chen et al. 2020); the defaults are for small images.
 
     The authors train 1,000 epochs with a batch size of 512 on CIFAR-10, and 100 epochs with a batch size of 4,096 on
     ImageNet (google-research/simclr).
     """
+
+    also: ClassVar = {"override /augment@data.augment": "two_crops_small"}
+    # The authors' network also averages its last feature map, and the loss then trains each patch.
+    sets: ClassVar = {**SETTINGS, "encoder": {"pooling": "patch_mean"}}
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_patches: ClassVar[bool] = False
@@ -70,18 +66,15 @@ class SimCLR(Objective):
         return max(1, round(self.keep * patches))
 
 
-@choice(
-    "objective",
-    "contrastive_tuning",
-    also={"override /augment@data.augment": "two_crops_small"},
-    sets={**SETTINGS, "data": {"augment": {"jitter": 0.0, "grayscale": 0.0}}},  # only crops and flips
-)
 class ContrastiveTuning(Objective):
     """Tune a finished run contrastively (MAE-CT, Lehner et al. 2023); the defaults are for small images.
 
     The authors' values are those of stages 2 and 3 of ViT-L (ml-jku/MAE-CT: yamls/stage2_… and stage3_…). Their heads
     have batch norm, their neighbour is one of the 20 nearest, and both stages have 20 epochs of 1,024 images a step.
     """
+
+    also: ClassVar = {"override /augment@data.augment": "two_crops_small"}
+    sets: ClassVar = {**SETTINGS, "data": {"augment": {"jitter": 0.0, "grayscale": 0.0}}}  # only crops and flips
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate

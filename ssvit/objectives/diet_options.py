@@ -4,22 +4,18 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from ssvit.config.choices import choice
 from ssvit.objectives.base_options import Objective
 
 
-@choice(
-    "objective",
-    "diet",
-    also={"override /augment@data.augment": "diet"},
-    sets={"recipe": {"optimizer": "adamw", "lr": 1e-3}},  # muon has not been measured with this objective
-)
 class Diet(Objective):
     """Classify the index of each training image (DIET, Balestriero 2023), for sets of up to some 100,000 images.
 
     The author trains with AdamW, a learning rate of 1e-3 * batch size / 256 and a weight decay of 0.05. The defaults of
     objective=diet_cp continue the training of existing weights.
     """
+
+    also: ClassVar = {"override /augment@data.augment": "diet"}
+    sets: ClassVar = {"recipe": {"optimizer": "adamw", "lr": 1e-3}}  # muon has not been measured with this objective
 
     needs_patches: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = True

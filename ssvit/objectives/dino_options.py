@@ -4,7 +4,6 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Positive, Run, Share
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.objectives.base_options import Objective
@@ -13,20 +12,16 @@ from ssvit.objectives.schedule import Between, Schedule, ScheduleFunction
 VIEWS = {"override /augment@data.augment": "multi_crop_small"}  # two global views and smaller local ones
 RECIPE = {"optimizer": "adamw", "lr": 2e-3}  # muon has not been measured with these objectives
 TEMPERATURE = Schedule(start=0.04, end=0.04, shape="linear", over=0.3)
-COLLAPSE = "ssvit.evaluation.evaluators.collapse"
 
 
-@choice(
-    "objective",
-    "dino",
-    also=VIEWS,
-    sets={"recipe": RECIPE, "evaluators": {"held_out": {"_target_": f"{COLLAPSE}.Collapse"}}},
-)
 class Dino(Objective):
     """Self-distil with no labels (Caron et al. 2021); the defaults are for small sets of small images.
 
     The authors' values apply to ViT-S on ImageNet (main_dino.py).
     """
+
+    also: ClassVar = VIEWS
+    sets: ClassVar = {"recipe": RECIPE, "evaluators": {"held_out": {"_part_": "evaluator/collapse"}}}
 
     views: ClassVar[tuple[str, ...]] = ("global",)
     accepts_local_views: ClassVar[bool] = True
@@ -58,12 +53,6 @@ class Dino(Objective):
             raise RootOptionError("recipe.ema", run.recipe.ema, expected)
 
 
-@choice(
-    "objective",
-    "ibot",
-    also=VIEWS,
-    sets={"recipe": RECIPE, "evaluators": {"held_out": {"_target_": f"{COLLAPSE}.PatchCollapse"}}},
-)
 class IBot(Dino):
     """Self-distil with masked patches (Zhou et al. 2022); the defaults are for small sets of small images.
 
@@ -71,6 +60,9 @@ class IBot(Dino):
     README.md, main_ibot.py). There, teacher_temperature goes from 0.04 to 0.07 over 0.0375 of the run, last_layer is 0
     for 0.00125 of it, and the lengths of prototypes are trained, for which there is no option.
     """
+
+    also: ClassVar = VIEWS
+    sets: ClassVar = {"recipe": RECIPE, "evaluators": {"held_out": {"_part_": "evaluator/patch_collapse"}}}
 
     samples_patches: ClassVar[bool] = True
 

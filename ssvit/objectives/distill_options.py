@@ -2,34 +2,30 @@
 
 from typing import Any, ClassVar, Literal
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Part
 from ssvit.errors import OptionError
 from ssvit.objectives.base_options import Objective
 
 _LOAD = {
-    "_target_": "ssvit.loading.encoder.load_teacher",
+    "_part_": "teacher/encoder",
     "path": "${teacher}",
     "side": "${data.image_size}",
     "range": "${oc.select:data.range,null}",
 }
 
 
-@choice(
-    "objective",
-    "distill",
-    sets={
-        "teacher": "???",
-        "objective": {"teacher": _LOAD},
-        "recipe": {"lr": 2e-3},
-    },
-)
 class Distill(Objective):
     """Predict the features of a frozen encoder, the teacher, of the same view of each image.
 
     objective=distill teacher=PATH, where PATH is the folder of a run, a file of weights, hf://OWNER/NAME or timm:NAME.
     The teacher may have another architecture, patch size, image size and normalisation than the encoder.
     """
+
+    sets: ClassVar = {
+        "teacher": "???",
+        "objective": {"teacher": _LOAD},
+        "recipe": {"lr": 2e-3},
+    }
 
     needs_patches: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = True

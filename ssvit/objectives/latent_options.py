@@ -1,8 +1,7 @@
 """Define the options of latent prediction."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, NotNegative, Options, Share
 from ssvit.errors import OptionError
 from ssvit.models.vit_options import ViT
@@ -28,21 +27,18 @@ class Convolutions(Options):
             raise OptionError("groups", self.groups, f"must divide width={self.width}")
 
 
-@choice(
-    "objective",
-    "latent",
-    sets={
-        "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as in the authors' code
-        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.latent.LatentPrediction"}},
-    },
-)
 class Latent(Masked):
     """Predict latent features (data2vec 2.0, Baevski et al. 2022); the defaults are for small sets of small images.
 
     The authors' values are those of ViT-B (fairseq: examples/data2vec/config/v2/base_images_only_task.yaml), trained
     for 375,300 steps of 256 images with lr 1e-3 and clip 4.
     """
+
+    sets: ClassVar = {
+        "encoder": {"pooling": "patch_mean"},  # the student's encoder is probed and exported, as in the authors' code
+        "recipe": {"optimizer": "adamw", "lr": 2e-3},  # muon has not been measured with this objective
+        "evaluators": {"held_out": {"_part_": "evaluator/latent_prediction"}},
+    }
 
     masks: Count = 4
     """Number of masks per image, which share one forward pass of the teacher; the authors use 16."""

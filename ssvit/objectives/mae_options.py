@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Share
 from ssvit.errors import OptionError
 from ssvit.models.decoder_options import Decoder
@@ -34,17 +33,14 @@ class Masked(Objective):
         return min(max(1, round(self.masked * patches)), patches - 1)
 
 
-@choice(
-    "objective",
-    "mae",
-    sets={
-        # The class token is trained only by way of the decoder, which takes it as input (Appendix A.1).
-        "encoder": {"pooling": "patch_mean"},
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.autoencoding.Autoencoding"}},
-    },
-)
 class MAE(Masked):
     """Train a masked autoencoder (He et al. 2022)."""
+
+    sets: ClassVar = {
+        # The class token is trained only by way of the decoder, which takes it as input (Appendix A.1).
+        "encoder": {"pooling": "patch_mean"},
+        "evaluators": {"held_out": {"_part_": "evaluator/autoencoding"}},
+    }
 
     masked: Share = 0.75
     """Fraction of an image's patches that are masked and reconstructed (section 4.1)."""

@@ -24,6 +24,7 @@ from ssvit.models.decoder import Decoder
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import EMPTY, Objective
+from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets import Target
 
 MASKED, REPLACED, UNCHANGED = range(3)
@@ -44,35 +45,33 @@ class Corruption(NamedTuple):
     replacement: Tensor
 
 
-class Masking(masked_patch_options.Masking):
-    """Sample corruptions, with the options of `masked_patch_options.Masking`."""
+def sample_corruption(masking: Masking, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
+    """Sample the corruption of images, a function of (seed, slot, grid) alone.
 
-    def sample(self, slots: Tensor, *, seed: int, grid: tuple[int, int]) -> Corruption:
-        """Sample the corruption of images, a function of (seed, slot, grid) alone.
+    Args:
+        masking: Options of the corruption.
+        slots: Slots of the images, (b,).
+        seed: Seed of the run.
+        grid: Rows and columns of patches.
 
-        Args:
-            slots: Slots of the images, (b,).
-            seed: Seed of the run.
-            grid: Rows and columns of patches.
-
-        Returns:
-            Corrupted patches, corruption types and replacement indices.
-        """
-        n, units = grid[0] * grid[1], self.grid_of_units(grid)
-        order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
-        if self.shape == "block":
-            order = order + rectangle_order(slots, seed=seed, grid=units)
-        ids = order.argsort(dim=1)[:, : self.count(n) // self.unit**2]
-        if self.unit > 1:
-            patch = torch.arange(n, device=slots.device).view(grid)
-            patches = rearrange(patch, "(y v) (x w) -> (y x) (v w)", v=self.unit, w=self.unit)
-            ids = patches[ids].flatten(1)
-        chance = uniform(seed, "corruption", slots, self.count(n))
-        types = torch.where(chance < self.mask + self.replace, REPLACED, UNCHANGED)
-        types = torch.where(chance < self.mask, MASKED, types)
-        # Sample one of the n - 1 different patches: indices from the patch's onwards are increased by one.
-        replacement = (uniform(seed, "replacement", slots, self.count(n)) * (n - 1)).long()
-        return Corruption(ids, types, replacement + (replacement >= ids))
+    Returns:
+        Corrupted patches, corruption types and replacement indices.
+    """
+    n, units = grid[0] * grid[1], masking.grid_of_units(grid)
+    order = uniform(seed, "corrupted patches", slots, units[0] * units[1])
+    if masking.shape == "block":
+        order = order + rectangle_order(slots, seed=seed, grid=units)
+    ids = order.argsort(dim=1)[:, : masking.count(n) // masking.unit**2]
+    if masking.unit > 1:
+        patch = torch.arange(n, device=slots.device).view(grid)
+        patches = rearrange(patch, "(y v) (x w) -> (y x) (v w)", v=masking.unit, w=masking.unit)
+        ids = patches[ids].flatten(1)
+    chance = uniform(seed, "corruption", slots, masking.count(n))
+    types = torch.where(chance < masking.mask + masking.replace, REPLACED, UNCHANGED)
+    types = torch.where(chance < masking.mask, MASKED, types)
+    # Sample one of the n - 1 different patches: indices from the patch's onwards are increased by one.
+    replacement = (uniform(seed, "replacement", slots, masking.count(n)) * (n - 1)).long()
+    return Corruption(ids, types, replacement + (replacement >= ids))
 
 
 class MaskedPatch(Objective):
@@ -92,7 +91,6 @@ class MaskedPatch(Objective):
     def __init__(self, options: masked_patch_options.MaskedPatch, *, encoder: ViT, target: Target) -> None:
         super().__init__(options, encoder)
         self.target = target
-        self.masking: Masking = options.masking.build()
         self.decoder: Decoder | None = None
         if options.decoder is not None:
             self.decoder = Decoder(options.decoder, encoder=encoder, output_width=target.width)
@@ -108,7 +106,7 @@ class MaskedPatch(Objective):
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Sample the corruption of images of slots (b,)."""
-        return self.masking.sample(slots, seed=seed, grid=self.encoder.grid)
+        return sample_corruption(self.options.masking, slots, seed=seed, grid=self.encoder.grid)
 
     def predict(self, images: Tensor, noise: Corruption, depth_noise: Tensor | None = None) -> Tensor:
         """Predict the corrupted patches, by the head from their outputs or by the decoder.

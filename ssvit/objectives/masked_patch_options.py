@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Fraction, Options, Run, Share
 from ssvit.errors import OptionError
 from ssvit.models.decoder_options import Decoder
@@ -58,17 +57,14 @@ class Masking(Options):
         return grid[0] // self.unit, grid[1] // self.unit
 
 
-@choice(
-    "objective",
-    "masked_patch",
-    also={"/target": "mean_color"},
-    sets={
-        "encoder": {"pooling": "patch_mean"},  # the class token's output is not trained
-        "evaluators": {"held_out": {"_target_": "ssvit.evaluation.evaluators.prediction.Prediction"}},
-    },
-)
 class MaskedPatch(Objective):
     """Predict masked patches."""
+
+    also: ClassVar = {"/target": "mean_color"}
+    sets: ClassVar = {
+        "encoder": {"pooling": "patch_mean"},  # the class token's output is not trained
+        "evaluators": {"held_out": {"_part_": "evaluator/prediction"}},
+    }
 
     built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "target": "target"}
     samples_patches: ClassVar[bool] = True

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, From, Options, Pair, Run
 from ssvit.errors import OptionError, pair, typed
 from ssvit.models.vit_options import ViT
@@ -28,7 +27,6 @@ class Patches(Options):
                 raise OptionError(name, getattr(self, name), f"must be encoder.{name}={typed(value)}")
 
 
-@choice("target", "pixels")
 class Pixels(Patches):
     """Predict the pixels of the patch (Appendix B.1.2)."""
 
@@ -36,7 +34,6 @@ class Pixels(Patches):
     """l2: the squared error, as in the paper; l1: the absolute error, as in SimMIM (Xie et al. 2022, section 3.4)."""
 
 
-@choice("target", "mean_color")
 class MeanColor(Patches):
     """Predict the mean colour of the patch as one class, the paper's best target, or of the cells of a grid."""
 
@@ -57,7 +54,6 @@ class MeanColor(Patches):
             raise OptionError("grid", self.grid, f"must divide the patch of {height}x{width} pixels")
 
 
-@choice("target", "hog")
 class Hog(Patches):
     """Predict histograms of oriented gradients (Wei et al. 2022)."""
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
+from ssvit.choices import options_of
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import find as find_options
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
@@ -187,7 +187,7 @@ class Extraction:
         """
         with suppress(FileNotFoundError, ConfigurationError):
             run = Configuration.read(self.checkpoint.path.parent / "config.yaml")
-            objective = find_options(line.part("objective", str(run.choices.get("objective"))) or "")
+            objective = options_of(line.part("objective", str(run.choices.get("objective"))))
             return getattr(objective, "needs_standardizing", False)
         return False
 

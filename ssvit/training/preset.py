@@ -13,9 +13,9 @@ from operator import add
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import checkpoint_folder
+from ssvit.choices import options_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import find
 from ssvit.config.values import text_of
 from ssvit.data import arguments
 from ssvit.data.sources.base_options import DataSet
@@ -101,7 +101,7 @@ def expand(line: CommandLine) -> None:
         fixed.update(_OF_ENCODER, () if "data.channels" in typed else _PIXELS)
         if checkpoint_folder(Path(typed["checkpoint"])) is None:  # of another project, for which it has a recipe
             fixed.update(("recipe.optimizer", "recipe.lr"))
-    encoder = find(line.part("encoder", typed.get("encoder", "small")) or "")
+    encoder = options_of(line.part("encoder", typed.get("encoder", "small")))
     if encoder is not None and "patch_size" not in encoder.model_fields:
         fixed.add("encoder.patch_size")
     if "continuation" in typed or typed.get("objective", OBJECTIVE) != OBJECTIVE:  # these have their own recipes

@@ -134,7 +134,7 @@ class Session:
             "contents": data.train.contents,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **{name: value for name in ("range", "background") if (value := getattr(images.source, name, None))},
-            "view": {name: value for name, value in config.value("data.view").items() if name != "_target_"},
+            "view": {name: value for name, value in config.value("data.view").items() if name != "_part_"},
             "precision": self.processes.precision,
         }
         trained = loop.train(
@@ -256,8 +256,8 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
     options = config.options
     if not isinstance(options, Pretrain) or not options.probes:
         return {}
-    probing = config.build(
-        "probing",
+    probing = Probing(
+        options.probing,
         probes={name: config.build(f"probes.{name}") for name in options.probes},
         train=data.train,
         test=data.validation_or_test,

@@ -133,7 +133,7 @@ def test_references_to_options_are_no_code():
 
 
 def test_a_stored_configuration_is_read_back_without_builders(tmp_path, config):
-    builders = {**config, "data": {**config["data"], "source": {"_target_": "mine", "size": 3}}}
+    builders = {**config, "data": {**config["data"], "source": {"_part_": "data/mine", "size": 3}}}
     del builders["choices"], builders["schema"]
     (tmp_path / "config.yaml").write_bytes(
         Configuration.of_values(builders, {"data": "mine", "experiment": None}).serialized()
@@ -141,7 +141,7 @@ def test_a_stored_configuration_is_read_back_without_builders(tmp_path, config):
     found = Configuration.read(tmp_path / "config.yaml")
     assert found.choices == {"data": "mine", "experiment": None}
     assert found.values == {**builders, "data": {**config["data"], "source": {"size": 3}}}
-    assert "_target_" not in (tmp_path / "config.yaml").read_text()
+    assert "_part_" not in (tmp_path / "config.yaml").read_text()
 
 
 def test_values_of_the_data_set_are_those_of_the_run(folder, config):
@@ -149,7 +149,7 @@ def test_values_of_the_data_set_are_those_of_the_run(folder, config):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     node, _ = _data(folder / "config.yaml", CommandLine([]))
     assert (node["augment"]["flip"], node["images"]) == (0.25, 99)
-    assert node["source"]["_target_"] == "ssvit.data.sources.synthetic.synthetic"
+    assert node["source"]["_part_"] == "data/synthetic"
 
 
 def test_a_data_set_of_the_user_is_composed_from_the_configuration_folder(folder, config):

@@ -87,7 +87,7 @@ def test_every_augmentation_builds(name, images):
 @pytest.mark.parametrize("data", names("data"))
 def test_a_data_set_adds_nothing_to_the_augmentation_that_is_chosen(data):
     config = composed(f"data={data}", "augment@data.augment=shift_crop", incomplete=True)
-    own = completed({"_target_": "ssvit.data.augment.crop.ShiftCrop"}, {})
+    own = completed({"_part_": "augment/shift_crop"}, {})
     assert config.config.written["data"]["augment"] == own
 
 
@@ -129,7 +129,7 @@ def test_every_experiment_composes_and_has_its_command_on_top(name, images, pret
 def is_the_authors_way(config) -> None:
     """Apply the authors' input pipeline for training images, the same for all models: vit_jax: input_pipeline.py."""
     assert (config.data.mean, config.data.std) == (0.5, 0.5)
-    assert config.data.augment._target_ == "ssvit.data.augment.crop.InceptionCrop"
+    assert config.data.augment._part_ == "augment/inception_crop"
     assert (list(config.data.augment.scale), config.data.augment.flip) == ([0.05, 1.0], 0.5)
 
 
@@ -152,7 +152,7 @@ def test_the_papers_run_has_the_papers_numbers(images):
 @pytest.mark.usefixtures("many_images")
 def test_dino_brings_its_views_and_imagenet_has_the_authors_numbers(images):
     small = composed("objective=dino").data.augment
-    assert (small._target_, small.local_size) == ("ssvit.data.augment.views.MultiCrop", 16)
+    assert (small._part_, small.local_size) == ("augment/multi_crop", 16)
     assert composed("objective=dino", "augment@data.augment=shift_crop").data.augment.padding == 4
     config = composed("experiment=dino_imagenet", f"data.root={images}")
     recipe = config.check()
@@ -224,11 +224,11 @@ def test_table_4(images, pretrained_run, name, steps, rates, development):
     assert config.data.image_size == 384
     assert config["encoder"]["image_size"] == 384
     assert config["data"]["view"] == {
-        "_target_": "ssvit.data.augment.crop.CenterCrop", "size": 384, "resize": None, "fit": "squash"
+        "_part_": "view/center_crop", "size": 384, "resize": None, "fit": "squash"
     }  # fmt: skip
     assert (config.encoder.dropout, config.encoder.attention_dropout) == (0, 0)
     if name == "vtab":
-        crop = ResizeCrop(**({k: v for k, v in config["data"]["augment"].items() if k != "_target_"}))
+        crop = ResizeCrop(**({k: v for k, v in config["data"]["augment"].items() if k != "_part_"}))
         assert crop == ResizeCrop(size=384, resize=448, flip=0.5, sigma=[0.1, 2.0], erased_area=[0.02, 0.3333])
         assert (config.data.mean, config.data.std) == (0.5, 0.5)
     else:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from ssvit.choices import options_of
 from ssvit.cli import COMMANDS, find_command
 from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.declaration import Count, Options, completed
-from ssvit.config.declaration import find as find_options
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.dino_options import Dino
 from ssvit.training.options import Pretrain
@@ -91,7 +91,7 @@ def test_an_experiment_states_its_recipe_and_the_options_of_its_method(file):
     )
     data = ["data=shapes"] if file.stem in ("table4_vtab", "finetune_shapes") else []
     written = tool.described([f"experiment={file.stem}", *data]).written
-    method = find_options(written["objective"]["_target_"])
+    method = options_of(written["objective"]["_part_"])
     assert method is not None
     chosen = {name for name, field in method.model_fields.items() if not field.is_required() and field.default}
     assert stated["objective"].keys() >= chosen
@@ -113,15 +113,15 @@ class Part(Options):
 
 
 def test_options_within_others_keep_the_defaults_of_these(monkeypatch):
-    whole = completed({"objective": {"_target_": "ssvit.objectives.dino.Dino", "teacher_momentum": {"start": 0.5}}}, {})
+    whole = completed({"objective": {"_part_": "objective/dino", "teacher_momentum": {"start": 0.5}}}, {})
     assert whole["objective"]["teacher_momentum"] == {"start": 0.5, "end": 1.0, "shape": "cosine", "over": 1.0}
 
 
 def test_the_options_of_a_part_are_options_of_the_group_around_it(monkeypatch):
-    monkeypatch.setattr("ssvit.config.declaration.find", {"part": Part}.get)
-    whole = completed({"data": {"source": {"_target_": "part"}, "count": 6}}, {})["data"]
-    assert whole["source"] == {"_target_": "part", "count": "${data.count}", "path": "${data.path}"}
+    monkeypatch.setattr("ssvit.config.declaration.options_of", {"part": Part}.get)
+    whole = completed({"data": {"source": {"_part_": "part"}, "count": 6}}, {})["data"]
+    assert whole["source"] == {"_part_": "part", "count": "${data.count}", "path": "${data.path}"}
     assert (whole["count"], whole["path"], whole["size"]) == (6, "???", 3)
     assert completed(whole, {}, "data") == whole
-    own = completed({"data": {"source": {"_target_": "part", "count": 7, "path": "a"}}}, {})["data"]
-    assert own == {"size": 3, "momentum": own["momentum"], "source": {"_target_": "part", "count": 7, "path": "a"}}
+    own = completed({"data": {"source": {"_part_": "part", "count": 7, "path": "a"}}}, {})["data"]
+    assert own == {"size": 3, "momentum": own["momentum"], "source": {"_part_": "part", "count": 7, "path": "a"}}

@@ -15,7 +15,8 @@ from PIL import Image
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.config.declaration import find, select
+from ssvit.choices import PARTS, add, options_of
+from ssvit.config.declaration import select
 from ssvit.config.values import value_of
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
@@ -61,7 +62,7 @@ def composed(overrides, images):
 def nodes(config, name=""):
     """Every part of a configuration: (its name, its options)."""
     if isinstance(config, dict):
-        if "_target_" in config:
+        if "_part_" in config:
             yield name, config
         for key, value in config.items():
             yield from nodes(value, f"{name}.{key}" if name else key)
@@ -110,7 +111,7 @@ def told(images):
         options = [
             f"{name}.{key}"
             for name, node in nodes(plain)
-            if (known := find(node["_target_"]))
+            if (known := options_of(node["_part_"]))
             for key in known.model_fields
         ]
         options += [f"{group}.{key}" for group in ("recipe", "subset") for key in plain[group]]
@@ -156,12 +157,13 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "own" / "targets_options.py").write_text(
         "from ssvit.config.declaration import Count, Options\nclass Edges(Options):\n    count: Count\n"
     )
-    (tmp_path / "own" / "datasets_options.py").write_text(
-        "from ssvit.config.declaration import Options\nclass ASet(Options):\n    pass\n"
+    (tmp_path / "own" / "targets.py").write_text(
+        "class Edges:\n    def __init__(self, options): self.options = options\n"
     )
-    (tmp_path / "single.py").write_text("class Edges:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    kind = find("own.targets.Edges")
+    monkeypatch.setattr("ssvit.choices.PARTS", {group: {**parts} for group, parts in PARTS.items()})
+    add("target", "edges", "own.targets.Edges")
+    kind = options_of("target/edges")
     assert kind(count=3).count == 3
     for values, line in (
         ({"count": 0}, "count=0: must be a whole number, 1 or more"),
@@ -171,10 +173,9 @@ def test_a_part_of_a_users_own_is_found_by_its_name(tmp_path, monkeypatch):
         with pytest.raises(OptionError, match=f"^{line}$"):
             kind(**values)
     assert select(kind, {"count": 3, "colour": "red"}) == kind(count=3)
-    assert find("own.datasets.a_set").__name__ == "ASet"
-    unknown = ("own.targets.Corners", "own.others.Edges", "single.Edges", "nowhere.targets.Edges", ".targets.Edges")
-    for name in (*unknown, "single.Edges.Inner", "print", ""):
-        assert find(name) is None
+    assert kind(count=3).build().options == kind(count=3)
+    for name in ("target/corners", "own.targets.Edges", "target", "/edges", "target/edges/", "os.mkdir", "", None):
+        assert options_of(name) is None
 
 
 def test_a_manifest_tells_options_of_a_transform_that_there_are():

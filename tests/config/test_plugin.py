@@ -88,11 +88,11 @@ def test_a_wrong_option_is_reported_before_torch_is_loaded(path, no_torch, tool,
 def test_an_encoder_class_of_ones_own_is_refused_before_torch_is_loaded(path, no_torch, tool, tmp_path, command):
     folder = tmp_path / "configs" / "encoder"
     folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("defaults: [small, _self_]\n_target_: mine.encoder.Own\n")
+    (folder / "mine.yaml").write_text("defaults: [small, _self_]\n_part_: encoder/own\n")
     (tmp_path / "mine" / "encoder.py").write_text("from ssvit.models.vit import ViT\n\nclass Own(ViT):\n    pass\n")
     trapped = os.pathsep.join((no_torch, path))
     line = one_line(tool(*command, *FILES, "encoder=mine", status=2, PYTHONPATH=trapped))
-    assert "encoder=mine.encoder.Own: must be " in line
+    assert "encoder=encoder/own: must be " in line
     assert not (tmp_path / "outputs").exists()
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 import ssvit
 from ssvit import cli
 from ssvit.checkpoints import manifest
-from ssvit.config import choices
+from ssvit.choices import PARTS
 from ssvit.errors import Failure, UserError
 from ssvit.exchange.export import WEIGHTS
 from ssvit.loading.encoder import load_encoder
@@ -28,10 +28,9 @@ PRETRAIN = ("objective=simclr", "objective.hidden=8", "objective.projection=8", 
 def conv(tmp_path, monkeypatch):
     """Return the arguments that select the user-defined encoder."""
     monkeypatch.chdir(tmp_path)
-    choices.import_options.cache_clear()
     Image.new("RGB", (20, 20)).save("picture.png")
     yield ["--plugin", "with_conv"]
-    choices._CHOICES.pop(("encoder", "conv"), None)
+    PARTS["encoder"].pop("conv", None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "with_conv"]:
         del sys.modules[name]
 
@@ -74,7 +73,7 @@ def test_an_encoder_of_the_user_is_carried_through_training_probes_and_export(co
 
 def test_a_checkpoint_is_loadable_only_where_its_class_is_declared(conv):
     call("pretrain", *conv, "encoder=conv", *PRETRAIN, "recipe.steps=1", "recipe.warmup=0", "recipe.evaluate_every=1")
-    del choices._CHOICES["encoder", "conv"]
+    del PARTS["encoder"]["conv"]
     commands = {"finetune": "recipe.steps=2", "knn": "k=[3]", "export": "format=safetensors", "embed": "output=f.npz"}
     for command, option in commands.items():
         with pytest.raises(Failure, match=r"encoder=conv: .*--plugin") as refused:

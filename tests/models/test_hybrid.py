@@ -20,7 +20,8 @@ from ssvit.models.hybrid import Bottleneck, Convolution, ResNet
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
-from ssvit.objectives.masked_patch import MaskedPatch, Masking
+from ssvit.objectives.masked_patch import MaskedPatch
+from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets import MeanColor
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -14,7 +14,8 @@ from ssvit.models.block import gather_tokens
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
-from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, MaskedPatch, Masking, corrupt
+from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, MaskedPatch, corrupt
+from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets import MeanColor, Pixels
 
 TARGETS = [MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2), Pixels(patch_size=4)]

@@ -10,7 +10,8 @@ from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import mae_options, masked_patch_options
 from ssvit.objectives.mae import MAE, Masks
-from ssvit.objectives.masked_patch import MaskedPatch, Masking, uncorrupted
+from ssvit.objectives.masked_patch import MaskedPatch, sample_corruption, uncorrupted
+from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets import MeanColor, Pixels
 
 DECODER = {"depth": 2, "width": 16, "heads": 2}
@@ -36,7 +37,7 @@ def build(target=None) -> MaskedPatch:
 @pytest.mark.parametrize("patches", [4, 12, 64])
 @pytest.mark.parametrize("fraction", [0.1, 0.6, 0.75, 1.0])
 def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
-    ids = masking(fraction).sample(torch.arange(20), seed=0, grid=(2, patches // 2)).ids
+    ids = sample_corruption(masking(fraction), torch.arange(20), seed=0, grid=(2, patches // 2)).ids
     expected = [[place for place in range(patches) if place not in own] for own in ids.tolist()]
     assert uncorrupted(ids, patches).tolist() == expected
 

@@ -5,13 +5,14 @@ import torch
 from command import error_of
 from scipy import stats
 
-from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, Masking, corrupt
+from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, corrupt, sample_corruption
+from ssvit.objectives.masked_patch_options import Masking
 
 GRIDS = [(1, 2), (4, 4), (8, 8), (14, 14), (7, 7), (3, 11), (16, 5), (1, 9)]
 
 
 def of(masking: Masking, images: int, grid: tuple[int, int], seed: int = 0):
-    return masking.sample(torch.arange(images), seed=seed, grid=grid)
+    return sample_corruption(masking, torch.arange(images), seed=seed, grid=grid)
 
 
 def corrupted_map(at: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

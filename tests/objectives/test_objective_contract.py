@@ -487,7 +487,7 @@ def test_an_invalid_option_is_named(options, name, values_):
     if issubclass(options, targets_options.Patches):
         values_ = {"patch_size": 8 if issubclass(options, targets_options.MeanColor) else 4} | values_
     if options is distill_options.Distill:
-        values_ = {"teacher": {"_target_": "ssvit.loading.encoder.load_teacher", "path": str(tiny.TEACHER)}} | values_
+        values_ = {"teacher": {"_part_": "teacher/encoder", "path": str(tiny.TEACHER)}} | values_
     assert error_of(options, **values_).name == name
 
 

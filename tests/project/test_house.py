@@ -15,13 +15,13 @@ from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
-    ("errors", "groups"), ("engine",), ("config",), ("models",),
+    ("errors", "choices"), ("engine",), ("config",), ("models",),
     ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints"), ("loading", "figures"),
     ("evaluation",), ("retrieval", "analysis", "training"), ("studies",), ("inference",), ("cli",), ("api", "__main__"),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
-    "api", "errors", "engine.atomic_io", "objectives.schedule", "training.recipe", "checkpoints.run_folder",
+    "api", "choices", "errors", "engine.atomic_io", "objectives.schedule", "training.recipe", "checkpoints.run_folder",
     "checkpoints.manifest", "loading.pretrained", "config.command", "config.help", "studies.comparison",
     "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",

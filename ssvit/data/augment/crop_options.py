@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Run, ShareLimits, Whole
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.data.sources.decode_options import PixelFormat
@@ -115,7 +114,6 @@ class RandomCrop(Crop):
                 raise OptionError(change, value, "must be 0 with data.range: it is defined for 8-bit images only")
 
 
-@choice("augment", "inception_crop")
 class InceptionCrop(RandomCrop):
     """A crop of random area and aspect ratio (Szegedy et al. 2015), resized."""
 
@@ -126,7 +124,6 @@ class InceptionCrop(RandomCrop):
     """Minimum and maximum aspect ratio, width / height."""
 
 
-@choice("augment", "shift_crop")
 class ShiftCrop(RandomCrop):
     """A crop at a random position of the padded image."""
 
@@ -134,7 +131,6 @@ class ShiftCrop(RandomCrop):
     """Pixels of reflection padding on each side of the image."""
 
 
-@choice("augment", "resize_crop")
 class ResizeCrop(RandomCrop):
     """A crop at a random position of the image resized to a square."""
 

@@ -6,14 +6,12 @@ from typing import Annotated, ClassVar
 from annotated_types import Len
 from pydantic import Field
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Expect, Fraction, Pair, Run, ShareLimits, Whole
 from ssvit.data.augment.crop_options import InceptionCrop
 
 ByView = Annotated[Sequence[Fraction], Len(3, 3), Expect("three probabilities: first global view, second, local views")]
 
 
-@choice("augment", "multi_crop")
 class MultiCrop(InceptionCrop):
     """DINO's multi-crop (Caron et al. 2021): two large crops, "global", and several small ones, "local".
 

@@ -33,7 +33,7 @@ class Images(Options):
     """The data set."""
     augment: Part = None
     """The augmentation of the training images."""
-    view: Part = Field({"_target_": "ssvit.data.augment.crop.CenterCrop", "size": "${data.image_size}"})
+    view: Part = Field({"_part_": "view/center_crop", "size": "${data.image_size}"})
     """The transform of evaluation images."""
 
 
@@ -90,7 +90,6 @@ class Sample(NamedTuple):
 class DataSet(Options):
     """The options of a data set, with the properties that are known before its images are read; None where unknown."""
 
-    is_function: ClassVar[bool] = True
     around: ClassVar[type[Options] | None] = Images
 
     @property

@@ -1,13 +1,11 @@
 """Define the options of the label-free measures of features."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count
 from ssvit.evaluation.evaluators.held_out_options import HeldOut
 from ssvit.evaluation.evaluators.online_options import Every
 from ssvit.evaluation.features_options import AUTO
 
 
-@choice("evaluator", "label_free")
 class LabelFree(HeldOut):
     """Measure features without labels."""
 

@@ -1,13 +1,11 @@
 """Define the options of the measurement of shape bias."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Run
 from ssvit.errors import RootOptionError
 from ssvit.evaluation.evaluators.held_out_options import HeldOut
 from ssvit.objectives.classify_options import Classify
 
 
-@choice("evaluator", "shape_bias")
 class ShapeBias(HeldOut):
     """Measure whether a classifier decides by shape or by texture (Geirhos et al. 2019)."""
 

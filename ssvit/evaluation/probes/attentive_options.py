@@ -1,11 +1,9 @@
 """Define the options of the attentive probe."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Different
 from ssvit.evaluation.probes.linear_options import Linear
 
 
-@choice("probe", "attentive")
 class Attentive(Linear):
     """Train attention pooling of the patches and a linear classifier by AdamW on frozen features."""
 

@@ -2,11 +2,9 @@
 
 from pydantic import Field
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Counts, Options, Part, Positive
 
 
-@choice("probe", "knn")
 class Knn(Options):
     """Classify by the vote of the nearest training images in cosine similarity."""
 

@@ -1,11 +1,9 @@
 """Define the options of logistic regression."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Different
 from ssvit.evaluation.probes.linear_options import Linear
 
 
-@choice("probe", "logistic")
 class Logistic(Linear):
     """Fit multinomial logistic regression by full-batch L-BFGS."""
 

@@ -1,10 +1,8 @@
 """Define the options of the retrieval probe."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Counts, Options
 
 
-@choice("probe", "retrieval")
 class Retrieval(Options):
     """Score the ranking of training images by similarity to each test image."""
 

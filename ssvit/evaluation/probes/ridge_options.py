@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import ONE_OR_SEVERAL, Count, Expect, Options, Positive
 
 Shots = Annotated[
@@ -13,7 +12,6 @@ Shots = Annotated[
 ]
 
 
-@choice("probe", "ridge")
 class Ridge(Options):
     """Fit ridge regression to all training images, or to a few images of each class."""
 

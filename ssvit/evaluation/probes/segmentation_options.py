@@ -1,11 +1,9 @@
 """Define the options of the segmentation probe."""
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import AtLeastTwo, Count, Different
 from ssvit.evaluation.probes.logistic_options import Logistic
 
 
-@choice("probe", "segmentation")
 class Segmentation(Logistic):
     """Predict the class of each pixel from patch features, by a linear layer."""
 

@@ -4,12 +4,10 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, Different, NotNegative
 from ssvit.evaluation.probes.linear_options import Linear
 
 
-@choice("probe", "sgd")
 class Sgd(Linear):
     """Train linear layers by SGD on the same batches, one for each learning rate, initialised at zero."""
 

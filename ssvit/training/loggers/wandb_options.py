@@ -2,12 +2,10 @@
 
 from importlib.util import find_spec
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Options, Text
 from ssvit.errors import UserError
 
 
-@choice("logger", "wandb")
 class Wandb(Options):
     """Weights & Biases; WANDB_MODE=offline keeps the run in its folder, to be sent by `wandb sync`."""
 

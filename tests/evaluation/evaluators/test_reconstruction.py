@@ -20,7 +20,8 @@ from ssvit.models.vit import ViT
 from ssvit.objectives import latent_options, mae_options, masked_patch_options
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
-from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MaskedPatch, Masking
+from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MaskedPatch, sample_corruption
+from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets import MeanColor, Pixels
 
 TARGETS = [MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2), Pixels(patch_size=4)]
@@ -71,7 +72,7 @@ def mean_square(values: torch.Tensor) -> float:
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7), (1, 9), (8, 8)])
 @pytest.mark.parametrize("fraction", [0.3, 0.9])
 def test_the_nearest_patch_is_the_first_of_the_nearest(grid, fraction):
-    at = Masking(corrupted=fraction).sample(torch.arange(30), seed=0, grid=grid).ids
+    at = sample_corruption(Masking(corrupted=fraction), torch.arange(30), seed=0, grid=grid).ids
     nearest = nearest_uncorrupted(at, grid)
     ties = 0
     for image in range(30):

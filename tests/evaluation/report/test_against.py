@@ -208,7 +208,7 @@ def test_images_of_the_pretraining_are_identified_in_the_pixel_format_of_each_ru
     assert counts[1:] == counts[:1] * 2
 
 
-PROBES = {"knn": {"_target_": "ssvit.evaluation.probes.knn.Knn"}}
+PROBES = {"knn": {"_part_": "probe/knn"}}
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from typing import Annotated, ClassVar
 
-from ssvit.config.choices import choice
 from ssvit.config.declaration import Count, From, Size
 from ssvit.models.encoder_options import Normalized
 
 
-@choice("encoder", "conv")
 class Conv(Normalized):
     """Two convolutions."""
 
