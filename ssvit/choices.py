@@ -39,18 +39,16 @@ class Group:
     Attributes:
         meaning: Description for `--help`; "" if the command describes an option of the same name.
         several: Whether several parts may be chosen, each with its options under its name.
-        key: Name of the part within the group; "" if the group contains the options directly.
     """
 
     meaning: str = ""
     several: bool = False
-    key: str = ""
 
 
 GROUPS = {
     "augment": Group("Augmentation of the training images."),
     "continuation": Group("How training continues from existing weights."),
-    "data": Group(key="source"),
+    "data": Group(),
     "distillation": Group("Distillation from a teacher, in addition to the labels."),
     "encoder": Group(),
     "evaluator": Group(several=True),

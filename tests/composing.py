@@ -53,6 +53,6 @@ def untrained(folder: Path, *options: str, seed: int = 0, stage: str = PRETRAIN)
     choices = {group: config.config.choices[group] for group in ("data", "augment@data.augment")}
     (folder / "config.yaml").write_bytes(Configuration.of_values(config.config.written, choices).serialized())
     metadata = {"encoder": encoder.arguments, "stage": stage}
-    if (limits := getattr(config.config.options.data.source, "range", None)) is not None:
+    if (limits := getattr(config.config.options.data, "range", None)) is not None:
         metadata["range"] = limits
     return storage.save(folder, config.recipe.steps, {"model": weights}, metadata)

@@ -19,7 +19,7 @@ from ssvit.retrieval.options import pictures as listed
 def run(config: Config) -> Path:
     """Write names, classes and features of images to a file; the same command resumes an interrupted one."""
     options: Embed = config.options
-    chosen = options.data and options.data.source
+    chosen = options.data
     # A folder is read by file names only: the classes of test/ may differ from those of train/, or be absent.
     by_name = chosen if isinstance(chosen, Folder) and options.split == ALL else None
     files: dict[str, dict[str, str | None]] = {}

@@ -15,7 +15,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.engine import atomic_io
 from ssvit.engine.progress import progress
 from ssvit.errors import aligned, folder_to_write, pair, print_lines, within
@@ -46,13 +46,13 @@ def run(config: Config) -> Path | None:
     with within("features"):
         specs = options.features.specs(checkpoint.encoder)
     if options.against is None and options.report and checkpoint.foreign:
-        root = getattr(options.data.source, "root", None)
+        root = getattr(options.data, "root", None)
         found = runs_on(options.outputs, config.choices["data"], root, checkpoint.checksum)
         if found:
             line = f"against={text_of([*map(str, found)])}: the newest runs on these images; against=[] leaves them out"
             config.line.say(line)
         options = options.changed(against=[*map(str, found)])
-    if isinstance(options.data.source, PixelFormat):
+    if isinstance(options.data, ImageFiles):
         config.line.say(options.data.view.note)
     others = against.others(options, checkpoint)
     if options.report:

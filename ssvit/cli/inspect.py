@@ -41,7 +41,7 @@ def run(config: Config) -> None:
     from ssvit.models.encoder import frozen
 
     device = device_of(options.device)
-    data, view = config.build("data.source"), config.build("data.view")
+    data, view = config.build("data"), config.build("data.view")
     train = read_pictures(data.train, view, options.train_images, **options.reading)
     pictures = read_pictures(data.validation_or_test, view, options.count, **options.reading)
     encoders, biases = {}, {}

@@ -22,12 +22,12 @@ from ssvit.errors import print_lines
 def run(config: Config) -> dict[str, Any]:
     """Measure the channels, print the options and write them if `output` is set; return them by name."""
     options: Normalization = config.options
-    chosen = options.data.source
+    chosen = options.data
     config.line.announce()
 
     from ssvit.data import normalization
 
-    source = config.build("data.source").train
+    source = config.build("data").train
     pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
     measured, lines = normalization.measure(
         source, pixels, workers=options.workers, progress=progress("images", " images")

@@ -22,7 +22,7 @@ def run(config: Config) -> Path:
     options: Pack = config.options
     if options.data is None:
         raise OptionError("data", None, "must name a data set, or the path of a folder")
-    source = options.data.source
+    source = options.data
     if options.size is not None and isinstance(source, ImageFiles) and source.pixels.changed(background=None) != RGB:
         raise OptionError("size", options.size, "must be null for images other than 8-bit RGB, which are not resized")
     config.line.announce()
@@ -30,7 +30,7 @@ def run(config: Config) -> Path:
     from ssvit.data.sources import packing
 
     output = Path(options.output)
-    data = config.build("data.source")
+    data = config.build("data")
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
     print_lines(f"next: data=shards data.root={shlex.quote(text_of(output))}")
     return output

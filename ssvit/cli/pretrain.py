@@ -114,7 +114,7 @@ def _next(config: Config, *, labelled: bool) -> str:
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
-        root = getattr(config.options.data.source, "root", None)
+        root = getattr(config.options.data, "root", None)
         root = "" if root is None else f" data.root={shlex.quote(text_of(root))}"
         return f"{command('finetune')} experiment={experiment}{root}"
     if labelled:

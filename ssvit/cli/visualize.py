@@ -32,9 +32,7 @@ def run(config: Config) -> None:
     from ssvit.figures.display import Display
 
     device = inside.device_of(options.device)
-    source: Source = (
-        Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data.source").validation_or_test
-    )
+    source: Source = Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data").validation_or_test
     pictures = inside.read_pictures(source, config.build("data.view"), options.count, **options.reading)
     report = inside.analyse(
         config.build("encoder").to(device), pictures, layer=layer, pooling=pooling, shown=options.shown,

@@ -339,8 +339,8 @@ class DeclaredChoices(ConfigSource):
         name, _, part = config_path.rpartition("/")
         group, options = GROUPS.get(name, Group()), options_of(config_path)
         node: Plain = {"_part_": config_path}
-        if key := part if group.several else group.key:
-            node = {key: node}
+        if group.several:
+            node = {part: node}
         is_global = bool(options.sets or options.also)
         if is_global:
             also = [{group: name} for group, name in options.also.items()]

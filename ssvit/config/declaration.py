@@ -63,9 +63,6 @@ class Options(BaseModel):
     """Choices that this choice makes in other groups, such as {"/target": "mean_color"}."""
     sets: ClassVar[Mapping[str, Any]] = {}
     """Options of other groups that this choice sets, such as {"encoder": {"pooling": "patch_mean"}}."""
-    around: ClassVar[type["Options"] | None] = None
-    """Class of the group around the part, if the part's options are options of that group: data.source.root is then a
-    reference to data.root."""
 
     def values(self) -> dict[str, Any]:
         """Return the options as plain data, with nested options as dictionaries."""
@@ -123,7 +120,7 @@ class Run:
     Attributes:
         options: The options of the command.
         objective: Options of the objective.
-        source: Options of the data source.
+        data: Options of the data set.
         augment: Options of the augmentation of training images.
         recipe: Hyperparameters of the training, a `ssvit.training.recipe.Recipe`.
         subset: Options that select a subset of the training images.
@@ -134,7 +131,7 @@ class Run:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.objective: Options | None = at(options, "objective")
-        self.source: Options | None = at(options, "data.source")
+        self.data: Options | None = at(options, "data")
         self.augment: Options | None = at(options, "data.augment")
         self.recipe: Any = at(options, "recipe")
         self.subset: Options | None = at(options, "subset")
@@ -175,7 +172,7 @@ def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
 
 
 def at(options: object, name: str) -> Any:
-    """Return the value with a dotted name, such as data.source, in options or plain data; None if there is none."""
+    """Return the value with a dotted name, such as data.augment, in options or plain data; None if there is none."""
     for key in name.split("."):
         options = options.get(key) if isinstance(options, Mapping) else getattr(options, key, None)
     return options
@@ -214,18 +211,16 @@ class OneOf:
 
 
 def _read_part(value: object) -> object:
-    """Convert plain data to the options of a part (`_part_`), or to the options of a group around a part."""
+    """Convert plain data to the options of the part that `_part_` names."""
     if value is None or isinstance(value, Options):
         return value
     if not isinstance(value, Mapping):
         raise ValueError
-    part = value.get("_part_")
-    options = group_of(value) if part is None else options_of(part)
-    if options is None and part is not None:
-        raise OptionError("", part, "must be a part in the table of ssvit.choices, or one that --plugin adds")
-    if options is None:
+    if (part := value.get("_part_")) is None:
         return value
-    return select(options, value) if part is None else options(**value)
+    if (options := options_of(part)) is None:
+        raise OptionError("", part, "must be a part in the table of ssvit.choices, or one that --plugin adds")
+    return options(**value)
 
 
 def _without_null(parts: object) -> object:
@@ -240,7 +235,6 @@ def select(options: type[T], values: Mapping[str, Any]) -> T:
 def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name: str = "") -> dict[str, Any]:
     """Add the defaults of missing options, or references to other options, to nested groups of options.
 
-    The options of a part whose class names the surrounding group become options of that group (see `Options.around`).
     If an option has a dictionary as its default, missing entries are taken from it, otherwise from the class of the
     nested options.
 
@@ -251,17 +245,12 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     """
     path = f"{name}." if name else ""
     full = dict(node)
-    for key, part in node.items():
-        if shared := _shared(part):
-            missing = [option for option in shared.model_fields if option not in part]
-            full[key] = {**part, **{option: f"${{{path}{option}}}" for option in missing}}
-            full = {**{option: default(shared.model_fields[option]) for option in missing}, **full}
-    options = options_of(node.get("_part_")) or groups.get(name) or group_of(node)
+    options = options_of(node.get("_part_")) or groups.get(name)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
         if source := next((item for item in field.metadata if isinstance(item, From)), None):
             full.setdefault(key, f"${{{source.option}}}")
-        elif not field.is_required():
+        else:
             declared = default(field)
             value = full.setdefault(key, declared)
             if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_part_" not in value:
@@ -272,17 +261,6 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
         key: completed(value, classes, f"{path}{key}") if isinstance(value, Mapping) else value
         for key, value in full.items()
     }
-
-
-def group_of(node: Mapping[str, Any]) -> type[Options] | None:
-    """Return the class of a group from the class of one of its parts (see `Options.around`); None if there is none."""
-    return next((options.around for part in node.values() if (options := _shared(part))), None)
-
-
-def _shared(part: object) -> type[Options] | None:
-    """Return the class of a part if its options are options of the surrounding group; None otherwise."""
-    options = options_of(part.get("_part_")) if isinstance(part, Mapping) else None
-    return options if options and options.around else None
 
 
 def default(field: FieldInfo) -> object:

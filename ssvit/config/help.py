@@ -17,7 +17,7 @@ from ssvit.choices import GROUPS, options_of
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import REFERENCE, Config
-from ssvit.config.declaration import Options, expected, group_of, meanings, nested_options
+from ssvit.config.declaration import Options, expected, meanings, nested_options
 from ssvit.errors import MISSING, typed
 
 _INDENT = 6 * " "  # indentation of a description below its option
@@ -156,7 +156,7 @@ def _options(node: Plain, path: str, classes: Mapping[str, type[Options]]) -> It
         path: Its dotted name.
         classes: Classes of groups that have no `_part_`, by dotted name.
     """
-    options = options_of(node.get("_part_")) or classes.get(path) or group_of(node) or Options
+    options = options_of(node.get("_part_")) or classes.get(path) or Options
     descriptions = meanings(options)
     for key, value in node.items():
         if key.startswith("_"):

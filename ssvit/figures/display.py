@@ -35,7 +35,7 @@ class Display(NamedTuple):
     @classmethod
     def of_data(cls, data: Images) -> "Display":
         """Return the display of the images of a data set."""
-        pixels = getattr(data.source, "pixels", None)
+        pixels = getattr(data, "pixels", None)
         if pixels is None:  # data sets of photographs have no pixel format
             return cls()
         return cls.of_pixels(pixels, mean=data.mean, std=data.std, shown=getattr(data, "shown", ()))

@@ -16,7 +16,6 @@ from ssvit.choices import options_of, part_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import at
 from ssvit.config.values import text_of, value_of
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
@@ -161,7 +160,7 @@ def size_of_images(checkpoint: Checkpoint, config: Config, option: str, images: 
         option: Name of the option that sets the size.
         images: Files or folders of images that are used instead of the data set.
     """
-    source = at(config.options, "data.source")
+    source = config.options.data
     if images:
         sample: Sample | None = Sample.of_paths(folder.paths(images), _SAMPLED)
     else:
@@ -310,7 +309,8 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
         node = _composed(choices, file, line)
     try:
         for name, value in flatten(values):
-            composition.set_option(node, name, value)
+            if not name.startswith("source."):  # in former runs, references to the other options
+                composition.set_option(node, name, value)
     except UserError as error:
         raise ConfigurationError(f"{file}: data.{error}") from None
     return node, choices

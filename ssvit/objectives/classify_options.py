@@ -120,9 +120,9 @@ class Classify(Objective):
     def check(self, run: Run) -> None:
         """Check also that the labels of the images are supported."""
         super().check(run)
-        if not isinstance(run.source, DataSet):
+        if not isinstance(run.data, DataSet):
             return
-        if run.source.labelled is False:
+        if run.data.labelled is False:
             raise UserError(NO_LABELS)
-        if run.source.multi_label is not None:
-            self.check_labels(run.source.multi_label)
+        if run.data.multi_label is not None:
+            self.check_labels(run.data.multi_label)

@@ -70,7 +70,7 @@ class Extraction:
         self.pixels = pixel_format(self.checkpoint)
         if "data.view.fit" in config.line.typed:
             self.transform = self.transform.changed(fit=config.value("data.view.fit"))
-        source, typed_names = getattr(self.options.data, "source", None), config.line.typed.keys()
+        source, typed_names = self.options.data, config.line.typed.keys()
         formats = {name: getattr(source, name) for name in PixelFormat.model_fields if f"data.{name}" in typed_names}
         with within("data"):
             self.pixels = self.pixels.changed(**formats)
@@ -194,5 +194,5 @@ class Extraction:
     def data_set(self) -> "Data":
         """Build the data set of the options, whose images are decoded in the pixel format of the encoder."""
         assert self.options.data is not None
-        source = self.options.data.source
+        source = self.options.data
         return (source.changed(**dict(self.pixels)) if isinstance(source, PixelFormat) else source).build()

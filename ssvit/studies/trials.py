@@ -105,14 +105,14 @@ def check_images(config: Config, *, most: int = 0) -> None:
         OptionError: If there are too few images.
     """
     options: Study = config.options
-    source = options.data.source
+    source = options.data
     data_set = source if isinstance(source, DataSet) else DataSet()
     option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
     subset = option.removeprefix(_SUBSET)
     required = {("images", most): most, ("finetune", option): int(subset) if subset.isdigit() else 0}
     labelled, available = data_set.labelled, data_set.count(at_most=max(required.values()))
     if labelled is None or (available is None and any(required.values())):  # the options do not determine them
-        train = config.build("data.source").train
+        train = config.build("data").train
         labelled, available = train.labels is not None, len(train)
     if not labelled:
         raise UserError(NO_LABELS)

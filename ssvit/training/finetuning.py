@@ -119,7 +119,7 @@ def with_schedule(config: Config) -> Config:
 def _training_images(config: Config) -> int:
     """Return the number of training images of a run, which is read from the images if it is small or unknown."""
     options: Finetune = config.options
-    source, images = options.data.source, options.subset.images
+    source, images = options.data, options.subset.images
     development = options.table4.development if options.sweep else options.development
     count = source.count(at_most=_MOST) if isinstance(source, DataSet) else None
     if count is None and isinstance(source, DataSet) and (sample := source.sample(1)) is not None:
@@ -132,6 +132,6 @@ def _training_images(config: Config) -> int:
 
     from ssvit.data.sources.base import Data, subset
 
-    data: Data = config.build("data.source")
+    data: Data = config.build("data")
     data = replace(data, train=subset(data.train, **dict(options.subset)))
     return len((data if development is None else data.without_test(development)).train)

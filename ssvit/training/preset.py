@@ -143,7 +143,7 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     named = ((option.partition("=")[0], option) for option in line.options)
     data = [option for name, option in named if re.match(r"data(?!\.augment)\b", name) and name not in _PIXELS]
     config = composition.compose("pretrain", line.changed(data), Pretrain)
-    source = config.options.data.source
+    source = config.options.data
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
     if sample is None:
         raise OptionError("preset", AUTO, _NEEDED)

@@ -92,8 +92,8 @@ class Recipe(Options):
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
         images = run.subset.images if isinstance(run.subset, Subset) else None
-        if images is None and isinstance(run.source, DataSet):
-            images = run.source.count(at_most=self.batch_size)
+        if images is None and isinstance(run.data, DataSet):
+            images = run.data.count(at_most=self.batch_size)
         if images is not None and self.batch_size > images:
             raise OptionError("batch_size", self.batch_size, f"must be at most the {images} training images")
 

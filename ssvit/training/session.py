@@ -51,7 +51,7 @@ class Session:
         self._recipes = list(recipes or [config.options.recipe])
         self.processes = launch.start(config.options.recipe, config.options.fabric)
         with runtime.detect_lost_peers():
-            self._data: Data = config.build("data.source")
+            self._data: Data = config.build("data")
         if self._data.summary and is_main_process():
             print_lines(self._data.summary, config.options.data.view.note)
 
@@ -133,7 +133,7 @@ class Session:
             "data": data.train.fingerprint,
             "contents": data.train.contents,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
-            **{name: value for name in ("range", "background") if (value := getattr(images.source, name, None))},
+            **{name: value for name in ("range", "background") if (value := getattr(images, name, None))},
             "view": {name: value for name, value in config.value("data.view").items() if name != "_part_"},
             "precision": self.processes.precision,
         }
@@ -199,7 +199,7 @@ class Session:
             repeats=recipe.repeats,
             rank=self.processes.rank,
             world=self.processes.world,
-            order=getattr(images, "order", PERMUTATION),
+            order=images.order,
             workers=options.workers,
             timeout=options.loader_timeout,
             device=self.processes.device,

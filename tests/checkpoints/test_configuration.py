@@ -149,7 +149,7 @@ def test_values_of_the_data_set_are_those_of_the_run(folder, config):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     node, _ = _data(folder / "config.yaml", CommandLine([]))
     assert (node["augment"]["flip"], node["images"]) == (0.25, 99)
-    assert node["source"]["_part_"] == "data/synthetic"
+    assert node["_part_"] == "data/synthetic"
 
 
 def test_a_data_set_of_the_user_is_composed_from_the_configuration_folder(folder, config):

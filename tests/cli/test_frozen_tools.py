@@ -61,7 +61,7 @@ def expected(run):
     torch.manual_seed(key(0, "weights"))
     untrained = ViT(vit_options.ViT(**manifest.read_manifest(path)["encoder"]))
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
-    data = synthetic(synthetic_options.Synthetic(size=16, images=64, held_out_images=32))
+    data = synthetic(synthetic_options.Synthetic(image_size=16, images=64, held_out_images=32))
     asked = [FeatureSpec(1), FeatureSpec(2)]
     found = []
     for source in (data.train, data.test):

@@ -42,7 +42,7 @@ def test_encoders_side_by_side(tmp_path, capsys):
     assert {path.name for path in (tmp_path / "result").iterdir()} == {"biases.png", "similarity.png", "numbers.json"}
     assert "resnet10t" in capsys.readouterr().out
     first, second = (load_encoder(LoadEncoder(path=run)) for run in runs)
-    data, view = values.build("data.source"), values.build("data.view")
+    data, view = values.build("data"), values.build("data.view")
     train, pictures = (
         read_pictures(source, view, count, batch_size=8)
         for source, count in ((data.train, 24), (data.validation_or_test, 20))

@@ -106,7 +106,7 @@ def test_every_data_set_composes_and_those_of_files_build(name, images):
     config.check()
     build(config)
     if name in (*RENDERED, "csv", "folder", "imagenet", "shards", "vtab"):
-        data = config.build("data.source")
+        data = config.build("data")
         assert isinstance(data, Data)
         assert (len(data.train), len(data.validation_or_test)) == ((16, 8) if name in RENDERED else (8, 8))
 
@@ -269,12 +269,11 @@ def test_a_run_that_is_older_than_an_option_of_its_data_set_has_the_default(tmp_
     checkpoint = untrained(tmp_path / "run", "data=synthetic")
     file = tmp_path / "run" / "config.yaml"
     stored = yaml.safe_load(file.read_text())
-    for node in (stored["data"], stored["data"]["source"]):
-        del node["textures"]
+    del stored["data"]["textures"]
     file.write_text(yaml.safe_dump(stored))
     for options, expected in (((), False), (("data.textures=true",), True)):
         config = composed(f"checkpoint={checkpoint}", *options, tool="finetune")
-        assert config.config.options.data.source.textures is expected
+        assert config.config.options.data.textures is expected
 
 
 def test_compositions_of_the_same_files_are_independent_and_files_of_the_user_may_change(tmp_path):

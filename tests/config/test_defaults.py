@@ -10,9 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from ssvit.choices import options_of
 from ssvit.cli import COMMANDS, find_command
 from ssvit.config.command_line import CONFIGS, CommandLine
-from ssvit.config.declaration import Count, Options, completed
+from ssvit.config.declaration import Options, completed
 from ssvit.models.vit_options import ViT
-from ssvit.objectives.dino_options import Dino
 from ssvit.training.options import Pretrain
 
 RECORDS = ("experiment", "comparison")  # which state values whether or not they are defaults
@@ -97,31 +96,6 @@ def test_an_experiment_states_its_recipe_and_the_options_of_its_method(file):
     assert stated["objective"].keys() >= chosen
 
 
-class Holder(Options):
-    """Options of a group that include the options of one of its parts."""
-
-    size: Count = 3
-    momentum: Dino = Dino()
-
-
-class Part(Options):
-    """The part."""
-
-    around = Holder
-    count: Count = 5
-    path: str
-
-
 def test_options_within_others_keep_the_defaults_of_these(monkeypatch):
     whole = completed({"objective": {"_part_": "objective/dino", "teacher_momentum": {"start": 0.5}}}, {})
     assert whole["objective"]["teacher_momentum"] == {"start": 0.5, "end": 1.0, "shape": "cosine", "over": 1.0}
-
-
-def test_the_options_of_a_part_are_options_of_the_group_around_it(monkeypatch):
-    monkeypatch.setattr("ssvit.config.declaration.options_of", {"part": Part}.get)
-    whole = completed({"data": {"source": {"_part_": "part"}, "count": 6}}, {})["data"]
-    assert whole["source"] == {"_part_": "part", "count": "${data.count}", "path": "${data.path}"}
-    assert (whole["count"], whole["path"], whole["size"]) == (6, "???", 3)
-    assert completed(whole, {}, "data") == whole
-    own = completed({"data": {"source": {"_part_": "part", "count": 7, "path": "a"}}}, {})["data"]
-    assert own == {"size": 3, "momentum": own["momentum"], "source": {"_part_": "part", "count": 7, "path": "a"}}

@@ -80,9 +80,9 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
     for options in ([], [f"data={run}/set", "data.held_out=0.5"]):  # the data set of the run, and any other
         command = find_command("evaluate")
         config = command.compose(command.line([*common, *options]))
-        assert (config.options.data.source.background, config.options.data.source.channels) == ("#336699", 3)
+        assert (config.options.data.background, config.options.data.channels) == ("#336699", 3)
         assert config.build("data.view") == pad
-        source = config.build("data.source").train
+        source = config.build("data").train
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]
     tuned = find_command("finetune").call(
@@ -103,7 +103,7 @@ def test_preset_auto_measures_the_composited_pixels(tmp_path: Path) -> None:
     config = find_command("pretrain").compose(
         find_command("pretrain").line([f"data={tmp_path}", "data.background=white"])
     )
-    assert (config.options.data.source.channels, config.options.data.source.background) == (1, "#ffffff")
+    assert (config.options.data.channels, config.options.data.background) == (1, "#ffffff")
     assert config.value("data.mean") == pytest.approx([values.mean()], abs=0.002)
     assert config.value("data.std") == pytest.approx([values.std()], abs=0.002)
 

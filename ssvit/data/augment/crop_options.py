@@ -103,7 +103,7 @@ class RandomCrop(Crop):
         """Check also that the augmentations are defined for the channels and the dtype of the images."""
         super().check(run)
         channels = run.encoder.channels if isinstance(run.encoder, Normalized) else 3
-        of_floats = isinstance(run.source, PixelFormat) and run.source.range is not None
+        of_floats = isinstance(run.data, PixelFormat) and run.data.range is not None
         for change in ("randaugment", "jitter", "grayscale"):
             if not (value := getattr(self, change)):
                 continue

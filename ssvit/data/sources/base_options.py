@@ -21,7 +21,7 @@ NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the tr
 
 
 class Images(Options):
-    """The group `data`, next to the options of its source."""
+    """Images as an encoder sees them: their size, their normalisation and their transforms."""
 
     image_size: Size = 224
     """Pixels of an image's side, or [height, width]."""
@@ -29,11 +29,9 @@ class Images(Options):
     """Mean of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
     std: float | Sequence[float] = (0.229, 0.224, 0.225)
     """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
-    source: Part = None
-    """The data set."""
     augment: Part = None
     """The augmentation of the training images."""
-    view: Part = Field({"_part_": "view/center_crop", "size": "${data.image_size}"})
+    view: Part = Field(default={"_part_": "view/center_crop", "size": "${data.image_size}"})
     """The transform of evaluation images."""
 
 
@@ -48,13 +46,6 @@ class Augmentation(Options):
 
     size: Annotated[Pair, From("data.image_size")]
     """Pixels of an image's side, or [height, width]."""
-
-
-class FileImages(Images):
-    """The group `data` for images in files."""
-
-    order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
-    """Algorithm of an epoch's order. permutation: a table of all images; bijection: another order, without a table."""
 
 
 class Sample(NamedTuple):
@@ -87,10 +78,11 @@ class Sample(NamedTuple):
         return sorted(sides)[len(sides) // 2] if sides else None
 
 
-class DataSet(Options):
+class DataSet(Images):
     """The options of a data set, with the properties that are known before its images are read; None where unknown."""
 
-    around: ClassVar[type[Options] | None] = Images
+    order: Annotated[str, OneOf(ORDERS)] = PERMUTATION
+    """Algorithm of an epoch's order. permutation: a table of all images; bijection: another order, without a table."""
 
     @property
     def image_channels(self) -> int | None:
@@ -153,8 +145,8 @@ class Subset(Options):
 
     def check(self, run: Run) -> None:
         """Check that the source has enough images."""
-        if self.images is not None and isinstance(run.source, DataSet):
-            images = run.source.count(at_most=self.images)
+        if self.images is not None and isinstance(run.data, DataSet):
+            images = run.data.count(at_most=self.images)
             if images is not None and self.images > images:
                 raise OptionError("images", self.images, f"must be at most {images}, the number of images")
 

@@ -8,10 +8,10 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import IO, Annotated, ClassVar, Literal
 
-from ssvit.config.declaration import Name, OneOf, Options
+from ssvit.config.declaration import Name, OneOf
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
-from ssvit.data.sources.base_options import DataSet, FileImages, Sample
+from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.splits import AUTO, Splits
@@ -160,7 +160,6 @@ def _member(shard: str, member: tarfile.TarInfo) -> IO[bytes]:
 class Vtab(DataSet):
     """A task of VTAB-1k (Zhai et al. 2019) as lists of image files; see `ssvit.data.sources.vtab`."""
 
-    around: ClassVar[type[Options] | None] = FileImages
     image_channels: ClassVar[int] = 3
     labelled: ClassVar[bool] = True
 

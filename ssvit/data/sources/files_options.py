@@ -1,41 +1,18 @@
 """Define the options of data sets of image files."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import model_validator
 
-from ssvit.config.declaration import Name, Options, Run, Whole, at
-from ssvit.data.sources.base_options import FileImages, HeldOut
+from ssvit.config.declaration import Name, Run, Whole
+from ssvit.data.sources.base_options import HeldOut
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.data.sources.splits import AUTO, Splits
 
 
-class ChannelImages(FileImages):
-    """The group `data` for image files of any number of channels."""
-
-    shown: Sequence[Whole] = (0, 1, 2)
-    """The channels that pictures show as red, green and blue if images have more than three; 0 is the first."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolved(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace background=mean by the mean of the channels."""
-        if at(values, "source.background") == "mean":
-            mean = values.get("mean", cls.model_fields["mean"].default)
-            return {**values, "source": {**values["source"], "background": mean}}
-        return values
-
-    def check(self, run: Run) -> None:
-        """Check that the images have the channels of the option `shown`."""
-        if isinstance(run.source, PixelFormat):
-            bands("shown", self.shown, run.source.channels)
-
-
 class ImageFiles(HeldOut, PixelFormat):
     """A data set of image files with named splits; see `ssvit.data.sources.splits`."""
-
-    around: ClassVar[type[Options] | None] = ChannelImages
 
     train: Name | None = AUTO
     """The training split; auto: train, if it exists. null: all images in no other split; of a folder, the complete
@@ -45,6 +22,21 @@ class ImageFiles(HeldOut, PixelFormat):
     test: Name | None = AUTO
     """The test split, for the reported figure; auto: test. null: none. If only one of validation and test exists, it is
     used for both."""
+    shown: Sequence[Whole] = (0, 1, 2)
+    """The channels that pictures show as red, green and blue if images have more than three; 0 is the first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_background(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace background=mean by the mean of the channels."""
+        if values.get("background") == "mean":
+            return {**values, "background": values.get("mean", cls.model_fields["mean"].default)}
+        return values
+
+    def check(self, run: Run) -> None:
+        """Check also that the images have the channels of the option `shown`."""
+        super().check(run)
+        bands("shown", self.shown, self.channels)
 
     @property
     def names(self) -> Mapping[str, str | None]:

@@ -128,7 +128,7 @@ def synthetic(options: synthetic_options.Synthetic) -> Data:
     counts = options.images, options.held_out_images
     indices = torch.arange(sum(counts))
     textures = _label(indices, options.seed) if options.textures else None
-    scenes = render(indices, seed=options.seed, size=options.size, textures=textures)
+    scenes = render(indices, seed=options.seed, size=pair("image_size", options.image_size), textures=textures)
     parts = map(Scenes._make, zip(*(column.split(counts) for column in scenes), strict=True))
     train, test = (Memory(part.images, part.labels, CLASSES, masks=part.masks) for part in parts)
     return Data(train, None, test, CLASSES)

@@ -1,8 +1,9 @@
 """Define the options of the rendered shapes."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from ssvit.config.declaration import Count, Pair, Whole
+from ssvit.config.declaration import Count, Size, Whole
 from ssvit.data.sources.base_options import DataSet
 
 
@@ -13,8 +14,12 @@ class Synthetic(DataSet):
     labelled: ClassVar[bool] = True
     validated: ClassVar[bool] = False
 
-    size: Pair = (32, 32)
-    """Pixels of an image's side, or [height, width]; stored as a pair."""
+    image_size: Size = 32
+    """Pixels of an image's side, or [height, width]."""
+    mean: float | Sequence[float] = 0.5
+    """Mean of the channels, in [0, 1]: one number, or one for each."""
+    std: float | Sequence[float] = 0.25
+    """Standard deviation of the channels, in [0, 1]: one number, or one for each."""
     images: Count = 8192
     """Number of training images."""
     held_out_images: Count = 2048

@@ -14,5 +14,5 @@ class ShapeBias(HeldOut):
         if not isinstance(run.objective, Classify | None):
             expected = "must be supervised, or classify in fine-tuning, for evaluator=[shape_bias]"
             raise RootOptionError("objective", type(run.objective).__name__, expected)
-        if not getattr(run.source, "textures", False):
+        if not getattr(run.data, "textures", False):
             raise RootOptionError("data.textures", False, "must be true, with data=shapes, for evaluator=[shape_bias]")

@@ -59,7 +59,7 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
         OptionError: If an entry is invalid, repeated, or lacks one of the layers.
     """
     opened: list[tuple[LoadEncoder, Checkpoint, Any]] = []
-    source = getattr(options.data, "source", None)
+    source = options.data
     images = {name: getattr(options.encoder, name, None) for name in ("channels", "image_mean", "image_std")}
     for entry in options.against or ():
         with within("against"):

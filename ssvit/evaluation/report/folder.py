@@ -27,7 +27,7 @@ def folder_of(checkpoint: Checkpoint, config: Config) -> Path:
 
     It is `FOLDER` in the folder of the run for the run's data set, and has a subfolder for each other data set.
     """
-    home, source = checkpoint.home(config.options.outputs), config.options.data.source.values()
+    home, source = checkpoint.home(config.options.outputs), config.options.data.values()
     choice, path = config.line.origin("data", config.choices["data"]), path_of(source)
     with suppress(UserError, OSError, LookupError, TypeError):
         run = Configuration.read(home / "config.yaml")

@@ -76,7 +76,7 @@ def images(config: Config, probes: Mapping[str, Probe]) -> Data:
         UserError: If images or labels do not suffice for the probes.
     """
     options: Evaluate = config.options
-    data: Data = config.build("data.source")
+    data: Data = config.build("data")
     part, test = data.test_or_validation
     missing = missing_labels(data.train, **{part: test})
     if missing and any(probe.truth == "labels" for probe in probes.values()):
@@ -171,7 +171,7 @@ def encoders_of(
         return encoder
 
     options: Evaluate = config.options
-    view, source = options.data.view, options.data.source
+    view, source = options.data.view, options.data
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
     function = frozen(built(options.encoder), specs, weights)
     encoders = [Evaluated(OWN, "", function, view, source, data, checkpoint.run_folder)]

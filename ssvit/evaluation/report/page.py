@@ -55,7 +55,7 @@ def metadata_of(
         scores: Results of the probes.
         others: Encoders for comparison.
     """
-    train, test, source = split.train, split.test, options.data.source
+    train, test, source = split.train, split.test, options.data
     name, root = getattr(source, "name", type(source).__name__.lower()), getattr(source, "root", None)
     values = {
         "checkpoint": str(options.encoder.path),

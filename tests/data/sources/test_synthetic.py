@@ -105,7 +105,7 @@ def test_masks_lie_where_the_shapes_are_drawn(monkeypatch, size):
 
 
 def test_the_data_set_has_disjoint_images_and_their_masks():
-    data = synthetic.synthetic(Synthetic(size=(16, 24), images=20, held_out_images=12, seed=3))
+    data = synthetic.synthetic(Synthetic(image_size=(16, 24), images=20, held_out_images=12, seed=3))
     train, test = data.train.in_memory, data.test.in_memory
     assert (train.shape, test.shape) == ((20, 3, 16, 24), (12, 3, 16, 24))
     assert len(torch.cat((train, test)).flatten(1).unique(dim=0)) == 32
@@ -123,7 +123,7 @@ def test_a_texture_changes_pixels_of_the_shape_alone_and_is_that_of_its_class():
     near = F.max_pool2d((plain.masks > 0).float(), 13, 1, 6)  # tips are smoothed over a few pixels
     assert not (own.images != plain.images).any(1)[near == 0].any()
     assert torch.equal(render(indices[7:9], seed=0, size=64, textures=plain.labels[7:9]).images, own.images[7:9])
-    data = synthetic.synthetic(Synthetic(size=64, images=60, held_out_images=40, textures=True))
+    data = synthetic.synthetic(Synthetic(image_size=64, images=60, held_out_images=40, textures=True))
     assert torch.cat((data.train.in_memory, data.test.in_memory)).equal(own.images)
 
 
