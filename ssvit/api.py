@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
-from ssvit.config.values import text_of
 from ssvit.errors import OptionError
 from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
+from ssvit.values import text_of
 
 if TYPE_CHECKING:
     from ssvit.inference import Classifier, Encoder

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 
-from ssvit.config.values import text_of
+from ssvit.values import text_of
 
 
 class UserError(Exception):

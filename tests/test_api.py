@@ -18,10 +18,10 @@ from ssvit import api
 from ssvit.checkpoints import manifest
 from ssvit.cli import COMMANDS, find_command, normalization
 from ssvit.config import command, help
-from ssvit.config.values import text_of
 from ssvit.data.sources.base import Unreadable
 from ssvit.errors import OptionError, UserError
 from ssvit.inference import pictures
+from ssvit.values import text_of
 
 OPTIONS = {
     "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 16,
@@ -189,8 +189,7 @@ def test_features_are_the_encoder_s_of_the_prepared_images(run, outputs):
      ("checkpoint", None), ("checkpoint", "/no/where")],
 )  # fmt: skip
 def test_an_encoder_that_cannot_be_loaded_so_is_an_error_with_the_option(run, option, value):
-    shown = "null" if value is None else value
-    with pytest.raises(OptionError, match=f"^{option}={shown}: "):
+    with pytest.raises(OptionError, match=f"^{option}={text_of(value)}: "):
         ssvit.load(**{"checkpoint": run, option: value})
 
 

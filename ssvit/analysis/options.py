@@ -10,12 +10,12 @@ from pydantic import Field
 
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Count, Name, NotNegative, Part, Parts, Whole
-from ssvit.config.values import value_of
 from ssvit.errors import OptionError, folder_to_write, one_of, whole
 from ssvit.loading.finding_options import Pretrained
 from ssvit.models.encoder_options import grid
 from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT
+from ssvit.values import value_of
 
 
 class Analysis(Pretrained):

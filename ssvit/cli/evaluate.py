@@ -13,7 +13,6 @@ from ssvit.config import composition
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.engine import atomic_io
@@ -27,6 +26,7 @@ from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
+from ssvit.values import text_of
 
 # Options of a data set that a checkpoint sets.
 _OF_ENCODER = ("image_size", "channels", "range", "background", "mean", "std")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.packing_options import Pack
 from ssvit.engine.progress import progress
 from ssvit.errors import OptionError, print_lines
+from ssvit.values import text_of
 
 
 def run(config: Config) -> Path:

@@ -17,12 +17,12 @@ from ssvit.config.command import Command, named
 from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
 from ssvit.evaluation.report.folder import FOLDER
 from ssvit.training.options import ALIASES, SHAPES, Pretrain
+from ssvit.values import text_of
 
 
 def complete(config: Config) -> Config:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine import atomic_io
 from ssvit.errors import print_lines
@@ -17,6 +16,7 @@ from ssvit.evaluation.features_options import AUTO
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, PARTS, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed
+from ssvit.values import text_of
 
 
 def run(config: Config) -> None:

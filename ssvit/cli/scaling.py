@@ -15,12 +15,12 @@ from annotated_types import MinLen
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
-from ssvit.config.values import text_of, value_of
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
 from ssvit.studies import methods, scaling
 from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, recipe_options, stages
+from ssvit.values import text_of, value_of
 
 _HEAD = 64  # width of an attention head, as in the paper's models
 _MODEL = ("depth", "width", "mlp", "patch")

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from ssvit.choices import GROUPS, choice_names, load
-from ssvit.config.values import unquoted
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
+from ssvit.values import unquoted
 
 Plain = dict[str, Any]  # options as in a YAML file: dictionaries, lists, strings and numbers
 PYTHON = "ssvit."  # prefix of a command that is called as a Python function

@@ -29,8 +29,8 @@ from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, at, completed, expected
-from ssvit.config.values import text_of, value_of
 from ssvit.errors import MISSING, Failure, OptionError
+from ssvit.values import text_of, value_of
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # reference to another option; resolvers contain a colon
@@ -121,20 +121,19 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
     for option in line.overrides:
         name = option.lstrip("+").partition("=")[0]
         group = name.partition("@")[0]
-        if "@" in name or group in groups or group.startswith("hydra") or line.is_group(group):
-            choices.append(_for_hydra(option, line))
+        if group.startswith("hydra"):
+            choices.append(option)
+        elif "@" in name or group in groups or line.is_group(group):
+            choices.append(_for_hydra(option, group, line))
         else:
             values.append(option)
     return choices, values
 
 
-def _for_hydra(option: str, line: CommandLine) -> str:
-    """Return an option that chooses files in Hydra's syntax; raise Failure if its value is not a name or names."""
-    name, _, text = option.partition("=")
-    group = name.lstrip("+").partition("@")[0]
-    if group.startswith("hydra"):
-        return option
+def _for_hydra(option: str, group: str, line: CommandLine) -> str:
+    """Return an option that chooses files of a group, in Hydra's syntax; raise Failure if it has other values."""
     sweep = _sweep_of(option) if line.sweep else None
+    name, _, text = option.partition("=")
     value = sweep.value() if sweep else value_of(text)
     choices = value.list if isinstance(value, ChoiceSweep) else [value]
     names = chain(*(choice if isinstance(choice, list) else [choice] for choice in choices))

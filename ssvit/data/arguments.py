@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 
 from ssvit.config.command_line import CommandLine
-from ssvit.config.values import text_of, unquoted
 from ssvit.data.sources import shard_folder
 from ssvit.errors import Failure
+from ssvit.values import text_of, unquoted
 
 _STATISTICS = {"channels", "range", "mean", "std"}  # options in a file of ssvit normalization
 

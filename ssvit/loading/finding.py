@@ -9,11 +9,11 @@ from typing import NamedTuple
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, SCRATCH, Checkpoint, checkpoint_folder
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.config.values import value_of
 from ssvit.engine.atomic_io import seal
 from ssvit.errors import OptionError, UserError, within
 from ssvit.exchange.export_options import GRAPH, WEIGHTS
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
+from ssvit.values import value_of
 
 NEWEST = "newest"
 _GRAPH = ".onnx"  # suffix of an exported graph

@@ -16,7 +16,6 @@ from ssvit.choices import options_of, part_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.values import text_of, value_of
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
@@ -25,6 +24,7 @@ from ssvit.loading.encoder_options import eval_transform, pixel_format, usual_si
 from ssvit.loading.finding import NEWEST, find_checkpoint, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
+from ssvit.values import text_of, value_of
 
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}

@@ -18,13 +18,13 @@ from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
-from ssvit.config.values import text_of
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.engine import atomic_io
 from ssvit.errors import Failure, OptionError, UserError, print_lines
 from ssvit.figures.base import Figure
 from ssvit.studies import methods
 from ssvit.training.options import RunOptions
+from ssvit.values import text_of
 
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from ssvit.checkpoints.checkpoint import SCRATCH
 from ssvit.config.composed import Config
-from ssvit.config.values import text_of
 from ssvit.data.augment.crop_options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.files_options import ImageFiles
 from ssvit.training.options import Finetune
 from ssvit.training.preset import AUTO
+from ssvit.values import text_of
 
 _MOST = 100_000  # labelled images, beyond which nothing changes
 _LARGE = 10_000  # labelled images, from which batches are larger

@@ -16,12 +16,12 @@ from ssvit.checkpoints.checkpoint import checkpoint_folder
 from ssvit.choices import options_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
-from ssvit.config.values import text_of
 from ssvit.data import arguments
 from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import processes
 from ssvit.errors import OptionError, UserError
 from ssvit.training.options import Pretrain
+from ssvit.values import text_of
 
 AUTO = "auto"
 OBJECTIVE = "mae"  # ranks first by most metrics of docs/methods.md

@@ -17,11 +17,11 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.choices import PARTS, add, options_of
 from ssvit.config.declaration import select
-from ssvit.config.values import value_of
 from ssvit.data.augment.crop_options import CenterCrop
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.loading.encoder_options import eval_transform
 from ssvit.training.recipe import Recipe
+from ssvit.values import value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

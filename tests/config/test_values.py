@@ -8,10 +8,10 @@ import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
-from ssvit.cli import find
+from ssvit.cli import find_command
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
-from ssvit.config.values import text_of, value_of
+from ssvit.values import text_of, value_of
 
 PIECES = (
     *"[]{},:'\"\\ \t\n\r\0\x1b\x7f\x85\xa0\u2028\ufeff\ud83d\udcff😀üa1-?#&*!|>%@`~=./_+e.$", "null", "true", "1e-3",
@@ -95,15 +95,15 @@ def test_a_value_that_no_option_has_is_refused(value):
 
 def test_any_text_is_an_option_as_typed():
     names = [name for name in PATHS if name and "$" not in name]
-    line = find("embed").line(["data=null"])  # a command that composes quickly
-    command = find("embed")
+    line = find_command("embed").line(["data=null"])  # a command that composes quickly
+    command = find_command("embed")
     for name in names:
         assert command.compose(line.changed([f"outputs={name}"]), incomplete=True).values["outputs"] == name
 
 
 def swept(folder, *options: str) -> list[tuple[dict, list[str]]]:
     """The options of each job of a sweep, and those in which it differs."""
-    command, jobs = find("pretrain"), []
+    command, jobs = find_command("pretrain"), []
 
     def job(line: CommandLine, differing: list[str]) -> None:
         jobs.append((command.compose(line).values, list(differing)))

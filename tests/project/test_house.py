@@ -15,14 +15,14 @@ from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
-    ("errors", "choices"), ("engine",), ("config",), ("models",),
+    ("errors", "choices", "values"), ("engine",), ("config",), ("models",),
     ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints"), ("loading", "figures"),
     ("evaluation",), ("retrieval", "analysis", "training"), ("studies",), ("inference",), ("cli",), ("api", "__main__"),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
-    "api", "choices", "errors", "engine.atomic_io", "objectives.schedule", "training.recipe", "checkpoints.run_folder",
-    "checkpoints.manifest", "loading.pretrained", "config.command", "config.help", "studies.comparison",
+    "api", "choices", "errors", "values", "engine.atomic_io", "objectives.schedule", "training.recipe",
+    "checkpoints.run_folder", "checkpoints.manifest", "loading.pretrained", "config.command", "config.help", "studies.comparison",
     "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
     "data.sources.shard_folder", "data.sources.vtab", "studies.table", "exchange.reading", "analysis.options",
@@ -104,7 +104,7 @@ def test_subpackages_import_downward(package, order):
 
 def test_the_lowest_levels_know_torch_einops_and_pydantic_alone():
     for module in (module for module in KNOWN if level_of(module) <= LEVEL["devices"]):
-        of_config = ("yaml", "hydra", "omegaconf") if package_of(module) == "config" else ()
+        of_config = ("yaml", "hydra", "omegaconf") if package_of(module) in ("config", "values") else ()
         allowed = {
             "torch",
             "einops",

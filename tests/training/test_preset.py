@@ -160,7 +160,7 @@ def test_a_path_is_a_folder_shards_or_a_table(photographs, tmp_path, monkeypatch
     ):
         assert data_set(f"data={path}", LINE) == expected
     (tmp_path / "s").rename("shards")
-    assert data_set("data=./shards", LINE) == ["data=shards", "data.root='./shards'"]
+    assert data_set("data=./shards", LINE) == ["data=shards", "data.root=./shards"]
     assert [data_set(f"data={name}", LINE) for name in ("csv", "shards")] == [["data=csv"], ["data=shards"]]
     with tarfile.open(photographs / "more.tar", "w") as shard:
         shard.add(photographs / "0.png", "0.png")

@@ -1,4 +1,7 @@
-"""Read the values of options from texts with the rules of YAML 1.2, and write values as texts. No Hydra."""
+"""Read the values of options from texts with the rules of YAML 1.2, and write values as texts.
+
+The library yaml is imported only for texts that need it, so that commands start fast.
+"""
 
 import math
 import numbers
@@ -8,14 +11,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import yaml
-
 _WORDS = {"null": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+)", re.ASCII)  # 2024_01 is a text, which may be a path
 _FLOAT = re.compile(r"[+-]?(((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)", re.ASCII | re.IGNORECASE)
 _QUOTED = re.compile(r"'([^']|'')*'|\"([^\"\\]|\\.)*\"", re.DOTALL)
 _PLAIN = re.compile(r"[\w./+=-]+")  # texts that need no quotes inside a list
-_REFUSED = yaml.AliasToken, yaml.AnchorToken, yaml.TagToken
 
 
 def value_of(text: str) -> object:
@@ -24,10 +24,16 @@ def value_of(text: str) -> object:
     A list [a, b], a dictionary {a: b}, null, true, false, a number and a text in quotes are read as in YAML 1.2; the
     space after a colon may be missing, and 1_000 is a number. Any other text, such as a path, is returned unchanged.
     """
-    with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        if text[:1] + text[-1:] not in ("[]", "{}") and not _QUOTED.fullmatch(text):
+    if text[:1] + text[-1:] not in ("[]", "{}") and not _QUOTED.fullmatch(text):
+        with suppress(ValueError, OverflowError):
             return _scalar(text)
-        if not any(isinstance(token, _REFUSED) for token in yaml.scan(text)):
+        return text
+
+    import yaml
+
+    refused = yaml.AliasToken, yaml.AnchorToken, yaml.TagToken
+    with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        if not any(isinstance(token, refused) for token in yaml.scan(text)):
             return _value(yaml.compose(text))
     return text
 
@@ -56,6 +62,9 @@ def text_of(value: Any, *, inside: bool = False) -> str:
         return text
     if text.isprintable():
         return "'{}'".format(text.replace("'", "''"))
+
+    import yaml
+
     return yaml.dump(text, default_style='"', width=math.inf).removesuffix("\n")
 
 
@@ -70,18 +79,19 @@ def _scalar(text: str) -> object:
     return _WORDS.get(text.lower(), value)
 
 
-def _value(node: yaml.Node) -> object:
-    if isinstance(node, yaml.MappingNode):
+def _value(node: Any) -> object:
+    """Return the value of a node of yaml."""
+    if node.id == "mapping":
         return dict(_entry(key, value) for key, value in node.value)
-    if isinstance(node, yaml.SequenceNode):
+    if node.id == "sequence":
         return [_value(item) for item in node.value]
     return node.value if node.style else _scalar(node.value)
 
 
-def _entry(key: yaml.Node, value: yaml.Node) -> tuple[str, object]:
+def _entry(key: Any, value: Any) -> tuple[str, object]:
     """Return an entry of a dictionary. YAML reads {lr:1e-3} as a key without a value, as it does {name}."""
     is_empty = value.value == "" and not value.style
-    name, colon, text = key.value.partition(":") if isinstance(key, yaml.ScalarNode) else ("", "", "")
-    if not isinstance(key, yaml.ScalarNode) or (is_empty and not colon):
-        raise yaml.YAMLError
+    name, colon, text = key.value.partition(":") if key.id == "scalar" else ("", "", "")
+    if key.id != "scalar" or (is_empty and not colon):
+        raise ValueError
     return (name, value_of(text)) if is_empty else (key.value, _value(value))
