@@ -81,12 +81,17 @@ class Inspect(Analysis):
     """Maximum number of images of a batch. The similarity of layers is computed within batches."""
     seed: Whole = 0
     """Seed of random weights and of the order of shuffled patches."""
-    output: Name = "${outputs}/inspect"
-    """Folder of the results."""
+    output: Name | None = None
+    """Folder of the results; None: inspect/ in the folder of all runs."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the results."""
+        return Path(self.outputs, "inspect") if self.output is None else Path(self.output)
 
     def check_consistency(self) -> None:
         """Check the folder to write, and that the patches divide the images."""
-        folder_to_write("output", self.output)
+        folder_to_write("output", self.folder)
         if self.data is not None and 1 in grid(self.data.image_size, self.patch_size):
             raise OptionError("patch_size", self.patch_size, "must be smaller than the images")
 
@@ -107,8 +112,7 @@ def add_encoders(line: CommandLine) -> None:
         choice, options = entry, []
         if ":" in entry or Path(entry).exists():
             choice = f"checkpoint_{name}"
-            node = {"_part_": "encoder/pretrained", "path": entry, "image_size": "${data.image_size}"}
-            line.nodes["encoder", choice] = node
+            line.nodes["encoder", choice] = {"_part_": "encoder/pretrained", "path": entry}
         elif entry not in line.names("encoder"):
             if entry not in timm_models():
                 raise OptionError("against", entry, "must be in configs/encoder/, a model of timm, or a checkpoint")

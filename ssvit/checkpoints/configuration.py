@@ -15,9 +15,9 @@ import yaml
 from pydantic import JsonValue, TypeAdapter
 
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, default, parts
+from ssvit.config.declaration import Options, at, default, parts
 from ssvit.engine.atomic_io import check_schema
-from ssvit.errors import UserError
+from ssvit.errors import MISSING, UserError
 
 # Options that may differ between a run and its continuation: they affect where and how fast it runs, or the checkpoint
 # records them (fingerprint of the images, precision, initial weights of a fine-tuning).
@@ -98,7 +98,9 @@ class Configuration:
             choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
         rows = [row for option, part in parts(config.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
-        stored = cls.of_values(config.written | {"command": config.line.identity} | origins, choices)
+        # The data set takes the values of other options again in later commands.
+        values = config.values | {"data": config.written["data"], "command": config.line.identity} | origins
+        stored = cls.of_values(values, choices)
         return replace(stored, defaults=dict(_defaults(config.options)))
 
     @classmethod
@@ -128,7 +130,10 @@ class Configuration:
             and all(file is None or (isinstance(file, str) and _FILE_NAME.fullmatch(file)) for file in choices.values())
         ):
             raise ConfigurationError(f"{path}: choices={choices}: must be names of files in configs/ by group")
-        return cls(values, choices)
+        try:
+            return cls(_without_references(values), choices)
+        except RecursionError:
+            raise ConfigurationError(f"{path}: an option refers to itself") from None
 
     def serialized(self) -> bytes:
         """Return the content of a config.yaml."""
@@ -195,6 +200,19 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("an alias")
         return super().compose_node(parent, index)
+
+
+def _without_references(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace the references between options that former versions stored: by ??? in the group data, else by values."""
+
+    def value(node: Any, *, of_data: bool = False) -> Any:
+        if isinstance(node, dict):
+            return {key: value(item, of_data=of_data) for key, item in node.items()}
+        if not isinstance(node, str) or not (reference := re.fullmatch(r"\$\{([\w.]+)\}", node)):
+            return node
+        return MISSING if of_data else value(at(values, reference[1]))
+
+    return {key: value(node, of_data=key == "data") for key, node in values.items()}
 
 
 def _without_builders(node: object) -> Any:

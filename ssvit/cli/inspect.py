@@ -4,7 +4,6 @@ Usage: ssvit inspect checkpoint=PATH against=[small,resnet10t].
 """
 
 from dataclasses import asdict
-from pathlib import Path
 
 from ssvit.analysis.options import Inspect
 from ssvit.config.command import Command
@@ -63,7 +62,7 @@ def run(config: Config) -> None:
         },
         aligned(bias.bias_table(biases)),
     )  # fmt: skip
-    written = report.save(Path(options.output))
+    written = report.save(options.folder)
     print_lines(*report.lines, *(f"written: {file}" for file in written))
 
 

@@ -1,7 +1,6 @@
 """Provide the composed configuration of a command: option values, and the parts that they describe. No Hydra."""
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,9 +9,8 @@ from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, at, select
-from ssvit.errors import OptionError, within
-
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+from ssvit.config.filling import fill, source_of
+from ssvit.errors import MISSING, OptionError, within
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Config:
     """Store the composed options of a command.
 
     Attributes:
-        written: The values; a reference to another option is written ${name}.
+        written: The values; ??? is the value of another option, see `ssvit.config.filling`.
         choices: The choice of each group of options, such as {"objective": "mae"}.
         overrides: The typed and added options, as option=value.
         line: The command line.
@@ -42,11 +40,8 @@ class Config:
 
     @cached_property
     def values(self) -> Plain:
-        """Return the values with references resolved.
-
-        Positional arguments are added to their option as literal text, in which references are not resolved.
-        """
-        values = self._resolved(self.written)
+        """Return all values, including those taken from other options and the positional arguments."""
+        values = fill(copy.deepcopy(self.written))
         name = self.line.positional
         if name and isinstance(values.get(name), list):
             values[name] += self.line.arguments
@@ -68,13 +63,12 @@ class Config:
         return config
 
     def option(self, name: str) -> str:
-        """Return the name to type for an option behind a reference: target.bits for objective.target.bits."""
-        node: object = self.written
+        """Return the name to type for an option: data.image_size for encoder.image_size, unless this is set itself."""
         keys = name.split(".")
-        for length, key in enumerate(keys, 1):
-            node = node.get(key) if isinstance(node, Mapping) else None
-            if isinstance(node, str) and (reference := REFERENCE.fullmatch(node)):
-                return self.option(".".join([reference[1], *keys[length:]]))
+        for length in range(1, len(keys) + 1):
+            taken = ".".join(keys[:length])
+            if at(self.written, taken) == MISSING and (source := source_of(taken)):
+                return self.option(".".join([source, *keys[length:]]))
         return name
 
     @contextmanager
@@ -97,20 +91,3 @@ class Config:
         built = {key: self.build(group) for key, group in part.built_from.items() if key not in objects}
         with within(name):
             return part.build(**built, **objects)
-
-    def _resolved(self, node: object) -> Any:
-        if isinstance(node, Mapping):
-            return {key: self._resolved(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [self._resolved(value) for value in node]
-        if not isinstance(node, str):
-            return node
-        if reference := REFERENCE.fullmatch(node):
-            return self._resolved(self._written(reference[1]))
-        return REFERENCE.sub(lambda match: str(self._resolved(self._written(match[1]))), node)
-
-    def _written(self, name: str) -> object:
-        node: Any = self.written
-        for key in name.split("."):
-            node = self._resolved(node)[key] if isinstance(node, str) else node[key]
-        return node

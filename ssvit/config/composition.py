@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
+import yaml
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -23,17 +24,17 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, at, completed, expected
+from ssvit.config.filling import missing, source_of
 from ssvit.errors import MISSING, Failure, OptionError
 from ssvit.values import text_of, value_of
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
-_REFERENCE = re.compile(r"\$\{\.*[A-Za-z_][\w.]*\}")  # reference to another option; resolvers contain a colon
 # Hydra writes multirun.yaml to the folder of all runs, in which the jobs of a sweep are, and no other files or logs.
 _SWEEP = {
     "hydra.sweep.dir": "${oc.select:outputs,outputs}",
@@ -76,12 +77,12 @@ def compose(
             set_option(options, key.lstrip("+"), value_of(text), force=key.startswith("++"))
         _shorten_warmup(options, line)
         options = completed(options, {"": options_class})
-        tree = OmegaConf.create(options)
-        if not incomplete:
-            _container(tree, resolve=True)
-        config = Config(_settled(options, tree), files, line.overrides, line, options_class=options_class)
+        if "name" not in line.typed and isinstance(options.get("name"), str):
+            options["name"] = options["name"].format_map(files)
+        config = Config(options, files, line.overrides, line, options_class=options_class)
         if incomplete:
             return config
+        _check_complete(config)
         if line.finish:
             config = line.finish(config)
         try:
@@ -94,8 +95,18 @@ def compose(
         return config
 
 
+def _check_complete(config: Config) -> None:
+    """Raise OptionError if an option has neither a value nor a default."""
+    for name in map(config.option, missing(config.values)):
+        field = config.options_class.model_fields.get(name)
+        values = "" if field is None else expected(field.annotation, field.metadata)
+        raise OptionError(
+            name, MISSING, f"has no default and must be set{f', {values}' if values not in ('', 'a text') else ''}"
+        )
+
+
 def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
-    """Return the options of the chosen files with unresolved references; a process composes the same files once."""
+    """Return the options in the chosen files; a process composes the same files once."""
     nodes = [[*names, node] for names, node in line.nodes.items()]
     key = json.dumps([file, choices, nodes, added(), line.config_dir], default=str)
     instance = HydraConfig.instance()
@@ -104,7 +115,7 @@ def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
         instance.set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
-        _COMPOSED[key] = instance.cfg, _container(composed, resolve=False)
+        _COMPOSED[key] = instance.cfg, _container(composed)
     instance.cfg, plain = _COMPOSED[key]
     return copy.deepcopy(plain)
 
@@ -138,8 +149,15 @@ def _for_hydra(option: str, group: str, line: CommandLine) -> str:
     choices = value.list if isinstance(value, ChoiceSweep) else [value]
     names = chain(*(choice if isinstance(choice, list) else [choice] for choice in choices))
     if not all(isinstance(choice, str | QuotedString | Glob) for choice in names):
-        raise Failure(f"{option.removeprefix('probe@')}: must be one of {', '.join(line.names(group))}", 2)
+        typed_as = f"{_option_of(group, line)}={text}"
+        raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
     return option if sweep else f"{name}={_hydra_text(value)}"
+
+
+def _option_of(group: str, line: CommandLine) -> str:
+    """Return the option that chooses files of a group: probes for probe."""
+    aliases = (alias for alias, option in line.aliases.items() if option.startswith(f"{group}@"))
+    return next(aliases, group).rstrip("=")
 
 
 def _hydra_text(value: object) -> str:
@@ -277,7 +295,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
 
 
 def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Plain:
-    """Return a group of options composed from chosen files, with unresolved references.
+    """Return a group of options composed from chosen files.
 
     Args:
         line: The command line.
@@ -290,12 +308,12 @@ def group(line: CommandLine, name: str, choices: Mapping[str, str | None]) -> Pl
     options = [f"{'+' * (choice == name)}{choice}={_hydra_text(file)}" for choice, file in choices.items()]
     with _failures("", line, Options), _hydra(line):
         composed = hydra.compose(overrides=[*_search_path(line), *options])
-        return completed(_container(composed[name], resolve=False), {}, name)
+        return completed(_container(composed[name]), {}, name)
 
 
 def as_yaml(config: Config) -> str:
     """Return the values of a configuration as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.values))
+    return yaml.safe_dump(config.values, sort_keys=False, allow_unicode=True)
 
 
 @contextmanager
@@ -377,21 +395,10 @@ def _search_path(line: CommandLine) -> list[str]:
     return [f"hydra.searchpath={json.dumps([*folder, 'choices://'])}"]
 
 
-def _container(config: DictConfig, *, resolve: bool) -> Plain:
-    container = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
+def _container(config: DictConfig) -> Plain:
+    container = OmegaConf.to_container(config, resolve=False)
     assert isinstance(container, dict)
     return {str(name): value for name, value in container.items()}
-
-
-def _settled(written: object, composed: DictConfig, name: str = "") -> Any:
-    if isinstance(written, dict):
-        return {key: _settled(value, composed, f"{name}.{key}" if name else str(key)) for key, value in written.items()}
-    if isinstance(written, list):
-        return [_settled(value, composed, f"{name}[{index}]") for index, value in enumerate(written)]
-    if not isinstance(written, str) or "${" not in _REFERENCE.sub("", written):
-        return written
-    value = OmegaConf.select(composed, name)
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 @contextmanager
@@ -404,9 +411,9 @@ def _failures(name: str, line: CommandLine, options_class: type[Options]) -> Ite
 
 
 def _with_name(name: str, options: Plain, path: str = "") -> Iterator[str]:
-    """Yield the options whose last name is `name`, except references to other options."""
+    """Yield the options whose last name is `name`, except those that take the value of another option."""
     for key, value in options.items():
-        if key == name and not str(value).startswith("${"):
+        if key == name and not (value == MISSING and source_of(f"{path}{key}")):
             yield f"{path}{key}"
         if isinstance(value, dict) and key != "hydra":
             yield from _with_name(name, value, f"{path}{key}.")
@@ -424,17 +431,11 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
             if f"{group}={choice}".startswith(begins):
                 return f"{group}={choice}: requires {package}: pip install {package}"
         if names_of_choices := error.options or line.names(group):
-            return f"{group}={choice}: must be one of {', '.join(names_of_choices)}"
+            return f"{_option_of(group, line)}={choice}: must be one of {', '.join(names_of_choices)}"
     if merged := re.match(r"Error merging override \+*(.*)", str(error)):
         return f"{merged[1]}: {first}"
     if override := re.match(r"Could not override '([\w/]+)'", first):
         return _no_choice(override[1], name, line, options_class)
-    if isinstance(cause, MissingMandatoryValue | InterpolationToMissingValueError):
-        missing = first.rpartition(": ")[2]
-        missing = missing if "." in missing else cause.full_key or missing
-        field = options_class.model_fields.get(missing)
-        values = "" if field is None else expected(field.annotation, field.metadata)
-        return f"{missing}: has no default and must be set{f', {values}' if values not in ('', 'a text') else ''}"
     return first
 
 

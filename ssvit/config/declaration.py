@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ssvit.choices import code_of, options_of
+from ssvit.config.filling import is_taken
 from ssvit.errors import MISSING, OptionError, pair, typed, within
 
 
@@ -189,13 +190,6 @@ class Expect:
 
 
 @dataclass(frozen=True)
-class From:
-    """Name of the option that an option takes its default from."""
-
-    option: str
-
-
-@dataclass(frozen=True)
 class OneOf:
     """A choice among computed names; for literal names, use `Literal`."""
 
@@ -233,7 +227,7 @@ def select(options: type[T], values: Mapping[str, Any]) -> T:
 
 
 def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name: str = "") -> dict[str, Any]:
-    """Add the defaults of missing options, or references to other options, to nested groups of options.
+    """Add the defaults of missing options to nested groups of options; ??? for those that have no default.
 
     If an option has a dictionary as its default, missing entries are taken from it, otherwise from the class of the
     nested options.
@@ -248,13 +242,10 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     options = options_of(node.get("_part_")) or groups.get(name)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
-        if source := next((item for item in field.metadata if isinstance(item, From)), None):
-            full.setdefault(key, f"${{{source.option}}}")
-        else:
-            declared = default(field)
-            value = full.setdefault(key, declared)
-            if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_part_" not in value:
-                full[key] = {**declared, **value}
+        declared = MISSING if is_taken(f"{path}{key}") else default(field)
+        value = full.setdefault(key, declared)
+        if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_part_" not in value:
+            full[key] = {**declared, **value}
     nested = {f"{path}{key}": nested_options(field.annotation, field.metadata) for key, field in fields.items()}
     classes = {**groups, **{key: options for key, options in nested.items() if options}}
     return {

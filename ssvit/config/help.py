@@ -16,8 +16,9 @@ import yaml
 from ssvit.choices import GROUPS, options_of
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
-from ssvit.config.composed import REFERENCE, Config
+from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, expected, meanings, nested_options
+from ssvit.config.filling import source_of
 from ssvit.errors import MISSING, typed
 
 _INDENT = 6 * " "  # indentation of a description below its option
@@ -102,8 +103,9 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     choices = _choices(command, config)
     aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
     options = list(_options(config.written, "", {"": command.options}))
-    # The description of a reference also applies to the option that it refers to.
-    references = {target[1]: option for option in options if (target := REFERENCE.fullmatch(option.default))}
+    # Options that take the value of another one are not listed, but describe it.
+    taken = {option.name: source for option in options if option.default == "…" and (source := source_of(option.name))}
+    described = {taken[option.name]: option for option in options if option.name in taken}
     of_command = meanings(command.options)
     order = ["", *(name.partition(".")[0] for name in command.common)]
     files = []
@@ -115,10 +117,10 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
             files.append(Option(aliases.get(choice, choice), _typed(file), meaning, names))
     groups: dict[str, Group] = {"": Group("Options of the command", [])}
     for option in options:
-        if REFERENCE.fullmatch(option.default) or option.name in choices:
+        if option.name in taken or option.name in choices:
             continue
-        if reference := references.get(option.name):
-            meaning, values = option.meaning or reference.meaning, option.expected or reference.expected
+        if same := described.get(option.name):
+            meaning, values = option.meaning or same.meaning, option.expected or same.expected
             option = replace(option, meaning=meaning, expected=values)
         top = option.name.partition(".")[0] if "." in option.name else ""
         if file := choices.get(top):
@@ -127,8 +129,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
             title = f"{top}={_typed(file)}{here}: {_title(config.line, top, origin) or of_command.get(top, '')}"
         else:
             title = f"{top}: {of_command.get(top, '')}"
-        default = _typed(config.value(option.name)) if "${" in option.default else option.default
-        groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(replace(option, default=default))
+        groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(option)
     for group in groups.values():
         group.options.sort(key=lambda option: _place(option.name, command.common))
     ordered = [groups[top] for top in sorted(groups, key=lambda top: _place(top, order))]
@@ -149,10 +150,10 @@ def _choices(command: Command, config: Config) -> dict[str, Any]:
 
 
 def _options(node: Plain, path: str, classes: Mapping[str, type[Options]]) -> Iterator[Option]:
-    """Yield the options in a node, with unresolved references as their defaults.
+    """Yield the options in a node.
 
     Args:
-        node: The node, with unresolved references.
+        node: The node.
         path: Its dotted name.
         classes: Classes of groups that have no `_part_`, by dotted name.
     """

@@ -16,6 +16,7 @@ from ssvit.choices import options_of, part_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
+from ssvit.config.filling import is_taken
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
@@ -29,7 +30,6 @@ from ssvit.values import text_of, value_of
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
 _REFERRED = ("patch_size", "width", "channels")
-_OF_IMAGES = {"image_size": "${data.image_size}", "image_mean": "${data.mean}", "image_std": "${data.std}"}
 _SMALL_RATE = {"recipe.optimizer": "adamw", "recipe.lr": 1e-4}  # for weights of other projects, see docs/starting.md
 _OF_OPTIMIZER = {"recipe", "recipe.optimizer", "experiment", "continuation"}  # determine these options
 _SAMPLED = 64  # number of images whose size is read
@@ -62,7 +62,7 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         raise OptionError("encoder", value_of(arguments["encoder"]), expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
     line.added += _pixels_of_encoder(checkpoint, arguments)
-    line.finish = lambda config: _with_image_size(checkpoint, _without_token(checkpoint, config))
+    line.finish = lambda config: _with_format(checkpoint, _without_token(checkpoint, config))
     return checkpoint
 
 
@@ -84,16 +84,14 @@ def select_initial_weights(line: CommandLine) -> None:
     checkpoint = _add_choices(path, line, arguments, refer=_REFERRED)
     selects_data = _selects_data(arguments)
     start = re.sub(r"[^\w.+-]+", "-", checkpoint.name)
-    parts = ["${hydra:runtime.choices.objective}", *["${hydra:runtime.choices.data}"] * selects_data, "from", start]
+    run = "_".join(["{objective}", *["{data}"] * selects_data, "from", start])
     line.added += [
         "encoder=pretrained",
         *([] if selects_data else ["data=pretrained"]),
-        *([] if "name" in arguments else [f"name={'_'.join(parts)}"]),
+        *([] if "name" in arguments else [f"name={run}"]),
         *_pixels_of_encoder(checkpoint, line.typed),
     ]
-    line.finish = lambda config: _with_small_rate(
-        checkpoint, _with_image_size(checkpoint, _without_fixed_options(config))
-    )
+    line.finish = lambda config: _with_small_rate(checkpoint, _with_format(checkpoint, _without_fixed_options(config)))
 
 
 def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
@@ -109,7 +107,7 @@ def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
 
 def add_placeholders(line: CommandLine) -> None:
     """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
-    changeable = {**dict.fromkeys(CHANGEABLE), **_OF_IMAGES}
+    changeable = {name: None for name in CHANGEABLE if name != "image_size"}
     node = {"_part_": "encoder/pretrained", "path": "???", "resize": "paper", **changeable}
     line.nodes["encoder", "pretrained"] = node
     line.brought = {"data": "synthetic"}
@@ -173,9 +171,15 @@ def size_of_images(checkpoint: Checkpoint, config: Config, option: str, images: 
     return size
 
 
-def _with_image_size(checkpoint: Checkpoint, config: Config) -> Config:
-    """Set the image size to that of the images, within the limits of foreign weights, if no option sets it."""
+def _with_format(checkpoint: Checkpoint, config: Config) -> Config:
+    """Set the channels and the image size of the encoder.
+
+    The channels are the checkpoint's if the data set has no option for them. The image size is that of the images,
+    within the limits of foreign weights, if no option sets it.
+    """
     values = config.line.values
+    if "channels" not in (config.value("data") or {}) and "encoder.channels" not in values:
+        config = config.changed({"encoder.channels": checkpoint.encoder["channels"]})
     if checkpoint.describes_images or "experiment" in values or "data.image_size" in values:
         return config
     with config.names_as_typed():
@@ -245,9 +249,9 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
         "announce": True,
         # Checkpoints do not contain this option, which only affects the computation of gradients.
         **({"activation_checkpointing": False} if options_class(trained) is ViT else {}),
-        **{name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained},
-        "channels": f"${{oc.select:data.channels,{trained['channels']}}}",
-        **_OF_IMAGES,
+        **{
+            name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained and not is_taken(f"encoder.{name}")
+        },
         "renormalize": [name for name in ("mean", "std") if f"data.{name}" in arguments],
         **(foreign if checkpoint.foreign else {}),
     }

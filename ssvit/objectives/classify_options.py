@@ -38,8 +38,6 @@ class Classify(Objective):
         "evaluators": {
             "test": {
                 "_part_": "evaluator/classification",
-                "workers": "${workers}",
-                "timeout": "${loader_timeout}",
             }
         }
     }

@@ -6,13 +6,6 @@ from ssvit.config.declaration import Count, Part
 from ssvit.errors import OptionError
 from ssvit.objectives.base_options import Objective
 
-_LOAD = {
-    "_part_": "teacher/encoder",
-    "path": "${teacher}",
-    "side": "${data.image_size}",
-    "range": "${oc.select:data.range,null}",
-}
-
 
 class Distill(Objective):
     """Predict the features of a frozen encoder, the teacher, of the same view of each image.
@@ -23,7 +16,7 @@ class Distill(Objective):
 
     sets: ClassVar = {
         "teacher": "???",
-        "objective": {"teacher": _LOAD},
+        "objective": {"teacher": {"_part_": "teacher/encoder"}},
         "recipe": {"lr": 2e-3},
     }
 

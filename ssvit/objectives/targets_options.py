@@ -1,10 +1,10 @@
 """Define the options of the targets that are computed from a patch's pixels."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from ssvit.config.declaration import Count, From, Options, Pair, Run
+from ssvit.config.declaration import Count, Options, Pair, Run
 from ssvit.errors import OptionError, pair, typed
 from ssvit.models.vit_options import ViT
 
@@ -12,9 +12,9 @@ from ssvit.models.vit_options import ViT
 class Patches(Options):
     """Define the options of a target that is computed for each patch."""
 
-    patch_size: Annotated[Pair, From("encoder.patch_size")]
+    patch_size: Pair
     """Pixels of a patch's side, or [height, width]; stored as a pair."""
-    channels: Annotated[Count, From("encoder.channels")] = 3
+    channels: Count = 3
     """Number of image channels."""
 
     def check(self, run: Run) -> None:

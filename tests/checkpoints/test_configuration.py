@@ -132,16 +132,37 @@ def test_references_to_options_are_no_code():
     assert code_entry({"a": [{"b": 1, "c": None}, "${a.b}"]}) == ""
 
 
-def test_a_stored_configuration_is_read_back_without_builders(tmp_path, config):
-    builders = {**config, "data": {**config["data"], "source": {"_part_": "data/mine", "size": 3}}}
-    del builders["choices"], builders["schema"]
+def test_a_stored_configuration_is_read_back_without_builders(tmp_path):
+    data = {"_part_": "data/mine", "size": 3, "image_size": 16, "view": {"size": "???"}}
+    builders = {"data": data, "encoder": {"_part_": "encoder/vit", "image_size": 16}}
     (tmp_path / "config.yaml").write_bytes(
         Configuration.of_values(builders, {"data": "mine", "experiment": None}).serialized()
     )
     found = Configuration.read(tmp_path / "config.yaml")
     assert found.choices == {"data": "mine", "experiment": None}
-    assert found.values == {**builders, "data": {**config["data"], "source": {"size": 3}}}
+    del data["_part_"], builders["encoder"]["_part_"]
+    assert found.values == builders
     assert "_part_" not in (tmp_path / "config.yaml").read_text()
+
+
+def test_references_of_a_former_version_are_replaced_by_the_values_of_the_options(tmp_path):
+    """In the group data, whose values later commands change, by ??? instead."""
+    stored = {
+        "choices": {"data": "synthetic"},
+        "data": {"image_size": 16, "view": {"size": "${data.image_size}"}, "mean": 0.5},
+        "encoder": {"image_size": "${data.image_size}", "patch_size": [4, 8], "mean": "${data.mean}"},
+        "target": {"patch_size": "${encoder.patch_size}", "all": "${encoder}", "bits": 3},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
+    encoder = {"image_size": 16, "patch_size": [4, 8], "mean": 0.5}
+    assert Configuration.read(tmp_path / "config.yaml").values == {
+        "data": {"image_size": 16, "view": {"size": "???"}, "mean": 0.5},
+        "encoder": encoder,
+        "target": {"patch_size": [4, 8], "all": encoder, "bits": 3},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | {"a": "${b}", "b": "${a}"}))
+    with pytest.raises(ConfigurationError):
+        Configuration.read(tmp_path / "config.yaml")
 
 
 def test_values_of_the_data_set_are_those_of_the_run(folder, config):

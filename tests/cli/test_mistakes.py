@@ -113,8 +113,8 @@ MISTAKES = (
     "pretrain encoder=1e3",
     "pretrain 'data=[{a: 1}]'",
     "pretrain logger=[[a]]",
-    "pretrain 'probes=[a=b]' -> a=b: must be one of ",
-    "pretrain probes=[[knn] -> [knn]: must be one of ",
+    "pretrain 'probes=[a=b]' -> probes=a=b: must be one of ",
+    "pretrain probes=[[knn] -> probes=[[knn]: must be one of ",
     "pretrain \"recipe.steps='3'\"",
     "pretrain ~recipe",
     # Options that contradict each other.

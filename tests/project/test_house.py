@@ -22,8 +22,9 @@ LEVELS = (
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
     "api", "choices", "errors", "values", "engine.atomic_io", "objectives.schedule", "training.recipe",
-    "checkpoints.run_folder", "checkpoints.manifest", "loading.pretrained", "config.command", "config.help", "studies.comparison",
-    "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction", "retrieval.options",
+    "checkpoints.run_folder", "checkpoints.manifest", "loading.pretrained", "config.command", "config.help",
+    "studies.comparison", "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction",
+    "retrieval.options",
     "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
     "data.sources.shard_folder", "data.sources.vtab", "studies.table", "exchange.reading", "analysis.options",
     "checkpoints.checkpoint", "loading.finding", "exchange.graph", "kernels.inference_options",

@@ -8,7 +8,7 @@ from typing import IO, Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Gt, Le, Len
 from pydantic import Field
 
-from ssvit.config.declaration import Count, Expect, Fraction, From, OneOf, Options, Pair, Part, Run, Size, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, OneOf, Options, Pair, Part, Run, Size, Whole
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 
@@ -31,7 +31,7 @@ class Images(Options):
     """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
     augment: Part = None
     """The augmentation of the training images."""
-    view: Part = Field(default={"_part_": "view/center_crop", "size": "${data.image_size}"})
+    view: Part = Field(default={"_part_": "view/center_crop"})
     """The transform of evaluation images."""
 
 
@@ -44,7 +44,7 @@ class Augmentation(Options):
 
     views: ClassVar[tuple[str, ...]] = ("image",)
 
-    size: Annotated[Pair, From("data.image_size")]
+    size: Pair
     """Pixels of an image's side, or [height, width]."""
 
 

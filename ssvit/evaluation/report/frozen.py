@@ -226,6 +226,7 @@ def _split(
     file_options: Loading = {"workers": options.workers, "timeout": options.loader_timeout}
     loading: dict[str, Any] = {**file_options, "batch_size": options.batch_size, "device": device}
     precision = resolved(options.precision, device)
+    folder = options.cache_folder
 
     def extracted(encoder: Evaluated, which: str) -> FeatureSets:
         function = encoder.function
@@ -235,14 +236,14 @@ def _split(
             function.prepare(device, precision)
         if is_main_process():
             loading["progress"] = progress(f"{encoder.name or 'encoder'}, {which} images", " images")
-        if options.cache is None:
+        if folder is None:
             sets = extract(function, source, transform, **loading)
         else:
             pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range")}
             if background := getattr(encoder.source, "background", None):  # black has no entry, as in earlier caches
                 pixel_format["background"] = background
             view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
-            sets = cached(Path(options.cache), function, source, transform, transform_options=view, **loading)
+            sets = cached(folder, function, source, transform, transform_options=view, **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
     evaluated, *others = encoders

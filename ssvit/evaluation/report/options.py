@@ -49,8 +49,8 @@ class Evaluate(Pretrained, Inference):
     """Loader processes of each process."""
     loader_timeout: NotNegative = 300
     """Seconds to wait for a batch from the loader processes; 0: no limit."""
-    cache: Name | None = "${outputs}/features"
-    """Folder in which features are cached. None: features are not cached."""
+    cache: Name | None = "auto"
+    """Folder in which features are cached. auto: features/ in the folder of all runs; None: they are not cached."""
     report: bool = True
     """Whether to write a report; false: print the table of a single probe."""
     output: Name | None = None
@@ -63,6 +63,13 @@ class Evaluate(Pretrained, Inference):
     def chosen(self) -> list[str]:
         """Return the names of the enabled probes."""
         return [name for name, part in self.probes.items() if isinstance(part, Options)]
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Return the folder in which features are cached; None: they are not cached."""
+        if self.cache == "auto":
+            return Path(self.outputs, "features")
+        return None if self.cache is None else Path(self.cache)
 
     def check_consistency(self) -> None:
         """Raise OptionError unless there are a checkpoint, a place for the output and a probe."""

@@ -1,8 +1,8 @@
 """The options of the encoder."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from ssvit.config.declaration import Count, From, Size
+from ssvit.config.declaration import Count, Size
 from ssvit.models.encoder_options import Normalized
 
 
@@ -12,7 +12,7 @@ class Conv(Normalized):
     depth: ClassVar[int] = 2
     poolings: ClassVar[tuple[str, ...]] = ("patch_mean",)
 
-    image_size: Annotated[Size, From("data.image_size")]
+    image_size: Size
     """Pixels."""
     width: Count = 8
     """Channels of the layers."""
