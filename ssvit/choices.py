@@ -1,8 +1,8 @@
 """List the parts of ssvit by group and name: the choices of objective=…, probes=[…] and all other groups. No torch.
 
 A part is one row: its group, its name and its code. The class of its options has the name of the part and is in the
-module of the same name with the suffix _options, so that options are checked without loading torch; a row states where
-it deviates. Another package adds a row by `add`.
+module of its group's options, or else in the module of the code with the suffix _options, so that options are checked
+without loading torch; a row states where it deviates. Another package adds a row by `add`.
 """
 
 import importlib
@@ -17,7 +17,8 @@ class Part:
 
     Attributes:
         code: Dotted name of the class or function that is called with the options.
-        options: Dotted name of the class of the options; "": of the same name, next to the code.
+        options: Dotted name of the class of the options; "": the class of the same name in the module of the group's
+            options, or in the module of the code with the suffix _options.
         listed: Whether the name is a choice. Other parts are chosen by files of options or by objectives.
     """
 
@@ -26,10 +27,9 @@ class Part:
     listed: bool = True
 
     @property
-    def options_class(self) -> str:
-        """Return the dotted name of the class of the options."""
-        module, _, name = self.code.rpartition(".")
-        return self.options or f"{module}_options.{name}"
+    def is_built_in(self) -> bool:
+        """Return whether the part belongs to ssvit and not to another package."""
+        return self.code.startswith("ssvit.")
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,12 @@ class Group:
     Attributes:
         meaning: Description for `--help`; "" if the command describes an option of the same name.
         several: Whether several parts may be chosen, each with its options under its name.
+        options: Module of the options of all built-in parts; "": each part has its own.
     """
 
     meaning: str = ""
     several: bool = False
+    options: str = ""
 
 
 GROUPS = {
@@ -56,7 +58,7 @@ GROUPS = {
     "index": Group(),
     "logger": Group(several=True),
     "objective": Group(),
-    "probe": Group(several=True),
+    "probe": Group(several=True, options="ssvit.evaluation.probes.options"),
     "target": Group("What is predicted of a patch."),
 }
 
@@ -161,12 +163,7 @@ def add(group: str, name: str, code: str, options: str = "") -> None:
 
 def added() -> list[str]:
     """Return the parts that other packages have added, as group/name."""
-    return [
-        f"{group}/{name}"
-        for group, parts in PARTS.items()
-        for name, part in parts.items()
-        if not part.code.startswith("ssvit.")
-    ]
+    return [f"{group}/{name}" for group, parts in PARTS.items() for name, part in parts.items() if not part.is_built_in]
 
 
 def choice_names(group: str) -> list[str]:
@@ -174,18 +171,25 @@ def choice_names(group: str) -> list[str]:
     return [name for name, part in PARTS.get(group, {}).items() if part.listed]
 
 
+def _options_class(group: str, part: Part) -> str:
+    """Return the dotted name of the class of the options of a part."""
+    module, _, name = part.code.rpartition(".")
+    shared = GROUPS[group].options if group in GROUPS and part.is_built_in else ""
+    return part.options or f"{shared or f'{module}_options'}.{name}"
+
+
 def options_of(part: object) -> Any:
     """Return the class of the options of a part group/name, such as probe/ridge; None if there is no such part."""
     group, _, name = str(part).partition("/")
     row = PARTS.get(group, {}).get(name)
-    return None if row is None else pkgutil.resolve_name(row.options_class)
+    return None if row is None else pkgutil.resolve_name(_options_class(group, row))
 
 
 def part_of(options: type) -> str | None:
     """Return the part, group/name, that has a class of options; None if there is no such part."""
     target = f"{options.__module__}.{options.__qualname__}"
-    rows = ((f"{group}/{name}", part) for group, parts in PARTS.items() for name, part in parts.items())
-    return next((full for full, part in rows if part.options_class == target), None)
+    rows = ((group, name, part) for group, parts in PARTS.items() for name, part in parts.items())
+    return next((f"{group}/{name}" for group, name, part in rows if _options_class(group, part) == target), None)
 
 
 def code_of(options: type) -> Any:

@@ -42,10 +42,10 @@ def test_a_run_from_random_weights_imports_only_what_it_chose(no_torch):
         env={**os.environ, "PYTHONPATH": no_torch},
     )  # fmt: skip
     modules = set(done.stdout.split())
-    assert {"ssvit.objectives.mae_options", "ssvit.evaluation.probes.knn_options"} <= modules
+    assert {"ssvit.objectives.mae_options", "ssvit.evaluation.probes.options"} <= modules
     assert not [name for name in modules if name.startswith("ssvit.exchange")]
     others = ("checkpoints.pretrained", "checkpoints.finding", "training.preset", "data.datasets_options",
-              "objectives.dino_options", "evaluation.probes.sgd_options", "retrieval.options")  # fmt: skip
+              "objectives.dino_options", "retrieval.options")  # fmt: skip
     assert modules.isdisjoint(f"ssvit.{name}" for name in others)
 
 

@@ -25,7 +25,6 @@ from ssvit.values import value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
-MODULES = sorted((ROOT / "ssvit").rglob("*_options.py"))
 CLASSIFIER = ROOT / "tests" / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
 WRONG = "wrong"  # what no option can be
 # Choices that between them have every part that pre-training can be made of.
@@ -136,9 +135,16 @@ def test_every_option_of_every_part_is_checked_without_torch(told, choice):
 
 
 def test_options_lie_next_to_the_part_that_uses_them():
-    for module in MODULES:
+    for module in (ROOT / "ssvit").rglob("*_options.py"):
         part = module.with_name(module.name.replace("_options", ""))
         assert part.is_file(), f"{module} belongs to no {part.name}"
+    for full, part in ((f"{group}/{name}", part) for group, parts in PARTS.items() for name, part in parts.items()):
+        assert options_of(full).__module__.rpartition(".")[0] == part.code.rsplit(".", 2)[0], full
+
+
+def test_a_package_has_one_module_of_options_or_one_for_each_part():
+    for module in (ROOT / "ssvit").rglob("options.py"):
+        assert not list(module.parent.glob("*_options.py")), module.parent
 
 
 def test_an_average_is_kept_where_the_student_is_probed(images):

@@ -24,10 +24,9 @@ WITHOUT_TORCH = (
     "api", "choices", "errors", "values", "engine.atomic_io", "objectives.schedule", "training.recipe",
     "checkpoints.run_folder", "checkpoints.manifest", "loading.pretrained", "config.command", "config.help",
     "studies.comparison", "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction",
-    "retrieval.options",
-    "evaluation.report.against", "evaluation.report.options", "evaluation.statistics", "data.sources.folder",
-    "data.sources.shard_folder", "data.sources.vtab", "studies.table", "exchange.reading", "analysis.options",
-    "checkpoints.checkpoint", "loading.finding", "exchange.graph", "kernels.inference_options",
+    "evaluation.report.against", "evaluation.statistics", "data.sources.folder", "data.sources.shard_folder",
+    "data.sources.vtab", "studies.table", "exchange.reading", "checkpoints.checkpoint", "loading.finding",
+    "exchange.graph",
 )  # fmt: skip
 MODULES = sorted((ROOT / "ssvit").rglob("*.py"))
 
@@ -143,7 +142,7 @@ for name in sys.argv[1].split():
     ("modules", "heavy"),
     [
         ((f"ssvit.{module}" for module in WITHOUT_TORCH), "torch numpy"),
-        ((module for module in KNOWN if module.endswith("_options")), "torch numpy hydra"),
+        ((module for module in KNOWN if module.endswith("options")), "torch numpy hydra"),
     ],
     ids=["fast", "options"],
 )

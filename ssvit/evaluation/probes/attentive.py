@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ssvit.engine.randomness import key
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import attentive_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, losses
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.probes.sgd import batches
@@ -30,7 +30,7 @@ _WARMUP = 0.1  # fraction of the steps
 _SAMPLED = 1024  # images whose patches determine mean and standard deviation
 
 
-class Attentive(attentive_options.Attentive, Linear):
+class Attentive(options.Attentive, Linear):
     """Train an attention pooling and a classifier for each learning rate and weight decay, on the same batches."""
 
     name: ClassVar[str] = "attentive"

@@ -16,12 +16,12 @@ from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k, search
 from ssvit.evaluation.neighbours_options import Flat
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import knn_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import standardized
 
 
-class Knn(knn_options.Knn, Probe):
+class Knn(options.Knn, Probe):
     """Classify test images by the vote of the k nearest training images in cosine similarity.
 
     One distributed search serves each k. Feature sets are chosen by the leave-one-out accuracy on the training images,

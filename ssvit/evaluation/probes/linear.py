@@ -20,7 +20,7 @@ from ssvit.engine.randomness import permutation
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import linear_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import Scaler
 
@@ -77,7 +77,7 @@ class Classifiers:
         return LinearScores(correct.double().mean(1).tolist(), means, correct, predictions)
 
 
-class Linear(linear_options.Linear, Probe):
+class Linear(options.Linear, Probe):
     """Choose a classifier and a feature set by validation accuracy; ties are broken by the validation loss."""
 
     chosen_by: ClassVar[str] = "validation accuracy"  # mAP for multi-label images

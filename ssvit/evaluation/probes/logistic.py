@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import logistic_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.linear import CHUNK, Classifiers, Linear, logits_of, losses
 from ssvit.evaluation.probes.scaler import Scaler
 
@@ -23,7 +23,7 @@ _TOLERANCE, _CHANGE = 1e-6, 1e-10
 _ROUGH = 1e-4  # tolerance of the fits that choose the penalty: the accuracy differs by less than 0.1 points
 
 
-class Logistic(logistic_options.Logistic, Linear):
+class Logistic(options.Logistic, Linear):
     """Fit multinomial logistic regression by full-batch L-BFGS: mean cross-entropy + l2 / 2 |weights|^2.
 
     Each fit starts from the solution of the next larger penalty. The chosen one is refitted on all training images.

@@ -19,14 +19,14 @@ from ssvit.engine.randomness import permutation
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k
-from ssvit.evaluation.probes import retrieval_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.scaler import standardized
 
 _BLOCK = 1 << 25  # maximum number of similarities in memory
 
 
-class Retrieval(retrieval_options.Retrieval, Probe):
+class Retrieval(options.Retrieval, Probe):
     """Rank the training images by cosine similarity to a test image and score the ranking.
 
     Feature sets are chosen by the leave-one-out mAP of as many training images as queries.

@@ -20,7 +20,7 @@ from ssvit.engine.randomness import permutation
 from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import ridge_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.titles import labels as title_of
 
@@ -30,7 +30,7 @@ _MIN_DEVIATION = 1e-5
 _BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
 
 
-class Ridge(ridge_options.Ridge, Probe):
+class Ridge(options.Ridge, Probe):
     """Fit ridge regression to all images or to a few of each class; the samples are nested over the shots."""
 
     chosen_by: ClassVar[str] = "leave-one-out accuracy on the images of the last column"

@@ -19,7 +19,7 @@ from ssvit.data.sources.base import IGNORED
 from ssvit.engine.randomness import permutation
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import segmentation_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit
 from ssvit.evaluation.probes.scaler import Scaler
@@ -27,7 +27,7 @@ from ssvit.evaluation.probes.scaler import Scaler
 _SCORES = 1 << 24  # maximum number of upsampled scores in memory
 
 
-class Segmentation(segmentation_options.Segmentation, Probe):
+class Segmentation(options.Segmentation, Probe):
     """Predict the class of each pixel; the penalty of the linear layer is chosen on validation images."""
 
     name: ClassVar[str] = "segmentation"

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ssvit.engine.randomness import permutation
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import sgd_options
+from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, logits_of, losses
 from ssvit.evaluation.probes.scaler import Scaler
 
 
-class Sgd(sgd_options.Sgd, Linear):
+class Sgd(options.Sgd, Linear):
     """Train a linear layer for each learning rate by SGD on the same batches, initialised at zero."""
 
     name: ClassVar[str] = "sgd"

@@ -10,7 +10,7 @@ from ssvit.config.declaration import Count, Counts, Expect, Figures, Name, NotNe
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.features_options import Features
-from ssvit.evaluation.probes import knn_options, linear_options, ridge_options
+from ssvit.evaluation.probes import options
 from ssvit.kernels.inference_options import Inference
 from ssvit.loading.finding_options import Pretrained
 
@@ -93,19 +93,19 @@ class OneProbe(Evaluate):
     report: bool = False
 
 
-class FewShot(ridge_options.Ridge, OneProbe):
+class FewShot(options.Ridge, OneProbe):
     """Fit ridge regression to a few images of each class."""
 
-    shots: ridge_options.Shots = Field(5, validate_default=True)
+    shots: options.Shots = Field(5, validate_default=True)
 
 
-class Knn(knn_options.Knn, OneProbe):
+class Knn(options.Knn, OneProbe):
     """Classify by the vote of the nearest training images."""
 
     k: Counts = (1, 10, 20, 100, 200)
 
 
-class LinearProbe(linear_options.Linear, OneProbe):
+class LinearProbe(options.Linear, OneProbe):
     """Train linear layers on frozen features."""
 
     method: Literal["sgd", "logistic"] = "sgd"
