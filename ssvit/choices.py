@@ -53,7 +53,7 @@ GROUPS = {
     "data": Group(),
     "distillation": Group("Distillation from a teacher, in addition to the labels."),
     "encoder": Group(),
-    "evaluator": Group(several=True),
+    "evaluator": Group(several=True, options="ssvit.evaluation.evaluators.options"),
     "experiment": Group("A complete run in one file."),
     "index": Group(),
     "logger": Group(several=True),

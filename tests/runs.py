@@ -14,7 +14,7 @@ from ranks import own_rank, start
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.evaluation.evaluators import prediction_options
+from ssvit.evaluation.evaluators.options import Prediction as PredictionOptions
 from ssvit.evaluation.evaluators.prediction import Prediction
 
 
@@ -36,7 +36,7 @@ def assert_close(folder: Path, other: Path) -> None:
 
 def held_out() -> dict[str, Prediction]:
     """The evaluator of masked patch prediction."""
-    options = prediction_options.Prediction()
+    options = PredictionOptions()
     return {"held_out": Prediction(options, source=tiny.source(), transform=CenterCrop(size=16))}
 
 

@@ -23,7 +23,7 @@ from ssvit.config.declaration import (
 from ssvit.data.sources.base_options import Subset
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, within
-from ssvit.evaluation.evaluators.online_options import Probing
+from ssvit.evaluation.evaluators.options import Probing
 from ssvit.models import encoder_options
 from ssvit.models.timm_options import is_stored
 from ssvit.training.recipe import Recipe

@@ -21,9 +21,9 @@ from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
-from ssvit.evaluation.evaluators import online_options
 from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
+from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.figures.display import Display
 from ssvit.models.lora import restrict
@@ -85,7 +85,7 @@ class Session:
         _, data, objective, _ = self.build(config)
         test = data.validation_or_test
         probing = Probing(
-            online_options.Probing(train_images=len(data.train), test_images=len(test)),
+            ProbingOptions(train_images=len(data.train), test_images=len(test)),
             probes={"ridge": Ridge()}, train=data.train, test=test, transform=config.build("data.view"),
         )  # fmt: skip
         return (probing.measure(objective)["ridge"], len(test)) if probing.probes else None

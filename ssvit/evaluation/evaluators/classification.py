@@ -16,8 +16,8 @@ from ssvit.data.fingerprints import read_fingerprints
 from ssvit.data.loader import TOLERATED, Loading, evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label
 from ssvit.errors import UserError
-from ssvit.evaluation.evaluators import classification_options
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
+from ssvit.evaluation.evaluators.options import Classification as ClassificationOptions
 from ssvit.evaluation.evaluators.predictions import MultiLabelPredictions, Predictions, percent
 from ssvit.evaluation.evaluators.real import read_real
 from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
@@ -47,7 +47,7 @@ class Classification(Evaluator):
 
     def __init__(
         self,
-        options: classification_options.Classification,
+        options: ClassificationOptions,
         *,
         source: Source,
         transform: EvalTransform,

@@ -12,9 +12,9 @@ from torch import Tensor
 from ssvit.data.augment.views import Views
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
-from ssvit.evaluation.evaluators import contrast_options
 from ssvit.evaluation.evaluators.base import Shown
 from ssvit.evaluation.evaluators.held_out import HeldOut, collapsed_features, describe_spread, spread_of
+from ssvit.evaluation.evaluators.options import Contrast as ContrastOptions
 from ssvit.evaluation.evaluators.reconstruction import compare_with_baselines
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread, losses
 from ssvit.objectives.contrastive import ContrastiveTuning, SimCLR, similarities, unit
@@ -32,9 +32,7 @@ class Contrast(HeldOut):
 
     fewest = 2
 
-    def __init__(
-        self, options: contrast_options.Contrast, *, source: Source, transform: EvalTransform, augment: Views
-    ) -> None:
+    def __init__(self, options: ContrastOptions, *, source: Source, transform: EvalTransform, augment: Views) -> None:
         super().__init__(options, source=source, transform=transform)
         self.augment = augment
 

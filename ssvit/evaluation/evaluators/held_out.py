@@ -14,8 +14,8 @@ from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Source
 from ssvit.errors import UserError
-from ssvit.evaluation.evaluators import held_out_options
 from ssvit.evaluation.evaluators.base import PlottingEvaluator
+from ssvit.evaluation.evaluators.options import HeldOut as HeldOutOptions
 
 _SHOWN = 12  # images in a mosaic
 LEAST_DEVIATION = 0.1  # collapse threshold of features, at which the mean cosine of two images is 0.99
@@ -26,7 +26,7 @@ class HeldOut(PlottingEvaluator):
 
     fewest = 1
 
-    def __init__(self, options: held_out_options.HeldOut, *, source: Source, transform: EvalTransform) -> None:
+    def __init__(self, options: HeldOutOptions, *, source: Source, transform: EvalTransform) -> None:
         self.source, self.transform, self.options = source, transform, options
         self.images = min(options.images, len(source))
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.evaluation import features_options
-from ssvit.evaluation.evaluators import label_free_options
 from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
 from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
+from ssvit.evaluation.evaluators.options import LabelFree as LabelFreeOptions
 from ssvit.evaluation.features import Frozen
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
 from ssvit.objectives.base import Objective
@@ -35,7 +35,7 @@ TITLES = {"rankme": "RankMe", "rankme_centered": "RankMe without the mean"}
 class LabelFree(HeldOut):
     """Evaluate the backbone of any objective after each layer and the final norm, with the pooling of the encoder."""
 
-    def __init__(self, options: label_free_options.LabelFree, *, source: Source, transform: EvalTransform) -> None:
+    def __init__(self, options: LabelFreeOptions, *, source: Source, transform: EvalTransform) -> None:
         super().__init__(options, source=source, transform=transform)
         self.set_interval(options.every)
 

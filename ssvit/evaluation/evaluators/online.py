@@ -18,8 +18,8 @@ from ssvit.data.sources.base import Source, is_multi_label, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation import features_options
-from ssvit.evaluation.evaluators import online_options
 from ssvit.evaluation.evaluators.base import PlottingEvaluator, Shown
+from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
@@ -60,7 +60,7 @@ class Probing(PlottingEvaluator):
 
     def __init__(
         self,
-        options: online_options.Probing,
+        options: ProbingOptions,
         *,
         probes: Mapping[str, Probe],
         train: Source,

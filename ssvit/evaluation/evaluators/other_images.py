@@ -9,9 +9,9 @@ from scipy.stats import mannwhitneyu
 from ssvit.data.batch import Batch
 from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
-from ssvit.evaluation.evaluators import classification_options
 from ssvit.evaluation.evaluators.base import Evaluation
 from ssvit.evaluation.evaluators.classification import Classification
+from ssvit.evaluation.evaluators.options import Classification as ClassificationOptions
 from ssvit.evaluation.evaluators.predictions import Predictions
 from ssvit.figures.display import Display
 
@@ -61,7 +61,7 @@ def measure(
     predictions = Predictions.of_logits(probabilities[is_known].log(), batch)
     paths = [path for path, label, _ in read if label >= 0]
     source = Files(paths, labels[is_known], classes, pixels=classifier.pixels)
-    options = classification_options.Classification()
+    options = ClassificationOptions()
     evaluator = OtherImages(options, source=source, transform=classifier.transform, part="labelled")
     encoder, shown = classifier.checkpoint.encoder, range(min(3, classifier.pixels.channels))
     evaluator.display = Display.of_pixels(classifier.pixels, mean=encoder["mean"], std=encoder["std"], shown=shown)

@@ -11,8 +11,8 @@ from torch import Tensor
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
 from ssvit.data.sources.synthetic import conflicts
-from ssvit.evaluation.evaluators import shape_bias_options
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
+from ssvit.evaluation.evaluators.options import ShapeBias as ShapeBiasOptions
 from ssvit.evaluation.statistics import standard_error
 from ssvit.figures.plot import History
 from ssvit.objectives.classify import Classify
@@ -44,7 +44,7 @@ class ShapeBias(Evaluator):
         transform: Has no effect.
     """
 
-    def __init__(self, options: shape_bias_options.ShapeBias, *, source: Source, transform: EvalTransform) -> None:
+    def __init__(self, options: ShapeBiasOptions, *, source: Source, transform: EvalTransform) -> None:
         self.options, self.images = options, options.images
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:

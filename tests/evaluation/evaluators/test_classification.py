@@ -20,8 +20,8 @@ from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.calibration import Calibration
-from ssvit.evaluation.evaluators import classification_options
 from ssvit.evaluation.evaluators.classification import Classification
+from ssvit.evaluation.evaluators.options import Classification as ClassificationOptions
 
 
 def tagged(count: int, side: int = 4) -> torch.Tensor:
@@ -51,7 +51,7 @@ def case(count: int, k: int, *, multi_label: bool = False) -> tuple[Table, Memor
 
 
 def evaluation(source, side: int = 4, part: str = "test", **options) -> Classification:
-    chosen = classification_options.Classification(**{"batch_size": 16} | options)
+    chosen = ClassificationOptions(**{"batch_size": 16} | options)
     return Classification(chosen, source=source, transform=CenterCrop(size=side), part=part)
 
 

@@ -1,6 +1,7 @@
 """Properties of every evaluation during training, whatever it measures."""
 
 import math
+import pkgutil
 import subprocess
 import sys
 from dataclasses import is_dataclass
@@ -10,21 +11,23 @@ import tiny
 import torch
 from command import error_of
 
-from ssvit.config.declaration import Options
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
-from ssvit.evaluation.evaluators import (
-    autoencoding_options,
-    classification_options,
-    collapse_options,
-    contrast_options,
-    label_free_options,
-    latent_options,
-    online_options,
-    prediction_options,
-)
+from ssvit.evaluation import evaluators
+from ssvit.evaluation.evaluators import online
 from ssvit.evaluation.evaluators.base import Evaluator, with_metrics
+from ssvit.evaluation.evaluators.options import (
+    Autoencoding,
+    Classification,
+    Collapse,
+    Contrast,
+    LabelFree,
+    LatentPrediction,
+    PatchCollapse,
+    Prediction,
+    Probing,
+)
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.figures.base import Figure
 from ssvit.figures.plot import Plot
@@ -32,30 +35,30 @@ from ssvit.figures.plot import Plot
 VIEW = CenterCrop(size=16)
 # The objective, and the options of its evaluation.
 EVALUATORS = {
-    "prediction": (tiny.model, prediction_options.Prediction),
-    "prediction_of_clusters": (tiny.codebook, prediction_options.Prediction),
-    "prediction_by_a_decoder": (tiny.masked_patch_decoder, prediction_options.Prediction),
-    "autoencoding": (tiny.mae, autoencoding_options.Autoencoding),
-    "latent": (tiny.latent, latent_options.LatentPrediction),
-    "collapse": (tiny.dino, collapse_options.Collapse),
-    "patch_collapse": (tiny.ibot, collapse_options.PatchCollapse),
-    "contrast": (tiny.simclr, contrast_options.Contrast),
-    "contrast_of_tuning": (tiny.contrastive_tuning, contrast_options.Contrast),
-    "label_free": (tiny.model, label_free_options.LabelFree),
-    "classification": (tiny.classify, classification_options.Classification),
-    "probing": (tiny.model, online_options.Probing),
+    "prediction": (tiny.model, Prediction),
+    "prediction_of_clusters": (tiny.codebook, Prediction),
+    "prediction_by_a_decoder": (tiny.masked_patch_decoder, Prediction),
+    "autoencoding": (tiny.mae, Autoencoding),
+    "latent": (tiny.latent, LatentPrediction),
+    "collapse": (tiny.dino, Collapse),
+    "patch_collapse": (tiny.ibot, PatchCollapse),
+    "contrast": (tiny.simclr, Contrast),
+    "contrast_of_tuning": (tiny.contrastive_tuning, Contrast),
+    "label_free": (tiny.model, LabelFree),
+    "classification": (tiny.classify, Classification),
+    "probing": (tiny.model, Probing),
 }
-MODULES = sorted({options.__module__.removesuffix("_options") for _, options in EVALUATORS.values()})
+MODULES = [module.name for module in pkgutil.iter_modules(evaluators.__path__, f"{evaluators.__name__}.")]
 
 
 def build(name: str, source: Memory | None = None, **options: object) -> Evaluator:
     """Evaluate 24 pictures, or the images of a source."""
     source = tiny.labelled() if source is None else source
-    kind: type[Options] = EVALUATORS[name][1]
-    images = {"probes": {"knn": Knn(k=3)}, "train": source, "test": source} if name == "probing" else {"source": source}
-    if kind is contrast_options.Contrast:
-        images["augment"] = tiny.transform(tiny.simclr())
-    return kind(**{"batch_size": 10} | options).build(**images, transform=VIEW)
+    chosen = EVALUATORS[name][1](**{"batch_size": 10} | options)
+    if isinstance(chosen, Probing):
+        return online.Probing(chosen, probes={"knn": Knn(k=3)}, train=source, test=source, transform=VIEW)
+    augment = {"augment": tiny.transform(tiny.simclr())} if isinstance(chosen, Contrast) else {}
+    return chosen.build(source=source, transform=VIEW, **augment)
 
 
 @torch.no_grad()

@@ -19,9 +19,10 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import features_options
-from ssvit.evaluation.evaluators import base, online_options
+from ssvit.evaluation.evaluators import base
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.evaluators.online import Probing, describe, start_of
+from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.features import Frozen, Pixels, extract
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.knn import Knn
@@ -49,7 +50,7 @@ TRAIN, TEST = labelled(60, 1), labelled(45, 2)
 
 def probing(probes=PROBES, train=TRAIN, test=TEST, **options) -> Probing:
     numbers = {"every": 4, "train_images": 30, "test_images": 45, "batch_size": 16} | options
-    return Probing(online_options.Probing(**numbers), probes=probes, train=train, test=test, transform=VIEW)
+    return Probing(ProbingOptions(**numbers), probes=probes, train=train, test=test, transform=VIEW)
 
 
 def rows(folder: Path, evaluator: str = "probe") -> dict[int, dict]:

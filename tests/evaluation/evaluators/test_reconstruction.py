@@ -10,8 +10,8 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.evaluators import latent, prediction
 from ssvit.evaluation.evaluators.autoencoding import Autoencoding
-from ssvit.evaluation.evaluators.held_out_options import HeldOut
 from ssvit.evaluation.evaluators.latent import LatentPrediction
+from ssvit.evaluation.evaluators.options import HeldOut
 from ssvit.evaluation.evaluators.prediction import Prediction
 from ssvit.evaluation.evaluators.reconstruction import nearest_uncorrupted
 from ssvit.figures.display import PLAIN

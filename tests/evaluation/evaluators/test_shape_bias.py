@@ -11,8 +11,8 @@ from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import Images
 from ssvit.data.sources.synthetic import CLASSES, conflicts
 from ssvit.data.sources.synthetic_options import Synthetic
+from ssvit.evaluation.evaluators.options import ShapeBias
 from ssvit.evaluation.evaluators.shape_bias import shape_bias
-from ssvit.evaluation.evaluators.shape_bias_options import ShapeBias
 from ssvit.objectives import classify_options, mae_options
 from ssvit.objectives.classify import Classify
 from ssvit.training.options import Training
