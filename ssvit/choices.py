@@ -56,7 +56,7 @@ GROUPS = {
     "evaluator": Group(several=True, options="ssvit.evaluation.evaluators.options"),
     "experiment": Group("A complete run in one file."),
     "index": Group(),
-    "logger": Group(several=True),
+    "logger": Group(several=True, options="ssvit.training.loggers.options"),
     "objective": Group(),
     "probe": Group(several=True, options="ssvit.evaluation.probes.options"),
     "target": Group("What is predicted of a patch."),

@@ -52,7 +52,7 @@ from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.schedule import Progress, Schedule
 from ssvit.objectives.targets import Hog, MeanColor, Pixels
 from ssvit.training import launch, loop
-from ssvit.training.loggers import tensorboard_options
+from ssvit.training.loggers.options import TensorBoard as TensorBoardOptions
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -339,7 +339,7 @@ def train(
         seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=processes.rank,
         world=processes.world, workers=workers, records=True,
     )  # fmt: skip
-    options = tensorboard_options.TensorBoard()
+    options = TensorBoardOptions()
     board = TensorBoard(options, folder=folder, name=folder.name, hyperparameters={"steps": numbers.steps})
     worked = loop.train(
         processes,

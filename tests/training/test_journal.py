@@ -9,7 +9,7 @@ import pytest
 
 from ssvit.checkpoints.run_folder import rows
 from ssvit.errors import UserError
-from ssvit.training.loggers import tensorboard_options
+from ssvit.training.loggers.options import TensorBoard as TensorBoardOptions
 from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
@@ -18,7 +18,7 @@ ROW = {"train/loss": 1.0}
 
 
 def opened(folder):
-    board = TensorBoard(tensorboard_options.TensorBoard(), folder=folder, name="run", hyperparameters={})
+    board = TensorBoard(TensorBoardOptions(), folder=folder, name="run", hyperparameters={})
     return MetricsLog(folder, Recipe(steps=100, warmup=0), first_step=0, loggers=[board])
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from runs import final
 
 from ssvit.errors import OptionError, UserError
-from ssvit.training.loggers import wandb_options
+from ssvit.training.loggers import options as logger_options
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
 
@@ -62,7 +62,7 @@ def test_each_offline_run_of_wandb_has_all_points_up_to_its_end_once(tmp_path, m
     monkeypatch.setenv("WANDB_MODE", "offline")
     options = {"name": "group/run", "hyperparameters": {"recipe.lr": 0.1}}
     for first, last in ((0, 5), (3, 9)):  # killed after step 5, with the newest checkpoint at step 3
-        logger = Wandb(wandb_options.Wandb(project="mine"), folder=tmp_path, **options)
+        logger = Wandb(logger_options.Wandb(project="mine"), folder=tmp_path, **options)
         run(tmp_path, logger, first, last, complete=last == 9)
     wandb.teardown()  # ends its process, which may still be writing
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
@@ -78,15 +78,15 @@ def test_each_offline_run_of_wandb_has_all_points_up_to_its_end_once(tmp_path, m
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):
-    monkeypatch.setattr(wandb_options, "find_spec", lambda package: None)
+    monkeypatch.setattr(logger_options, "find_spec", lambda package: None)
     with pytest.raises(UserError, match=r"^logger=wandb"):
-        wandb_options.Wandb()
+        logger_options.Wandb()
 
 
 @pytest.mark.parametrize("values", [{"project": 3}, {"entity": ""}])
 def test_an_invalid_option_is_named(values):
     with pytest.raises(OptionError, match=f"^{next(iter(values))}="):
-        wandb_options.Wandb(**values)
+        logger_options.Wandb(**values)
 
 
 def test_an_unknown_logger_is_reported_before_torch_is_loaded(tool, no_torch):

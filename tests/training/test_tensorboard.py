@@ -5,7 +5,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
-from ssvit.training.loggers import tensorboard_options
+from ssvit.training.loggers.options import TensorBoard as TensorBoardOptions
 from ssvit.training.loggers.tensorboard import TensorBoard, lines
 from ssvit.training.metrics_log import MetricsLog
 from ssvit.training.recipe import Recipe
@@ -52,7 +52,7 @@ def board(tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
     for first, last in ((0, 5), (3, 9)):
-        logger = TensorBoard(tensorboard_options.TensorBoard(), folder=run, name="run", hyperparameters={})
+        logger = TensorBoard(TensorBoardOptions(), folder=run, name="run", hyperparameters={})
         log = MetricsLog(run, Recipe(steps=9, warmup=0), first_step=first, loggers=[logger])
         for step in range(first if first == 0 else first + 1, last + 1):
             if step:

@@ -8,7 +8,7 @@ from PIL.Image import Image
 from ssvit.engine import atomic_io
 from ssvit.errors import UserError
 from ssvit.training.loggers.base import Logger, Rows
-from ssvit.training.loggers.wandb_options import Wandb as Options
+from ssvit.training.loggers.options import Wandb as WandbOptions
 
 
 class Wandb(Logger):
@@ -20,7 +20,7 @@ class Wandb(Logger):
     """
 
     file = "wandb.txt"
-    options: Options
+    options: WandbOptions
     _exit_code = 1
 
     def open(self, first_step: int, history: Rows) -> None:

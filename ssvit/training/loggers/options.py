@@ -1,9 +1,13 @@
-"""Define the options of Weights & Biases."""
+"""Define the options of the loggers."""
 
 from importlib.util import find_spec
 
 from ssvit.config.declaration import Options, Text
 from ssvit.errors import UserError
+
+
+class TensorBoard(Options):
+    """TensorBoard's event files in the run's folder."""
 
 
 class Wandb(Options):
