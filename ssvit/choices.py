@@ -48,7 +48,7 @@ class Group:
 
 
 GROUPS = {
-    "augment": Group("Augmentation of the training images."),
+    "augment": Group("Augmentation of the training images.", options="ssvit.data.augment.options"),
     "continuation": Group("How training continues from existing weights."),
     "data": Group(),
     "distillation": Group("Distillation from a teacher, in addition to the labels."),
@@ -115,7 +115,7 @@ PARTS: dict[str, dict[str, Part]] = {
         "resize_crop": Part("ssvit.data.augment.crop.ResizeCrop"),
         "shift_crop": Part("ssvit.data.augment.crop.ShiftCrop"),
     },
-    "view": {"center_crop": Part("ssvit.data.augment.crop.CenterCrop")},
+    "view": {"center_crop": Part("ssvit.data.augment.crop.CenterCrop", "ssvit.data.augment.options.CenterCrop")},
     "evaluator": {
         "autoencoding": Part("ssvit.evaluation.evaluators.autoencoding.Autoencoding", listed=False),
         "classification": Part("ssvit.evaluation.evaluators.classification.Classification", listed=False),

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import Augmentation, MultiCrop
 from ssvit.data.batch import Batch, named
 from ssvit.data.loader import Loader
@@ -279,11 +279,11 @@ def transform(objective: Objective) -> Augmentation:
     """Return one crop of an image, or crops of several sizes for an objective of several views."""
     objective = objective.measured() if isinstance(objective, Continuation) else objective
     if isinstance(objective, Dino):
-        return MultiCrop(views_options.MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
+        return MultiCrop(MultiCropOptions(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
     if isinstance(
         getattr(objective, "options", None), contrastive_options.SimCLR | contrastive_options.ContrastiveTuning
     ):
-        return MultiCrop(views_options.MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
+        return MultiCrop(MultiCropOptions(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
     return InceptionCrop(size=16, scale=(0.5, 1.0))
 
 

@@ -1,7 +1,7 @@
 """The options of the augmentation."""
 
 from ssvit.config.declaration import Fraction
-from ssvit.data.augment.crop_options import Crop
+from ssvit.data.augment.options import Crop
 
 
 class Dim(Crop):

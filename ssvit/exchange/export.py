@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.engine.atomic_io import replaced_folder, write
 from ssvit.errors import UserError, within
 from ssvit.exchange import card, graph, preprocessing, program, timm

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 
 
 def sentence(view: CenterCrop, limits: Sequence[Sequence[float]] | None, background: str | None = None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, UserError, pair
 from ssvit.exchange import files, hub

@@ -10,7 +10,7 @@ from annotated_types import Len
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Expect, Options, Run
-from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, pair, typed
 from ssvit.exchange.reading_options import ForeignEncoder

@@ -11,7 +11,7 @@ from composing import composed, untrained
 
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import completed
-from ssvit.data.augment.crop_options import ResizeCrop
+from ssvit.data.augment.options import ResizeCrop
 from ssvit.data.sources.base import Data
 from ssvit.errors import Failure, OptionError
 from ssvit.studies import trials

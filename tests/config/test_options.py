@@ -17,7 +17,7 @@ from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.choices import PARTS, add, options_of
 from ssvit.config.declaration import select
-from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
 from ssvit.loading.encoder_options import eval_transform
 from ssvit.training.recipe import Recipe

@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit.data import sampler
-from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
+from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable
@@ -156,7 +156,7 @@ CHANGED = InceptionCrop(
 )  # fmt: skip
 
 
-VIEWS = MultiCrop(views_options.MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
+VIEWS = MultiCrop(MultiCropOptions(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
 
 
 @pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2), CHANGED, VIEWS])

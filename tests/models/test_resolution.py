@@ -7,7 +7,7 @@ import tiny
 import torch
 from command import error_of
 
-from ssvit.data.augment import views_options
+from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop
 from ssvit.data.batch import Batch
 from ssvit.errors import OptionError
@@ -246,9 +246,7 @@ def test_an_objective_that_samples_patches_refuses_images_of_another_size(method
     scheduled = {name: torch.tensor(1.0) for name in objective.schedules}
     batch = Batch.of_view(images)
     if method in ("ibot", "simclr"):
-        views = MultiCrop(views_options.MultiCrop(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5)))(
-            images, slots, 0
-        )
+        views = MultiCrop(MultiCropOptions(size=size, local_size=8, local_views=0, sigma=(0.1, 0.5)))(images, slots, 0)
         batch = Batch(views, None, slots)
     with pytest.raises(OptionError, match=rf"^images={size}x{size}: must be 16x16 pixels"):
         objective(batch, objective.sample(slots, seed=0), scheduled)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.augment import crop_options, geometry
+from ssvit.data.augment import geometry, options
 from ssvit.engine.randomness import uniform
 
 _RED, _GREEN, _BLUE = 0.2989, 0.587, 0.114  # luminance weights of torchvision
@@ -198,7 +198,7 @@ class GaussianBlur(Change):
         blurred, sigma = self.sample(seed, slots, view)
         images = images.clone()
         for rows in blurred.nonzero()[:, 0].split(max(1, _CHUNK // images[0].numel())):
-            images[rows] = blur(images[rows], sigma[rows], crop_options.reach(self.sigma))
+            images[rows] = blur(images[rows], sigma[rows], options.reach(self.sigma))
         return images
 
 
@@ -407,7 +407,7 @@ class RandAugment(Change):
         numbers = uniform(seed, "randaugment", slots, 2 * self.operations, view)
         operation_ids = (len(OPERATIONS) * numbers[:, : self.operations]).long()
         negative = (operation_ids < _SIGNED) & (numbers[:, self.operations :] < 0.5)
-        strength = torch.tensor(self.magnitude / crop_options.MAGNITUDES, dtype=torch.float64, device=slots.device)
+        strength = torch.tensor(self.magnitude / options.MAGNITUDES, dtype=torch.float64, device=slots.device)
         return operation_ids, (-strength).where(negative, strength)
 
     def __call__(self, images: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:

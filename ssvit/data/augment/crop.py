@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.augment import crop_options, geometry
+from ssvit.data.augment import geometry, options
 from ssvit.data.augment.changes import (
     TRIES,
     Change,
@@ -39,7 +39,7 @@ _CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in it
 _TABLE = 1 << 18  # maximum number of entries of a cached table of filters
 
 
-class RandomCrop(crop_options.RandomCrop):
+class RandomCrop(options.RandomCrop):
     """A training crop followed by the augmentations that its options enable."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -110,7 +110,7 @@ class RandomCrop(crop_options.RandomCrop):
         return tuple(change for wanted, change in every if wanted)
 
 
-class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
+class InceptionCrop(options.InceptionCrop, RandomCrop):
     """A resized, flipped crop of random area and aspect ratio: torchvision's RandomResizedCrop up to one grey level.
 
     The authors' code uses TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the aspect ratio
@@ -143,7 +143,7 @@ class InceptionCrop(crop_options.InceptionCrop, RandomCrop):
         return torch.stack(cropped)
 
 
-class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
+class ShiftCrop(options.ShiftCrop, RandomCrop):
     """A random crop of the image with reflection padding of `padding` pixels, and a flip: usual for CIFAR."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -185,7 +185,7 @@ class ShiftCrop(crop_options.ShiftCrop, RandomCrop):
         return (n - 1) - ((n - 1) - position.abs()).abs()
 
 
-class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
+class ResizeCrop(options.ResizeCrop, RandomCrop):
     """A random crop, with a flip, of the image resized to a square: VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
@@ -209,7 +209,7 @@ class ResizeCrop(crop_options.ResizeCrop, RandomCrop):
         return geometry.composed(geometry.cropped(whole, (self.resize, self.resize)), of_square)
 
 
-class CenterCrop(crop_options.CenterCrop):
+class CenterCrop(options.CenterCrop):
     """The deterministic resize and centre crop of evaluation."""
 
     def __call__(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ssvit.config.declaration import select
-from ssvit.data.augment import views_options
 from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 
 
 class Augmentation(Protocol):
@@ -96,7 +96,7 @@ class MultiCrop(Views):
         options: The options.
     """
 
-    def __init__(self, options: views_options.MultiCrop) -> None:
+    def __init__(self, options: MultiCropOptions) -> None:
         self.options = options
         values = vars(options)
         local = {"size": options.local_size, "scale": options.local_scale}

@@ -13,7 +13,7 @@ from torch import Tensor
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
-from ssvit.data.augment.crop_options import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.fingerprints import fingerprints, read_fingerprints
 from ssvit.data.loader import Loading
 from ssvit.data.sources.base import IGNORED, Data, Source, masks, missing_labels, subset

@@ -13,10 +13,11 @@ from scipy.stats import chisquare, ks_2samp, kstest
 from torchvision.transforms import v2
 
 from ssvit.config.declaration import Run
-from ssvit.data.augment import changes, views_options
+from ssvit.data.augment import changes
 from ssvit.data.augment import crop as crops
 from ssvit.data.augment.changes import OPERATIONS
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop, resample
+from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import IGNORED
@@ -43,7 +44,7 @@ CROPS = (
     ShiftCrop(size=32, **CHANGES), ResizeCrop(size=(16, 20), resize=24), ResizeCrop(size=16, resize=20, **CHANGES),
     CenterCrop(size=20), CenterCrop(size=20, fit="squash"),
 )  # fmt: skip
-VIEWS = MultiCrop(views_options.MultiCrop(**SMALL))
+VIEWS = MultiCrop(MultiCropOptions(**SMALL))
 OF_FLOATS = (*STEPS[:3], *STEPS[6:], *CROPS[::2], CROPS[7])
 
 
@@ -443,7 +444,7 @@ def test_dinos_views_are_crops_with_their_changes() -> None:
         changes = {"jitter": 0.8, "grayscale": 0.2, "blur": blur, "sigma": (0.1, 0.5), "solarize": solarize}
         assert view.equal(InceptionCrop(size=size, scale=scale, **changes)(list(pictures), slots, 5, number))
     assert (every[0] != every[1]).flatten(1).any(1).sum() > 30
-    assert set(MultiCrop(views_options.MultiCrop(**SMALL | {"local_views": 0}))(pictures, slots, 0)) == {"global"}
+    assert set(MultiCrop(MultiCropOptions(**SMALL | {"local_views": 0}))(pictures, slots, 0)) == {"global"}
     with pytest.raises(UserError, match=r"^data\.augment: .*global and local"):
         _ = Batch(found, None, slots).images
 
@@ -467,12 +468,12 @@ def test_users_define_groups_of_views() -> None:
         (ShiftCrop, {"rotation": 200}, "rotation"), (ShiftCrop, {"magnitude": 31}, "magnitude"),
         (ShiftCrop, {"erasing": 1.5}, "erasing"), (ShiftCrop, {"erased_area": [0.5, 0.1]}, "erased_area"),
         (ShiftCrop, {"blur": 0.5, "sigma": [0.1, 9]}, "sigma"), (ShiftCrop, {"sigma": [2, 1]}, "sigma"),
-        (views_options.MultiCrop, {"local_size": 0}, "local_size"),
-        (views_options.MultiCrop, {"local_scale": [0.5, 2]}, "local_scale"),
-        (views_options.MultiCrop, {"blur": 0.5}, "blur"),
-        (views_options.MultiCrop, {"solarize": [0, 0, 2]}, "solarize"),
-        (views_options.MultiCrop, {**SMALL, "quarter_turns": True}, "quarter_turns"),
-        (views_options.MultiCrop, {**SMALL, "sigma": [0.1, 4.0]}, "sigma"),
+        (MultiCropOptions, {"local_size": 0}, "local_size"),
+        (MultiCropOptions, {"local_scale": [0.5, 2]}, "local_scale"),
+        (MultiCropOptions, {"blur": 0.5}, "blur"),
+        (MultiCropOptions, {"solarize": [0, 0, 2]}, "solarize"),
+        (MultiCropOptions, {**SMALL, "quarter_turns": True}, "quarter_turns"),
+        (MultiCropOptions, {**SMALL, "sigma": [0.1, 4.0]}, "sigma"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_named(make: Any, options: dict[str, Any], name: str) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from ssvit.data.augment import views_options
 from ssvit.data.augment.changes import OPERATIONS, QuarterTurns, RandAugment, Rotation, VerticalFlip
 from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
+from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop
 
 COUNT = 64
@@ -96,8 +96,8 @@ def test_randaugment_shows_the_pixels_that_its_geometry_names(size: tuple[int, i
 
 
 def test_each_view_has_a_geometry_of_its_own() -> None:
-    options = views_options.MultiCrop(size=24, local_size=16, local_views=3, vertical_flip=0.5, jitter=0, grayscale=0,
-                                      blur=(0, 0, 0), solarize=(0, 0, 0))  # fmt: skip
+    options = MultiCropOptions(size=24, local_size=16, local_views=3, vertical_flip=0.5, jitter=0, grayscale=0,
+                               blur=(0, 0, 0), solarize=(0, 0, 0))  # fmt: skip
     views, sides = MultiCrop(options), torch.tensor([(31 + i % 3, 40 + i % 5) for i in range(COUNT)])
     images = [places(*of_image) for of_image in sides.tolist()]
     maps, shown = views.geometry(sides, SLOTS, 3), views(images, SLOTS, 3)
