@@ -9,10 +9,11 @@ from annotated_types import Ge
 from pydantic import Field
 
 from ssvit.config.command_line import CommandLine
-from ssvit.config.declaration import Count, Name, NotNegative, Part, Parts, Whole
+from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Whole
+from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import OptionError, folder_to_write, one_of, whole
 from ssvit.loading.finding_options import Pretrained
-from ssvit.models.encoder_options import grid
+from ssvit.models.encoder_options import Encoder, grid
 from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT
 from ssvit.values import value_of
@@ -21,9 +22,9 @@ from ssvit.values import value_of
 class Analysis(Pretrained):
     """The encoder and the images of an analysis."""
 
-    encoder: Part = None
+    encoder: Part[Encoder]
     """The model. None: the checkpoint's."""
-    data: Part = None
+    data: Part[DataSet | None] = None
     """The data set. None: the data set of the checkpoint's run."""
     batch_size: Count = 64
     """Batch size of the encoder."""
@@ -68,7 +69,7 @@ class Visualize(Analysis):
 class Inspect(Analysis):
     """Compare encoders by their consistency under changes of the images, receptive fields, and layers."""
 
-    against: Parts = Field(default_factory=dict)
+    against: Parts[Options] = Field(default_factory=dict)
     """Further encoders, as against=[NAME,…]: files in configs/encoder/ and models of timm, with random weights, and
     checkpoints, as in checkpoint=. Their options are against.NAME.OPTION."""
     patch_size: Count = 4

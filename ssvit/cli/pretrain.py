@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
@@ -16,7 +15,7 @@ from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Options, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
@@ -51,14 +50,15 @@ def run(config: Config) -> Path:
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
-            if hasattr(options.encoder, "path"):
-                print_lines(f"{options.name}: starts from {options.encoder.path}")
 
+        from ssvit.loading.encoder_options import LoadEncoder
         from ssvit.training.session import Session
 
+        if isinstance(options.encoder, LoadEncoder) and is_main_process():
+            print_lines(f"{options.name}: starts from {options.encoder.path}")
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
-        others = [part for part in (options.encoder, options.objective.reference) if hasattr(part, "path")]
+        others = [part for part in (options.encoder, options.objective.reference) if isinstance(part, LoadEncoder)]
         if others and session.labelled and options.probes:
             session.end()
             if is_main_process():
@@ -68,7 +68,7 @@ def run(config: Config) -> Path:
     return folder.path
 
 
-def _written(encoder: Any) -> dict[str, object]:
+def _written(encoder: Options) -> dict[str, object]:
     """Return the options of an encoder that is loaded, without those that have the checkpoint's value."""
     return {name: value for name, value in encoder.values().items() if value is not None}
 

@@ -18,7 +18,15 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -217,8 +225,11 @@ def _read_part(value: object) -> object:
     return options(**value)
 
 
-def _without_null(parts: object) -> object:
-    return {name: part for name, part in parts.items() if part is not None} if isinstance(parts, Mapping) else parts
+def _chosen(parts: object) -> object:
+    """Return the parts that are not null; options of parts that are not chosen have no `_part_`."""
+    if not isinstance(parts, Mapping):
+        return parts
+    return {name: part for name, part in parts.items() if isinstance(part, Options) or (part and "_part_" in part)}
 
 
 def select(options: type[T], values: Mapping[str, Any]) -> T:
@@ -290,6 +301,8 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:
     """Return the class of options in the type of an option, which may also permit null; None for other types."""
+    if _READ in metadata:  # a part, whose class is that of its value
+        return None
     for item in metadata:
         if (options := getattr(item, "options", None)) is not None:
             return options
@@ -401,10 +414,12 @@ Share = Annotated[float, Gt(0), Le(1)]  # a fraction above 0
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 """A name or a path. Values of digits only are accepted, which YAML reads as numbers."""
 Runs = Annotated[str, MinLen(1), Expect("the folder of all runs")]
-Part = Annotated[Any, BeforeValidator(_read_part), Expect("a group of options")]
-"""Options of a part, declared by the class of the part."""
-Parts = Annotated[Mapping[str, Part], BeforeValidator(_without_null)]
-"""Options of several parts by name; parts that are null are removed."""
+_READ = BeforeValidator(_read_part)
+_Class = TypeVar("_Class")
+Part = Annotated[_Class, _READ, SerializeAsAny(), Expect("a group of options")]
+"""Options of a part, whose class derives from a class: Part[Objective]."""
+Parts = Annotated[Mapping[str, Part[_Class]], BeforeValidator(_chosen)]
+"""Options of several parts by name, which derive from a class: Parts[Options]; parts that are null are removed."""
 Text = Annotated[str, MinLen(1), Expect("a text")]
 Figures = Literal["end", "each", "none"]  # when figures are drawn
 Size = Annotated[

@@ -1,6 +1,7 @@
 """Define the options of the command that measures channel statistics."""
 
 from ssvit.config.declaration import Count, Name, Options, Part
+from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import OptionError, file_to_write
 
 MEASURED = "# Measured by ssvit normalization."  # first line of the file that the command writes
@@ -9,7 +10,7 @@ MEASURED = "# Measured by ssvit normalization."  # first line of the file that t
 class Normalization(Options):
     """Measure mean, standard deviation and range of a data set's channels."""
 
-    data: Part = None
+    data: Part[DataSet | None] = None
     """The images: a data set, or the path of a folder."""
     output: Name | None = None
     """File for the measured options, which a run reads by data.normalization=FILE; null: they are only printed."""

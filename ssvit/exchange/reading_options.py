@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ssvit.config.declaration import Count, Options, Size
+from ssvit.config.declaration import Count, Size
+from ssvit.models.encoder_options import Encoder
 
 # Suffixes of weight files; all but the first two are torch's. The last one is that of .pth.tar.
 FORMATS = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".tar")
@@ -10,7 +11,7 @@ TIMM = "timm:"  # prefix of the names of timm's models with their tags
 HUB = ("hf://", TIMM)  # prefixes of addresses on the Hugging Face Hub
 
 
-class ForeignEncoder(Options):
+class ForeignEncoder(Encoder):
     """Set values that another project's weights may not contain; null: from the files next to them, or the default."""
 
     heads: Count | None = None

@@ -33,10 +33,10 @@ class Display(NamedTuple):
     high: tuple[float, ...] = ()
 
     @classmethod
-    def of_data(cls, data: Images) -> "Display":
+    def of_data(cls, data: Images | None) -> "Display":
         """Return the display of the images of a data set."""
         pixels = getattr(data, "pixels", None)
-        if pixels is None:  # data sets of photographs have no pixel format
+        if data is None or pixels is None:  # data sets of photographs have no pixel format
             return cls()
         return cls.of_pixels(pixels, mean=data.mean, std=data.std, shown=getattr(data, "shown", ()))
 

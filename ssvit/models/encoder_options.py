@@ -37,7 +37,11 @@ def grid(image_size: object, patch_size: object) -> tuple[int, int]:
     return height // patch[0], width // patch[1]
 
 
-class Normalized(Options):
+class Encoder(Options):
+    """The base class of the options of an encoder: of its architecture, or of the checkpoint that contains it."""
+
+
+class Normalized(Encoder):
     """Define the options of an encoder that normalises the channels of its images.
 
     Attributes:

@@ -19,7 +19,7 @@ BINARY: Final = "binary"
 class Distillation(Options):
     """Define the loss of a classifier against its teacher."""
 
-    teacher: Part = None
+    teacher: Part[Options]
     """The teacher, a classifier of an earlier run."""
     kind: Literal["hard", "soft"] = "hard"
     """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
@@ -64,7 +64,7 @@ class Classify(Objective):
     each micro-batch."""
     cutmix: NotNegative = 0.0
     """alpha of CutMix (Yun et al. 2019), 1.0 is common; 0: no CutMix."""
-    distillation: Part = None
+    distillation: Part[Distillation | None] = None
     """Distillation from a teacher; None: labels only."""
     trained: Literal["all", "head"] | Annotated[Count, Expect("a number of last layers")] = "all"
     """Weights that are trained in addition to the head. all; head: no others; a number: the last norm and this number

@@ -117,7 +117,8 @@ class Codebook(nn.Module, Classes):
         self.options = options
         self.patch_size = options.patch_size
         self.classes = self.width = options.clusters
-        encoder = encoder or (options.encoder and options.encoder.build())
+        if encoder is None and options.encoder is not None:
+            encoder = options.encoder.build()
         self.vectors = Windows(options) if encoder is None else Features(encoder)
         self.register_buffer("centroids", torch.zeros(options.clusters, self.vectors.width))
         self.register_buffer("colors", torch.zeros(options.clusters, options.channels, *self.patch_size))

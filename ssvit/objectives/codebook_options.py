@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Name, Part, Run, Size
+from ssvit.config.declaration import Count, Name, Options, Part, Run, Size
 from ssvit.errors import OptionError, pair
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
@@ -31,7 +31,7 @@ class Codebook(Patches):
     layer: Count | None = None
     """Layer of that encoder whose features are clustered, from 1."""
 
-    encoder: Part = None
+    encoder: Part[Options | None] = None
     """Layers of that encoder, determined by checkpoint and layer."""
 
     @property

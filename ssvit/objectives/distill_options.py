@@ -23,7 +23,7 @@ class Distill(Objective):
     needs_patches: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = True
 
-    teacher: Part
+    teacher: Part[Any]
     """The teacher. Its image_size is that of the encoder, within the limits of foreign weights, or that of the run that
     trained it."""
     features: Literal["both", "pooled", "patches"] = "both"

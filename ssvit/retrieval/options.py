@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import safetensors
 
-from ssvit.config.declaration import Count, Name, Part, Size, Whole
+from ssvit.config.declaration import Count, Name, Options, Part, Size, Whole
 from ssvit.data.sources import folder
+from ssvit.data.sources.base_options import DataSet
 from ssvit.engine.atomic_io import check_regular
 from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.features_options import OneLayer
@@ -31,7 +32,7 @@ class Pictures(Pretrained, Inference):
     checkpoint: Name = "newest"
     """The folder of a checkpoint or of its run, a file of foreign weights, hf://OWNER/NAME, or an exported ONNX file;
     newest: that of the store, else the pre-training run that finished last."""
-    data: Part = None
+    data: Part[DataSet | None] = None
     """A data set whose images are used if no pictures are named: its name, or the path of a folder."""
     images: Sequence[Name] = ()
     """Pictures, or folders of pictures."""
@@ -56,7 +57,7 @@ class Retrieve(Pictures):
     remove pictures, also of files that no longer exist."""
     store: Name
     """The folder of the store."""
-    index: Part = None
+    index: Part[Options | None] = None
     """Search index of a query, exact or approximate."""
     split: Split = "train"
     """Split of a data set; held_out: test images if there are any, else validation images."""

@@ -20,12 +20,16 @@ from ssvit.config.declaration import (
     Runs,
     Whole,
 )
-from ssvit.data.sources.base_options import Subset
+from ssvit.data.sources.base_options import DataSet, Subset
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, within
 from ssvit.evaluation.evaluators.options import Probing
 from ssvit.models import encoder_options
+from ssvit.models.encoder_options import Encoder
 from ssvit.models.timm_options import is_stored
+from ssvit.objectives.base_options import Objective
+from ssvit.objectives.continuation_options import Continuation
+from ssvit.objectives.targets_options import Patches
 from ssvit.training.recipe import Recipe
 
 # Short forms of options.
@@ -45,9 +49,9 @@ class RunOptions(Options):
     """Processes that decode image files, for each training process. Data sets in memory need none."""
     loader_timeout: NotNegative = 300
     """Seconds to wait for a micro-batch from these processes before the run stops; 0: no limit."""
-    encoder: Part = None
+    encoder: Part[Encoder]
     """The model."""
-    data: Part = None
+    data: Part[DataSet]
     """The images. data=PATH is short for data=folder data.root=PATH."""
     subset: Subset = Subset()
     """A subset of the training images."""
@@ -55,10 +59,10 @@ class RunOptions(Options):
     """For choosing options without test images. validation: measure on the validation images. A number: the same if
     there are also test images; otherwise hold out this fraction of the training images and measure on it. None: the
     test images are used."""
-    evaluators: Parts = Field(default_factory=dict)
+    evaluators: Parts[Options] = Field(default_factory=dict)
     """Evaluators by name: the evaluators of the objective, and others added by evaluator=[…]; label_free requires no
     labels."""
-    logger: Parts = Field(default_factory=dict)
+    logger: Parts[Options] = Field(default_factory=dict)
     """Loggers by name, in addition to metrics.jsonl; [] for none."""
     fabric: Fabric = Fabric()
     """Devices and processes of the run."""
@@ -67,11 +71,11 @@ class RunOptions(Options):
 class Training(RunOptions):
     """A training run."""
 
-    objective: Part = None
+    objective: Part[Objective]
     """The method. It may set options of other groups."""
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""
-    target: Part = None
+    target: Part[Patches | None] = None
     """Prediction target of a patch, if the objective has one."""
     figures: Figures = "end"
     """When figures are drawn: at the end of the run, after each evaluation, or none."""
@@ -91,7 +95,7 @@ class Pretrain(Training):
     checkpoint: Name | None = None
     """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, hf://OWNER/NAME, or timm:NAME;
     None: random weights."""
-    continuation: Part = None
+    continuation: Part[Continuation | None] = None
     """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly. None: all weights
     are trained, as from random weights."""
     preset: Literal["auto"] | None = None
@@ -100,7 +104,7 @@ class Pretrain(Training):
     forgetting: Name | None = None
     """Folder of other labelled images, such as those that the weights of checkpoint=… were trained on, on which the
     features are compared with those of the start at the end; None: no such comparison."""
-    probes: Parts = Field(default_factory=dict)
+    probes: Parts[Options] = Field(default_factory=dict)
     """Probes of the frozen features during training, by name; [] for none."""
     probing: Probing = Probing()
     """Options of all probes."""

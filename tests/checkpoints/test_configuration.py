@@ -148,6 +148,7 @@ def test_a_stored_configuration_is_read_back_without_builders(tmp_path):
 def test_references_of_a_former_version_are_replaced_by_the_values_of_the_options(tmp_path):
     """In the group data, whose values later commands change, by ??? instead."""
     stored = {
+        "schema": 1,
         "choices": {"data": "synthetic"},
         "data": {"image_size": 16, "view": {"size": "${data.image_size}"}, "mean": 0.5},
         "encoder": {"image_size": "${data.image_size}", "patch_size": [4, 8], "mean": "${data.mean}"},

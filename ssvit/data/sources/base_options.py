@@ -29,9 +29,9 @@ class Images(Options):
     """Mean of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
     std: float | Sequence[float] = (0.229, 0.224, 0.225)
     """Standard deviation of the channels, in [0, 1]: one number, or one for each; the default is ImageNet's."""
-    augment: Part = None
+    augment: "Part[Augmentation | None]" = None
     """The augmentation of the training images."""
-    view: Part = Field(default={"_part_": "view/center_crop"})
+    view: Part[Any] = Field(default={"_part_": "view/center_crop"})
     """The transform of evaluation images."""
 
 

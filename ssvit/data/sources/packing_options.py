@@ -6,6 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from ssvit.config.declaration import Count, Name, Options, Part, Positive
+from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import OptionError, folder_to_write
 
 
@@ -14,7 +15,7 @@ class Pack(Options):
 
     output: Name
     """Folder of the shards, with a subfolder for each split: train, val, test."""
-    data: Part = None
+    data: Part[DataSet | None] = None
     """The images: a data set, or the path of a folder."""
     size: Count | None = None
     """Shorter side in pixels to which larger images are resized, stored as JPEG; null: files are copied unchanged."""

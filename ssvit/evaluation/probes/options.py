@@ -65,7 +65,7 @@ class Knn(Options):
     whose code uses 0.1 for CIFAR. None: equal weights."""
     standardize: bool = False
     """Scale each feature to mean 0 and standard deviation 1 over the training images."""
-    index: Part = None
+    index: Part[Options | None] = None
     """faiss index of the neighbour search: flat is exact, ivf and hnsw are approximate. None: flat."""
 
 

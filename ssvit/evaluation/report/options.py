@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ssvit.config.declaration import Count, Counts, Expect, Figures, Name, NotNegative, Options, Part, Parts, Whole
+from ssvit.data.sources.base_options import DataSet
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.features_options import Features
 from ssvit.evaluation.probes import options
 from ssvit.kernels.inference_options import Inference
+from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding_options import Pretrained
 
 
@@ -25,11 +27,11 @@ class Evaluate(Pretrained, Inference):
     """Encoders for comparison: runs, and weight files of other projects, as [A,B] or [{path: A, image_size: 224}]. Each
     encoder receives images of its training size. None: for weights of other projects, the newest run from random
     weights and the newest run from these weights on the same images, if there are any."""
-    encoder: Part = None
+    encoder: Part[LoadEncoder]
     """The model. None: the checkpoint's."""
-    data: Part = None
+    data: Part[DataSet]
     """The data set. None: the data set of the checkpoint's run."""
-    probes: Parts = Field(default_factory=dict)
+    probes: Parts[Options] = Field(default_factory=dict)
     """The probes; probes.sgd=null removes one."""
     features: Features = Features(layer="all")
     """Outputs of the encoder that are used as features."""
@@ -110,7 +112,7 @@ class LinearProbe(options.Linear, OneProbe):
 
     method: Literal["sgd", "logistic"] = "sgd"
     """sgd: layers trained by SGD, one for each learning rate; logistic: logistic regression solved to convergence."""
-    sgd: Part = None
+    sgd: Part[Options | None] = None
     """Options of method=sgd."""
-    logistic: Part = None
+    logistic: Part[Options | None] = None
     """Options of method=logistic."""
