@@ -37,6 +37,7 @@ class Estimate:
         training: Seconds of the updates of all runs; 0 if not measured.
         evaluations: Seconds of the evaluations of all runs; 0 if not measured.
         is_cpu_time: Whether seconds are CPU time instead of time by the clock.
+        compiles: Whether the runs are compiled. Seconds are those of layers that are not.
         memory: Bytes by use: weights (with buffers and averaged weights), gradients, state of the optimiser, and
             activations that the forward pass of a micro-batch keeps for the backward pass.
     """
@@ -47,6 +48,7 @@ class Estimate:
     training: float = 0.0
     evaluations: float = 0.0
     is_cpu_time: bool = True
+    compiles: bool = False
     memory: Mapping[str, int]
 
     @property
@@ -57,6 +59,7 @@ class Estimate:
         total, evaluations = map(tqdm.format_interval, (self.training + self.evaluations, self.evaluations))
         steps = f"{self.runs} runs, the first" if self.runs > 1 else "training"
         parts = f"{steps} of {self.steps} steps of {self.step:.2g} s, and evaluations of {evaluations}"
+        parts += "; measured without torch.compile, compilation not included" if self.compiles else ""
         return f"{total} of {'CPU time' if self.is_cpu_time else 'time'} ({parts})"
 
     @property
@@ -80,8 +83,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the time and memory of the runs of a command in each process.
 
-    Time is measured only in a single process without torch.compile. Activations are counted in a forward pass, except
-    for a sharded model, since no process has all of its weights.
+    Time is measured only in a single process, and without torch.compile: compiling the layers for the images of a timed
+    step would take longer than the steps. Activations are counted in a forward pass, except for a sharded model, since
+    no process has all of its weights.
 
     Args:
         state: The training state of the first run.
@@ -96,7 +100,7 @@ def estimate(
     held = _bytes([*objective.parameters(), *objective.buffers()])
     gradients = _bytes(trained)
     micro = recipe.batch_size // (recipe.accumulate * processes.world)
-    timed = processes.world == 1 and recipe.backend != "compile"
+    timed = processes.world == 1
     images, seconds, update, activations = 0, 0.0, 0.0, 0
     if not processes.is_sharded:
         with _restored(objective, processes.device):
@@ -122,6 +126,7 @@ def estimate(
         training=left - first_step * step,
         evaluations=COST * evaluated * of_image / recipe.passes,
         is_cpu_time=processes.device.type == "cpu",
+        compiles=recipe.backend == "compile",
         memory={
             "weights": held + (gradients if recipe.ema else 0),
             "gradients": gradients,

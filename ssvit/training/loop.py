@@ -163,7 +163,7 @@ def train(
         f"{folder}: {f'continues after step {first}' if first else 'starts'}; encoder with {weights / 1e6:.2f} million "
         f"weights, {len(loader.source)} images, {processes.world} x {processes.device.type}, {recipe.backend}"
     )
-    if announced and processes.world == 1 and recipe.backend != "compile":
+    if announced and processes.world == 1:
         expected = estimate(state, loader, evaluators, recipes=announced, first_step=first)
         report(f"estimated: {expected.time}")
     began = clock(processes.device)

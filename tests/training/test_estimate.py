@@ -113,10 +113,13 @@ def test_the_runs_of_a_comparison_and_the_steps_that_are_left_are_added(monkeypa
     assert found.evaluations == pytest.approx(COST * 0.25 * 80 * evaluations)
 
 
-def test_a_compiled_run_is_not_timed():
+def test_a_compiled_run_is_timed_without_compiling():
+    torch._dynamo.utils.counters.clear()
     found = estimate(*tiny.state(tiny.model(), backend="compile"), {})
-    assert found.step is None
+    assert found.compiles
+    assert found.step > 0
     assert found.memory["activations"] > 0
+    assert not torch._dynamo.utils.counters["frames"]
 
 
 @pytest.mark.parametrize("flags", [["--dry-run"], ["--show-config"], ["--dry-run", "--show-config"]])
