@@ -22,7 +22,7 @@ from ssvit.models.block import gather_tokens
 from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import EMPTY, Objective, parameter_groups
-from ssvit.objectives.masked_patch import Corruption, MaskedPatch
+from ssvit.objectives.masked_patch import Corruption, MaskedPatch, sample_corruption
 from ssvit.objectives.targets import MeanColor
 from ssvit.training.options import Pretrain
 
@@ -67,7 +67,7 @@ class Masked(Peer):
 
     def sample(self, slots: Tensor, *, seed: int) -> Corruption:
         """Sample which patches are corrupted."""
-        return self.options.masking.build().sample(slots, seed=seed, grid=self.grid)
+        return sample_corruption(self.options.masking, slots, seed=seed, grid=self.grid)
 
 
 class VitPytorch(Masked):

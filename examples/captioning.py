@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     options = parser.parse_args(arguments)
 
     checkpoint = loading_options.LoadEncoder(path=options.checkpoint)
-    settings = {"size": load_encoder(checkpoint).image_size, "images": options.images, "seed": 1}
+    settings = {"image_size": load_encoder(checkpoint).image_size, "images": options.images, "seed": 1}
     data = synthetic(synthetic_options.Synthetic(**settings, held_out_images=options.held_out))
     texts, truth = captioned(data.train), captioned(data.test)
     words = sorted({word for text in [*texts, *truth] for word in text})

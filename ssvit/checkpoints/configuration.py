@@ -99,7 +99,8 @@ class Configuration:
         rows = [row for option, part in parts(config.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
         # The data set takes the values of other options again in later commands.
-        values = config.values | {"data": config.written["data"], "command": config.line.identity} | origins
+        values = {"data": None} | config.values | {"command": config.line.identity} | origins
+        values["data"] = config.written["data"]
         stored = cls.of_values(values, choices)
         return replace(stored, defaults=dict(_defaults(config.options)))
 
@@ -203,15 +204,28 @@ class _Loader(yaml.SafeLoader):
 
 
 def _without_references(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace the references between options that former versions stored: by ??? in the group data, else by values."""
+    """Replace references between options, which former versions stored: by ??? in the group data, else by values.
+
+    References to groups, and the group data.source, whose options referred to those of data, are removed.
+    """
 
     def value(node: Any, *, of_data: bool = False) -> Any:
         if isinstance(node, dict):
-            return {key: value(item, of_data=of_data) for key, item in node.items()}
-        if not isinstance(node, str) or not (reference := re.fullmatch(r"\$\{([\w.]+)\}", node)):
-            return node
-        return MISSING if of_data else value(at(values, reference[1]))
+            return {key: value(item, of_data=of_data) for key, item in node.items() if not is_group(item)}
+        name = referred(node)
+        return node if name is None else MISSING if of_data else value(at(values, name))
 
+    def is_group(node: object) -> bool:
+        name = referred(node)
+        return name is not None and isinstance(at(values, name), dict)
+
+    def referred(node: object) -> str | None:
+        reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+        return reference and reference[1]
+
+    data = values.get("data")
+    if isinstance(data, dict):
+        data.pop("source", None)
     return {key: value(node, of_data=key == "data") for key, node in values.items()}
 
 

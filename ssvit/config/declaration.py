@@ -79,7 +79,7 @@ class Options(BaseModel):
 
     def changed(self, **changes: Any) -> Self:
         """Return a copy with other values, which are validated."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     def build(self, **objects: object) -> Any:
         """Build the part that these options describe.

@@ -11,7 +11,7 @@ import yaml
 
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
 from ssvit.checkpoints.run_folder import rows
-from ssvit.errors import markdown, pair
+from ssvit.errors import MISSING, markdown, pair
 from ssvit.exchange.export_options import OURS, PROGRAMS, Export
 from ssvit.exchange.tensor_mapping import per_channel
 
@@ -117,7 +117,7 @@ def training_options(run: Path) -> dict[str, Any]:
     groups = ("objective", "target", "data", "subset", "recipe")
     options = {group: configuration.choices[group] for group in groups if configuration.choices.get(group)}
     for name, value in flatten({group: configuration.values.get(group) for group in groups}):
-        is_local = name.rpartition(".")[2] in _LOCAL or any(mark in str(value) for mark in ("/", "\\", "${"))
+        is_local = name.rpartition(".")[2] in _LOCAL or any(mark in str(value) for mark in ("/", "\\", MISSING))
         if value is not None and not is_local:
             options[name] = value
     return options

@@ -313,8 +313,7 @@ def _data(file: Path, line: CommandLine) -> tuple[dict[str, Any], dict[str, str 
         node = _composed(choices, file, line)
     try:
         for name, value in flatten(values):
-            if not name.startswith("source."):  # in former runs, references to the other options
-                composition.set_option(node, name, value)
+            composition.set_option(node, name, value)
     except UserError as error:
         raise ConfigurationError(f"{file}: data.{error}") from None
     return node, choices

@@ -159,7 +159,7 @@ def test_references_of_a_former_version_are_replaced_by_the_values_of_the_option
     assert Configuration.read(tmp_path / "config.yaml").values == {
         "data": {"image_size": 16, "view": {"size": "???"}, "mean": 0.5},
         "encoder": encoder,
-        "target": {"patch_size": [4, 8], "all": encoder, "bits": 3},
+        "target": {"patch_size": [4, 8], "bits": 3},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | {"a": "${b}", "b": "${a}"}))
     with pytest.raises(ConfigurationError):

@@ -191,7 +191,7 @@ def test_the_commands_of_a_report_are_complete(tmp_path, tool):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (side, side), 10 * place).save(path)
     small = [option for option in TINY if not option.startswith(("data=", "data.images", "data.held", "target"))]
-    images = f"data='{tmp_path}/it\\'s {{a}}, b'"
+    images = f"data={tmp_path}/it's {{a}}, b"
     tool("pretrain", images, *small, "name=run", "probes=[]")
     probes = ["probes=[knn]", "probes.knn.k=[1]", "duplicates=false", "features.layer=1", "figures=none"]
     for number, own in enumerate(((), ("data=other",))):

@@ -90,7 +90,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
     )
     images = manifest.read_manifest(manifest.complete(tuned)[-1])
     assert (images["background"], images["view"]["fit"]) == ("#336699", "pad")
-    with pytest.raises(Failure, match=r"data\.background"):
+    with pytest.raises(Failure, match=r"data\.(background|mean)"):
         find_command("pretrain").call(
             [f"data={run}/set", "data.background=white", f"outputs={run}/outputs", "name=run", *RUN]
         )

@@ -176,7 +176,7 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
 
 
 def test_simclr_pre_trains_a_model_of_timm_and_continues(tmp_path):
-    short = {"steps": 1, "warmup": 0, "data.images": 16, "data.held_out_images": 8, "probe": [], "evaluator": []}
+    short = {"steps": 1, "warmup": 0, "data.images": 16, "data.held_out_images": 8, "probes": [], "evaluator": []}
     options = {**SHORT, **short, "objective": "simclr", "outputs": tmp_path, "verbose": False}
     model = {f"encoder.{name}": value for name, value in SWIN.items() if name != "image_size"}
     run = ssvit.pretrain(encoder="timm", **model, **options)

@@ -104,7 +104,7 @@ def test_a_command_of_the_pages_is_taken(command, folder, monkeypatch):
     try:
         tool.call(given)
     except Failure as failure:  # of files that the pages name, only some exist here
-        if not re.match(r"(data\.(root|table|source\.train)|teacher|target\.layer)=", str(failure)):
+        if not re.match(r"(data\.(root|table|train)|teacher|target\.layer)=", str(failure)):
             raise
         composed.append(tool.compose(tool.line(given), incomplete=True))
     assert composed

@@ -220,7 +220,7 @@ def test_the_cost_of_a_step_counts_its_operations(monkeypatch):
     found = benchmark.measure(processes, objective, loader, recipe)
     # Multiplications and additions of the products, image by image, as in a plain reading of the model.
     d, n, t, patch = 16, 16, 17, 48
-    corrupted = objective.masking.count(n)
+    corrupted = objective.options.masking.count(n)
     forward = 2 * n * patch * d
     for layer in range(2):
         rows = corrupted if layer == 1 else t  # the last layer is computed for the corrupted patches alone

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,9 @@ from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import IGNORED
-from ssvit.data.sources.base_options import Images
-from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.files_options import ImageFiles
 from ssvit.errors import OptionError, UserError
 from ssvit.models.vit_options import ViT
-from ssvit.training.options import Training
 
 COUNT = 4000
 SLOTS = torch.arange(COUNT)
@@ -486,8 +485,8 @@ def test_colours_of_other_channels_and_of_floats_are_not_changed(change: dict[st
         InceptionCrop(size=32, **change),
         {"image_size": 32, "patch_size": 4, "width": 64, "depth": 1, "heads": 1},
     )
-    crop.check(Run(Training(encoder=ViT(**sized))))
-    for run in (Training(encoder=ViT(**sized, channels=5)), Training(data=Images(source=PixelFormat(range=[0, 1])))):
+    crop.check(Run(SimpleNamespace(encoder=ViT(**sized))))
+    for run in (SimpleNamespace(encoder=ViT(**sized, channels=5)), SimpleNamespace(data=ImageFiles(range=[0, 1]))):
         InceptionCrop(size=32, blur=0.5, solarize=0.2).check(Run(run))
         assert error_of(crop.check, Run(run)).name == next(iter(change))
 

@@ -208,7 +208,10 @@ def test_images_of_the_pretraining_are_identified_in_the_pixel_format_of_each_ru
     assert counts[1:] == counts[:1] * 2
 
 
-PROBES = {"knn": {"_part_": "probe/knn"}}
+def evaluation(outputs, **options):
+    encoder = {"_part_": "encoder/pretrained", "path": str(outputs / "mae")}
+    parts = {"encoder": encoder, "data": {"_part_": "data/synthetic"}, "probes": {"knn": {"_part_": "probe/knn"}}}
+    return Evaluate(**parts, **options)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +234,10 @@ def test_a_wrong_entry_is_refused(outputs, entries, message):
 
     given = entries if isinstance(entries, str) else [placed(entry) for entry in entries]
     with pytest.raises(OptionError, match=f"^{message}"):
-        against.others(Evaluate(against=given, probes=PROBES), Checkpoint.open(outputs / "mae"))
+        against.others(evaluation(outputs, against=given), Checkpoint.open(outputs / "mae"))
 
 
 def test_a_layer_that_another_lacks_is_refused(outputs):
-    options = Evaluate(against=[str(outputs / "other")], features={"layer": 3}, probes=PROBES)
+    options = evaluation(outputs, against=[str(outputs / "other")], features={"layer": 3})
     with pytest.raises(OptionError, match=r"^features\.layer=3: .*\(other\)$"):
         against.others(options, Checkpoint.open(outputs / "mae"))
