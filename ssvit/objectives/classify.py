@@ -139,7 +139,10 @@ class Classify(Objective):
         self.classes = tuple(options.classes)
         self.distillation: Distillation | None = None
         if options.distillation is not None:
-            self.distillation = Distillation(options.distillation, teacher or options.distillation.teacher.build())
+            if teacher is None:
+                assert options.distillation.teacher is not None  # the command line requires it
+                teacher = options.distillation.teacher.build()
+            self.distillation = Distillation(options.distillation, teacher)
             self.distillation.check(encoder, self.classes)
         weights = None
         if options.class_weights is not None:

@@ -19,7 +19,7 @@ BINARY: Final = "binary"
 class Distillation(Options):
     """Define the loss of a classifier against its teacher."""
 
-    teacher: Part[Options]
+    teacher: Part[Options | None] = None
     """The teacher, a classifier of an earlier run."""
     kind: Literal["hard", "soft"] = "hard"
     """hard: the teacher's most probable class is the label (Touvron et al. 2021, section 4); soft: its probabilities
