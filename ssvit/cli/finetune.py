@@ -19,7 +19,6 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import print_lines
 from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.studies import comparison
 from ssvit.training import finetuning
@@ -48,8 +47,8 @@ def _default_name(config: Config) -> str:
     options: Finetune = config.options
     prefix = "scratch" if options.checkpoint == SCRATCH else "finetune"
     prefix = "compare" if options.compare else options.sweep or prefix
-    if isinstance(options.encoder, LoadEncoder):
-        start = options.encoder.checkpoint().name
+    if checkpoint := options.encoder.checkpoint():
+        start = checkpoint.name
     else:
         start = getattr(options.encoder, "model", Path(config.choices["encoder"]).name)
     data = config.choices["data"]
@@ -89,7 +88,6 @@ def _pretraining(options: Finetune) -> comparison.Spent | None:
     """Return what the pre-training of the checkpoint has spent, if random weights are trained for as long; or None."""
     if options.scratch != "equal_time" or "steps" in options.scratch_recipe:
         return None
-    assert isinstance(options.encoder, LoadEncoder)  # a comparison has a pre-trained side
     checkpoint = options.encoder.checkpoint()
     if checkpoint.run_folder is None:
         return None

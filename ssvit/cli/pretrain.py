@@ -51,14 +51,14 @@ def run(config: Config) -> Path:
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
 
-        from ssvit.loading.encoder_options import LoadEncoder
         from ssvit.training.session import Session
 
-        if isinstance(options.encoder, LoadEncoder) and is_main_process():
-            print_lines(f"{options.name}: starts from {options.encoder.path}")
+        start = options.encoder if options.encoder.checkpoint() else None
+        if start and is_main_process():
+            print_lines(f"{options.name}: starts from {_written(start)['path']}")
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
-        others = [part for part in (options.encoder, options.objective.reference) if isinstance(part, LoadEncoder)]
+        others = [part for part in (start, options.objective.reference) if part is not None]
         if others and session.labelled and options.probes:
             session.end()
             if is_main_process():

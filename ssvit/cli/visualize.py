@@ -12,7 +12,7 @@ from ssvit.config.declaration import Run
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import print_lines
-from ssvit.loading.encoder_options import LoadEncoder, pixel_format
+from ssvit.loading.encoder_options import pixel_format
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.timm_options import vit
 
@@ -22,7 +22,6 @@ def run(config: Config) -> None:
     options: Visualize = config.options
     paths = folder.paths(options.images)
     Run(options.changed(data=None) if paths else options).check()
-    assert isinstance(options.encoder, LoadEncoder)  # a command without checkpoint=scratch
     checkpoint = options.encoder.checkpoint()
     layer, pooling = plotted(vit(checkpoint.encoder), layer=options.layer, pooling=options.pooling)
     config.line.announce()

@@ -1,7 +1,7 @@
 """Define the options that all encoders share."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ssvit.config.declaration import Count, Options, Size
 from ssvit.errors import OptionError, number, pair
@@ -39,6 +39,10 @@ def grid(image_size: object, patch_size: object) -> tuple[int, int]:
 
 class Encoder(Options):
     """The base class of the options of an encoder: of its architecture, or of the checkpoint that contains it."""
+
+    def checkpoint(self) -> Any:
+        """Return the `Checkpoint` that contains the encoder; None for an encoder with random weights."""
+        return None
 
 
 class Normalized(Encoder):

@@ -11,7 +11,6 @@ from ssvit.config.composed import Config
 from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet
 from ssvit.data.sources.files_options import ImageFiles
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.training.options import Finetune
 from ssvit.training.preset import AUTO
 from ssvit.values import text_of
@@ -98,7 +97,7 @@ def with_schedule(config: Config) -> Config:
             return config
         config.line.say(f"recipe.batch_size={fitting}: there are {images:,} training images")
         return config.changed({"recipe.batch_size": fitting})
-    checkpoint = options.encoder.checkpoint() if isinstance(options.encoder, LoadEncoder) else None
+    checkpoint = options.encoder.checkpoint()
     rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
     own = {name.removeprefix("recipe."): config.value(name) for name in typed if name.startswith("recipe.")}
     batch_size = own.get("batch_size", max(share, min(rule.batch_size(images), images) // share * share))

@@ -26,7 +26,6 @@ from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.figures.display import Display
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.training import launch, loop, runtime
@@ -121,8 +120,8 @@ class Session:
         images = config.options.data
         recorded = False
         if self.processes.is_main:
-            encoder = config.options.encoder
-            initial = encoder.checkpoint().run_folder if isinstance(encoder, LoadEncoder) else None
+            start = config.options.encoder.checkpoint()
+            initial = start and start.run_folder
             recorded = fingerprints.start(folder, len(loader.source) if loader.records else 0, initial)
         if self.processes.any_process(recorded) and self.stage == FINETUNE:
             for evaluator in evaluators.values():
@@ -263,7 +262,7 @@ def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[s
         train=data.train,
         test=data.validation_or_test,
         transform=eval_transform,
-        pretrained=isinstance(options.encoder, LoadEncoder),
+        pretrained=options.encoder.checkpoint() is not None,
     )
     if is_main_process():
         print_lines(*probing.remarks)
