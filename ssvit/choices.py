@@ -5,15 +5,14 @@ module of its group's options, or else in the module of the code with the suffix
 without loading torch; a row states where it deviates. Another package adds a row by `add`.
 """
 
-import importlib
 import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
-class Part:
-    """A row of the table.
+class Row:
+    """A part in the table.
 
     Attributes:
         code: Dotted name of the class or function that is called with the options.
@@ -62,88 +61,88 @@ GROUPS = {
     "target": Group("What is predicted of a patch."),
 }
 
-PARTS: dict[str, dict[str, Part]] = {
+PARTS: dict[str, dict[str, Row]] = {
     "objective": {
-        "classify": Part("ssvit.objectives.classify.Classify"),
-        "contrastive_tuning": Part("ssvit.objectives.contrastive.ContrastiveTuning"),
-        "diet": Part("ssvit.objectives.diet.Diet"),
-        "dino": Part("ssvit.objectives.dino.Dino"),
-        "distill": Part("ssvit.objectives.distill.Distill"),
-        "ibot": Part("ssvit.objectives.dino.IBot"),
-        "latent": Part("ssvit.objectives.latent.Latent"),
-        "mae": Part("ssvit.objectives.mae.MAE"),
-        "masked_patch": Part("ssvit.objectives.masked_patch.MaskedPatch"),
-        "simclr": Part("ssvit.objectives.contrastive.SimCLR"),
+        "classify": Row("ssvit.objectives.classify.Classify"),
+        "contrastive_tuning": Row("ssvit.objectives.contrastive.ContrastiveTuning"),
+        "diet": Row("ssvit.objectives.diet.Diet"),
+        "dino": Row("ssvit.objectives.dino.Dino"),
+        "distill": Row("ssvit.objectives.distill.Distill"),
+        "ibot": Row("ssvit.objectives.dino.IBot"),
+        "latent": Row("ssvit.objectives.latent.Latent"),
+        "mae": Row("ssvit.objectives.mae.MAE"),
+        "masked_patch": Row("ssvit.objectives.masked_patch.MaskedPatch"),
+        "simclr": Row("ssvit.objectives.contrastive.SimCLR"),
     },
     "target": {
-        "codebook": Part("ssvit.objectives.codebook.Codebook", listed=False),
-        "hog": Part("ssvit.objectives.targets.Hog"),
-        "mean_color": Part("ssvit.objectives.targets.MeanColor"),
-        "pixels": Part("ssvit.objectives.targets.Pixels"),
+        "codebook": Row("ssvit.objectives.codebook.Codebook", listed=False),
+        "hog": Row("ssvit.objectives.targets.Hog"),
+        "mean_color": Row("ssvit.objectives.targets.MeanColor"),
+        "pixels": Row("ssvit.objectives.targets.Pixels"),
     },
-    "continuation": {"full": Part("ssvit.objectives.continuation.Continuation")},
-    "distillation": {"teacher": Part("ssvit.objectives.classify.Distillation", listed=False)},
+    "continuation": {"full": Row("ssvit.objectives.continuation.Continuation")},
+    "distillation": {"teacher": Row("ssvit.objectives.classify.Distillation", listed=False)},
     "encoder": {
-        "vit": Part("ssvit.models.vit.ViT", listed=False),
-        "timm": Part("ssvit.models.timm.Timm", listed=False),
-        "pretrained": Part(
+        "vit": Row("ssvit.models.vit.ViT", listed=False),
+        "timm": Row("ssvit.models.timm.Timm", listed=False),
+        "pretrained": Row(
             "ssvit.loading.encoder.load_encoder", "ssvit.loading.encoder_options.LoadEncoder", listed=False
         ),
     },
     "teacher": {
-        "classifier": Part("ssvit.loading.encoder.load_classifier", "ssvit.loading.encoder_options.LoadClassifier"),
-        "encoder": Part("ssvit.loading.encoder.load_teacher", "ssvit.loading.encoder_options.LoadTeacher"),
-        "layers": Part("ssvit.loading.encoder.load_layers", "ssvit.loading.encoder_options.LoadLayers"),
+        "classifier": Row("ssvit.loading.encoder.load_classifier", "ssvit.loading.encoder_options.LoadClassifier"),
+        "encoder": Row("ssvit.loading.encoder.load_teacher", "ssvit.loading.encoder_options.LoadTeacher"),
+        "layers": Row("ssvit.loading.encoder.load_layers", "ssvit.loading.encoder_options.LoadLayers"),
     },
     "data": {
-        "csv": Part("ssvit.data.sources.datasets.csv", "ssvit.data.sources.datasets_options.Csv"),
-        "folder": Part("ssvit.data.sources.datasets.folder", "ssvit.data.sources.datasets_options.Folder"),
-        "huggingface": Part(
+        "csv": Row("ssvit.data.sources.datasets.csv", "ssvit.data.sources.datasets_options.Csv"),
+        "folder": Row("ssvit.data.sources.datasets.folder", "ssvit.data.sources.datasets_options.Folder"),
+        "huggingface": Row(
             "ssvit.data.sources.huggingface.hugging_face", "ssvit.data.sources.huggingface_options.HuggingFace"
         ),
-        "shards": Part("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards"),
-        "synthetic": Part("ssvit.data.sources.synthetic.synthetic", "ssvit.data.sources.synthetic_options.Synthetic"),
-        "torchvision": Part(
+        "shards": Row("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards"),
+        "synthetic": Row("ssvit.data.sources.synthetic.synthetic", "ssvit.data.sources.synthetic_options.Synthetic"),
+        "torchvision": Row(
             "ssvit.data.sources.datasets.torchvision_set", "ssvit.data.sources.datasets_options.TorchvisionSet",
             listed=False,
         ),
-        "vtab": Part("ssvit.data.sources.datasets.vtab", "ssvit.data.sources.datasets_options.Vtab"),
+        "vtab": Row("ssvit.data.sources.datasets.vtab", "ssvit.data.sources.datasets_options.Vtab"),
     },
     "augment": {
-        "inception_crop": Part("ssvit.data.augment.crop.InceptionCrop"),
-        "multi_crop": Part("ssvit.data.augment.views.MultiCrop"),
-        "resize_crop": Part("ssvit.data.augment.crop.ResizeCrop"),
-        "shift_crop": Part("ssvit.data.augment.crop.ShiftCrop"),
+        "inception_crop": Row("ssvit.data.augment.crop.InceptionCrop"),
+        "multi_crop": Row("ssvit.data.augment.views.MultiCrop"),
+        "resize_crop": Row("ssvit.data.augment.crop.ResizeCrop"),
+        "shift_crop": Row("ssvit.data.augment.crop.ShiftCrop"),
     },
-    "view": {"center_crop": Part("ssvit.data.augment.crop.CenterCrop", "ssvit.data.augment.options.CenterCrop")},
+    "view": {"center_crop": Row("ssvit.data.augment.crop.CenterCrop", "ssvit.data.augment.options.CenterCrop")},
     "evaluator": {
-        "autoencoding": Part("ssvit.evaluation.evaluators.autoencoding.Autoencoding", listed=False),
-        "classification": Part("ssvit.evaluation.evaluators.classification.Classification", listed=False),
-        "collapse": Part("ssvit.evaluation.evaluators.collapse.Collapse", listed=False),
-        "contrast": Part("ssvit.evaluation.evaluators.contrast.Contrast", listed=False),
-        "label_free": Part("ssvit.evaluation.evaluators.label_free.LabelFree"),
-        "latent_prediction": Part("ssvit.evaluation.evaluators.latent.LatentPrediction", listed=False),
-        "patch_collapse": Part("ssvit.evaluation.evaluators.collapse.PatchCollapse", listed=False),
-        "prediction": Part("ssvit.evaluation.evaluators.prediction.Prediction", listed=False),
-        "shape_bias": Part("ssvit.evaluation.evaluators.shape_bias.ShapeBias"),
+        "autoencoding": Row("ssvit.evaluation.evaluators.autoencoding.Autoencoding", listed=False),
+        "classification": Row("ssvit.evaluation.evaluators.classification.Classification", listed=False),
+        "collapse": Row("ssvit.evaluation.evaluators.collapse.Collapse", listed=False),
+        "contrast": Row("ssvit.evaluation.evaluators.contrast.Contrast", listed=False),
+        "label_free": Row("ssvit.evaluation.evaluators.label_free.LabelFree"),
+        "latent_prediction": Row("ssvit.evaluation.evaluators.latent.LatentPrediction", listed=False),
+        "patch_collapse": Row("ssvit.evaluation.evaluators.collapse.PatchCollapse", listed=False),
+        "prediction": Row("ssvit.evaluation.evaluators.prediction.Prediction", listed=False),
+        "shape_bias": Row("ssvit.evaluation.evaluators.shape_bias.ShapeBias"),
     },
     "probe": {
-        "attentive": Part("ssvit.evaluation.probes.attentive.Attentive"),
-        "knn": Part("ssvit.evaluation.probes.knn.Knn"),
-        "logistic": Part("ssvit.evaluation.probes.logistic.Logistic"),
-        "retrieval": Part("ssvit.evaluation.probes.retrieval.Retrieval"),
-        "ridge": Part("ssvit.evaluation.probes.ridge.Ridge"),
-        "segmentation": Part("ssvit.evaluation.probes.segmentation.Segmentation"),
-        "sgd": Part("ssvit.evaluation.probes.sgd.Sgd"),
+        "attentive": Row("ssvit.evaluation.probes.attentive.Attentive"),
+        "knn": Row("ssvit.evaluation.probes.knn.Knn"),
+        "logistic": Row("ssvit.evaluation.probes.logistic.Logistic"),
+        "retrieval": Row("ssvit.evaluation.probes.retrieval.Retrieval"),
+        "ridge": Row("ssvit.evaluation.probes.ridge.Ridge"),
+        "segmentation": Row("ssvit.evaluation.probes.segmentation.Segmentation"),
+        "sgd": Row("ssvit.evaluation.probes.sgd.Sgd"),
     },
     "index": {
-        "flat": Part("ssvit.evaluation.neighbours.Flat"),
-        "hnsw": Part("ssvit.evaluation.neighbours.HNSW"),
-        "ivf": Part("ssvit.evaluation.neighbours.IVF"),
+        "flat": Row("ssvit.evaluation.neighbours.Flat"),
+        "hnsw": Row("ssvit.evaluation.neighbours.HNSW"),
+        "ivf": Row("ssvit.evaluation.neighbours.IVF"),
     },
     "logger": {
-        "tensorboard": Part("ssvit.training.loggers.tensorboard.TensorBoard"),
-        "wandb": Part("ssvit.training.loggers.wandb.Wandb"),
+        "tensorboard": Row("ssvit.training.loggers.tensorboard.TensorBoard"),
+        "wandb": Row("ssvit.training.loggers.wandb.Wandb"),
     },
 }  # fmt: skip
 
@@ -158,7 +157,7 @@ def add(group: str, name: str, code: str, options: str = "") -> None:
         options: Dotted name of the class of the options, which must not import torch; "": the class of the same name in
             the module of the code with the suffix _options.
     """
-    PARTS.setdefault(group, {})[name] = Part(code, options)
+    PARTS.setdefault(group, {})[name] = Row(code, options)
 
 
 def added() -> list[str]:
@@ -171,7 +170,7 @@ def choice_names(group: str) -> list[str]:
     return [name for name, part in PARTS.get(group, {}).items() if part.listed]
 
 
-def _options_class(group: str, part: Part) -> str:
+def _options_class(group: str, part: Row) -> str:
     """Return the dotted name of the class of the options of a part."""
     module, _, name = part.code.rpartition(".")
     shared = GROUPS[group].options if group in GROUPS and part.is_built_in else ""
@@ -196,8 +195,3 @@ def code_of(options: type) -> Any:
     """Import and return the class or function that is called with options of a class."""
     group, _, name = str(part_of(options)).partition("/")
     return pkgutil.resolve_name(PARTS[group][name].code)
-
-
-def load(package: str) -> None:
-    """Import a package, which adds its parts; raise ImportError if it does not exist."""
-    importlib.import_module(package)

@@ -24,17 +24,10 @@ def value_of(text: str) -> object:
     A list [a, b], a dictionary {a: b}, null, true, false, a number and a text in quotes are read as in YAML 1.2; the
     space after a colon may be missing, and 1_000 is a number. Any other text, such as a path, is returned unchanged.
     """
-    if text[:1] + text[-1:] not in ("[]", "{}") and not _QUOTED.fullmatch(text):
-        with suppress(ValueError, OverflowError):
-            return _scalar(text)
-        return text
-
-    import yaml
-
-    refused = yaml.AliasToken, yaml.AnchorToken, yaml.TagToken
-    with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        if not any(isinstance(token, refused) for token in yaml.scan(text)):
-            return _value(yaml.compose(text))
+    with suppress(ValueError, OverflowError, RecursionError):
+        if text[:1] + text[-1:] in ("[]", "{}") or _QUOTED.fullmatch(text):
+            return _from_yaml(text)
+        return _scalar(text)
     return text
 
 
@@ -79,6 +72,17 @@ def _scalar(text: str) -> object:
     return _WORDS.get(text.lower(), value)
 
 
+def _from_yaml(text: str) -> object:
+    """Return a list, a dictionary or a quoted text; the text itself if it is not YAML, or has a tag or an alias."""
+    import yaml
+
+    refused = yaml.AliasToken, yaml.AnchorToken, yaml.TagToken
+    with suppress(yaml.YAMLError):
+        if not any(isinstance(token, refused) for token in yaml.scan(text)):
+            return _value(yaml.compose(text))
+    return text
+
+
 def _value(node: Any) -> object:
     """Return the value of a node of yaml."""
     if node.id == "mapping":
@@ -91,7 +95,7 @@ def _value(node: Any) -> object:
 def _entry(key: Any, value: Any) -> tuple[str, object]:
     """Return an entry of a dictionary. YAML reads {lr:1e-3} as a key without a value, as it does {name}."""
     is_empty = value.value == "" and not value.style
-    name, colon, text = key.value.partition(":") if key.id == "scalar" else ("", "", "")
-    if key.id != "scalar" or (is_empty and not colon):
+    if key.id != "scalar" or (is_empty and ":" not in key.value):
         raise ValueError
+    name, _, text = key.value.partition(":")
     return (name, value_of(text)) if is_empty else (key.value, _value(value))

@@ -15,7 +15,8 @@ import yaml
 from pydantic import JsonValue, TypeAdapter
 
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, at, default, parts
+from ssvit.config.declaration import Options, default, parts
+from ssvit.config.dotted import at
 from ssvit.engine.atomic_io import check_schema
 from ssvit.errors import MISSING, UserError
 

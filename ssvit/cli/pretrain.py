@@ -47,15 +47,15 @@ def run(config: Config) -> Path:
     """Check the configuration and lock the run folder; then import torch, build and train. Returns the folder."""
     config = complete(config)
     options: Pretrain = config.options
+    start = options.encoder if options.encoder.checkpoint() else None
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
+            if start:
+                print_lines(f"{options.name}: starts from {_written(start)['path']}")
 
         from ssvit.training.session import Session
 
-        start = options.encoder if options.encoder.checkpoint() else None
-        if start and is_main_process():
-            print_lines(f"{options.name}: starts from {_written(start)['path']}")
         session = Session(config, folder.path, stage=PRETRAIN)
         session.train(config, folder.path)
         others = [part for part in (start, options.objective.reference) if part is not None]

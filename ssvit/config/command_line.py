@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.choices import GROUPS, choice_names, load
+from ssvit.choices import GROUPS, choice_names
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
 from ssvit.values import unquoted
@@ -190,7 +191,7 @@ def _by_name(options: Iterable[str]) -> dict[str, str]:
 
 def _import_plugin(package: str) -> None:
     try:
-        load(package)
+        importlib.import_module(package)
     except ImportError as error:
         raise Failure(f"{_PLUGIN} {package}: must be a package that Python can import: {error}", 2) from None
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from ssvit.config.command_line import CommandLine, Plain
-from ssvit.config.declaration import Options, at, select
+from ssvit.config.declaration import Options, select
+from ssvit.config.dotted import at, put
 from ssvit.config.filling import fill, source_of
 from ssvit.errors import MISSING, OptionError, within
 
@@ -55,11 +56,7 @@ class Config:
         """Return a configuration with other values of some options, such as {"recipe.lr": 0.1}."""
         config = replace(self, written=copy.deepcopy(self.written))
         for name, value in changes.items():
-            *groups, key = name.split(".")
-            node = config.written
-            for group in groups:
-                node = node[group]
-            node[key] = value
+            put(config.written, name, value)
         return config
 
     def option(self, name: str) -> str:

@@ -29,7 +29,8 @@ from omegaconf.errors import OmegaConfBaseException
 from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, at, completed, expected
+from ssvit.config.declaration import Options, completed, expected
+from ssvit.config.dotted import at
 from ssvit.config.filling import missing, source_of
 from ssvit.errors import MISSING, Failure, OptionError
 from ssvit.values import text_of, value_of
@@ -71,8 +72,7 @@ def compose(
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
         _leave_out_inapplicable(plain)
-        required = {option: MISSING for option, field in options_class.model_fields.items() if field.is_required()}
-        options = completed(required | plain, {"": options_class})
+        options = completed(plain, {"": options_class})
         for key, _, text in (option.partition("=") for option in values):
             set_option(options, key.lstrip("+"), value_of(text), force=key.startswith("++"))
         _shorten_warmup(options, line)
@@ -100,9 +100,8 @@ def _check_complete(config: Config) -> None:
     for name in map(config.option, missing(config.values)):
         field = config.options_class.model_fields.get(name)
         values = "" if field is None else expected(field.annotation, field.metadata)
-        raise OptionError(
-            name, MISSING, f"has no default and must be set{f', {values}' if values not in ('', 'a text') else ''}"
-        )
+        values = f", {values}" if values not in ("", "a text") else ""
+        raise OptionError(name, MISSING, f"has no default and must be set{values}")
 
 
 def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:

@@ -31,6 +31,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ssvit.choices import code_of, options_of
+from ssvit.config.dotted import at
 from ssvit.config.filling import is_taken
 from ssvit.errors import MISSING, OptionError, pair, typed, within
 
@@ -178,13 +179,6 @@ def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
                 full = f"{name}.{key}{inner}" if name else f"{key}{inner}"
                 yield full, part
                 yield from parts(part, full)
-
-
-def at(options: object, name: str) -> Any:
-    """Return the value with a dotted name, such as data.augment, in options or plain data; None if there is none."""
-    for key in name.split("."):
-        options = options.get(key) if isinstance(options, Mapping) else getattr(options, key, None)
-    return options
 
 
 T = TypeVar("T", bound=Options)

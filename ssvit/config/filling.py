@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ssvit.config.dotted import at, put
 from ssvit.errors import MISSING
 
 # Options, and those whose values they take.
@@ -61,19 +62,8 @@ def fill(options: dict[str, Any]) -> dict[str, Any]:
     order = [*_SOURCES]
     taken = (name for name in missing(options) if _general(name) in _SOURCES)
     for name in sorted(taken, key=lambda name: order.index(_general(name))):  # an encoder before its targets
-        *groups, key = name.split(".")
-        node = options
-        for group in groups:
-            node = node[group]
-        node[key] = _value(options, _SOURCES[_general(name)], _WITHOUT_SOURCE.get(_general(name)))
-    return options
-
-
-def _value(options: Any, name: str, otherwise: object) -> Any:
-    for key in name.split("."):
-        if not isinstance(options, Mapping) or key not in options:
-            return otherwise
-        options = options[key]
+        value = at(options, _SOURCES[_general(name)])
+        put(options, name, _WITHOUT_SOURCE.get(_general(name)) if value is None else value)
     return options
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import rows
-from ssvit.config.declaration import at
+from ssvit.config.dotted import at
 from ssvit.data.sources.vtab import GROUPS, NAMES
 from ssvit.errors import UserError, markdown, typed
 from ssvit.studies import methods
