@@ -21,7 +21,6 @@ from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.errors import OptionError
 from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
-from ssvit.values import text_of
 
 if TYPE_CHECKING:
     from ssvit.inference import Classifier, Encoder
@@ -246,22 +245,14 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
-    arguments = [f"{name}={_text(name, value)}" for name, value in _flat(options)]
+    arguments = [] if config_dir is None else ["--config-dir", str(config_dir)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
         if not verbose:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return cli.find_command(command).call(arguments, config_dir=config_dir)
-
-
-def _text(name: str, value: object) -> str:
-    try:
-        return text_of(value)
-    except TypeError:
-        expected = "must be a string, a path, a run, a number, a flag, None, a list or a dictionary"
-        raise OptionError(name, value, expected) from None
+        return cli.find_command(command).call(arguments, dict(_flat(options)))
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

@@ -41,16 +41,17 @@ def text_of(value: Any, *, inside: bool = False) -> str:
     Raises:
         TypeError: The value has another type.
     """
-    if isinstance(value, list | tuple):
+    value = plain(value)
+    if isinstance(value, list):
         return f"[{','.join(text_of(item, inside=True) for item in value)}]"
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         pairs = (f"{text_of(name, inside=True)}: {text_of(item, inside=True)}" for name, item in value.items())
         return f"{{{', '.join(pairs)}}}"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    if isinstance(value, numbers.Real):  # includes NumPy's scalars
-        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
-    text = os.fspath(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
     if value_of(text) == text and (_PLAIN.fullmatch(text) or not inside):
         return text
     if text.isprintable():
@@ -61,10 +62,26 @@ def text_of(value: Any, *, inside: bool = False) -> str:
     return yaml.dump(text, default_style='"', width=math.inf).removesuffix("\n")
 
 
-def unquoted(text: str) -> str:
-    """Return a text without quotes around it; a list or a number is returned as it is written."""
-    value = value_of(text)
-    return value if isinstance(value, str) else text
+def plain(value: Any) -> object:
+    """Return a value as plain data: paths as texts, tuples as lists, and NumPy's numbers as Python's.
+
+    Args:
+        value: As in `text_of`.
+
+    Raises:
+        TypeError: The value has another type.
+    """
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(text := os.fspath(value), bytes):
+        raise TypeError
+    return text
 
 
 def _scalar(text: str) -> object:

@@ -16,7 +16,6 @@ from ssvit.loading.finding_options import Pretrained
 from ssvit.models.encoder_options import Encoder, grid
 from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT
-from ssvit.values import value_of
 
 
 class Analysis(Pretrained):
@@ -103,22 +102,22 @@ def add_encoders(line: CommandLine) -> None:
     Raises:
         OptionError: An entry is no encoder, or two have the same name.
     """
-    entries = value_of(line.typed["against"])
+    entries = line.typed.pop("against")
     entries = entries if isinstance(entries, list) else [entries]
     names = {re.sub(r"\W+", "_", Path(str(entry)).name): str(entry) for entry in entries}
     if len(names) < len(entries):
         raise OptionError("against", entries, "must be encoders with different names")
-    line.options = [option for option in line.options if not option.startswith("against=")]
     for name, entry in names.items():
-        choice, options = entry, []
+        choice = entry
         if ":" in entry or Path(entry).exists():
             choice = f"checkpoint_{name}"
             line.nodes["encoder", choice] = {"_part_": "encoder/pretrained", "path": entry}
         elif entry not in line.names("encoder"):
             if entry not in timm_models():
                 raise OptionError("against", entry, "must be in configs/encoder/, a model of timm, or a checkpoint")
-            choice, options = "timm", [f"against.{name}.model={entry}"]
-        line.added += [f"+encoder@against.{name}={choice}", *options]
+            choice, line.added[f"against.{name}.model"] = "timm", entry
+        line.added[f"encoder@against.{name}"] = choice
+        line.prefixes[f"encoder@against.{name}"] = "+"
 
 
 def plotted(encoder: ViT, *, layer: int | str, pooling: str | None) -> tuple[int, str]:

@@ -4,7 +4,6 @@ Usage: ssvit evaluate checkpoint=PATH probes=[knn].
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -25,14 +24,11 @@ from ssvit.evaluation.report.options import Evaluate
 from ssvit.exchange.reading_options import FOREIGN_OPTIONS
 from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
-from ssvit.models.encoder_options import ALIASES as TIMM_ALIASES
 from ssvit.values import text_of
 
 # Options of a data set that a checkpoint sets.
 _OF_ENCODER = ("image_size", "channels", "range", "background", "mean", "std")
-_FOREIGN = {f"encoder.{name}" for name in FOREIGN_OPTIONS}
-# Short forms of options.
-_ALIASES = {"probes=": "probe@probes=", **TIMM_ALIASES}
+_FOREIGN = rf"encoder\.({'|'.join(FOREIGN_OPTIONS)})$"
 
 
 def run(config: Config) -> Path | None:
@@ -126,7 +122,7 @@ def next_commands(spec: features_options.FeatureSpec, checkpoint: Checkpoint, co
         config: Configuration of the command.
     """
     line, images = config.line, data_options(config)
-    foreign = [option for option in line.options if option.partition("=")[0] in _FOREIGN]
+    foreign = line.retyped(_FOREIGN)
     encoder = [f"checkpoint={text_of(checkpoint.path)}", *foreign]
     norm = ["features.norm=before"] if spec.norm == "before" else []
     size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
@@ -145,7 +141,7 @@ def data_options(config: Config) -> list[str]:
     """Return the typed options of the data set, or those that select the images of the checkpoint's run."""
     line, values = config.line, config.values["data"]
     if "data" in line.typed or "data" not in line.brought:
-        return [option for option in line.options if re.match(r"\+*data[.=]", option)]
+        return line.retyped(r"data(\.|$)")
     defaults = composition.group(line, "data", {"data": line.brought["data"]})
     changed = {
         f"data.{name}": value
@@ -162,7 +158,7 @@ command = Command(
     before=select_checkpoint,
     stand_in=add_placeholders,
     options=Evaluate,
-    aliases=_ALIASES,
+    aliases={"probes": "probe@probes"},
     common=(
         "checkpoint", "against", "data.root", "data.image_size", "features", "baselines", "duplicates", "train_images",
         "test_images", "output", "k", "shots", "seeds", "l2", "method", "held_out", "standardize", "seed",

@@ -170,7 +170,7 @@ def before(line: CommandLine) -> None:
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
     if not named and line.brought.get("data") == SHAPES:
         line.say(f"experiment={FIRST}: the rendered shapes, with few labels")
-        line.added.append(f"experiment={FIRST}")
+        line.added["experiment"] = FIRST
 
 
 command = Command(

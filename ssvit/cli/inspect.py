@@ -13,7 +13,6 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import aligned, print_lines, within
 from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
-from ssvit.models.encoder_options import ALIASES
 
 
 def run(config: Config) -> None:
@@ -73,5 +72,4 @@ command = Command(
     before=select_checkpoint,
     stand_in=add_placeholders,
     options=Inspect,
-    aliases=ALIASES,
 )

@@ -100,9 +100,8 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
             continue
         print_lines(f"{name}: comparison with the features of {' and '.join(str(other['path']) for other in others)}")
         values = {**changes, **images, "output": str(folder / name)}
-        arguments = [*config.line.flags, *(f"{option}={text_of(value)}" for option, value in values.items())]
         try:
-            replace(find_command("evaluate"), prefix=config.line.prefix).call(arguments)
+            replace(find_command("evaluate"), prefix=config.line.prefix).call(config.line.flags, values)
         except Failure as failure:  # the training has succeeded
             print_lines(f"{name}: not compared: {failure}")
 
@@ -132,7 +131,7 @@ command = Command(
         "encoder": "ssvit.models.timm_options.check_objective",
         "checkpoint": "ssvit.loading.pretrained.select_initial_weights",
     },
-    aliases={"probes=": "probe@probes=", **ALIASES},
+    aliases={"probes": "probe@probes", **ALIASES},
     options=Pretrain,
     dry_run=dry_run,
     results="ssvit.studies.sweep.Sweep",

@@ -44,8 +44,7 @@ def run(config: Config) -> None:
     describe = extraction.describer()
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
-        prefixes = ("encoder.", "data") if extraction.changes else ("encoder.",)
-        repeated = [option for option in config.line.options if option.startswith(prefixes)]
+        repeated = config.line.retyped(r"encoder\.|data" if extraction.changes else r"encoder\.")
         query = ["action=query", f"store={text_of(options.store)}", *repeated, "sheet=sheet.png"]
         lines.append(f"next: {config.line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
     else:

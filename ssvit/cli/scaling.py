@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 
 from ssvit.config.command import Command
+from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
 from ssvit.data.sources.base_options import SHORT_FORMS
@@ -20,7 +21,7 @@ from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
 from ssvit.studies import methods, scaling
 from ssvit.studies.trials import Names, Study, Trials, Typed, check_images, recipe_options, stages
-from ssvit.values import text_of, value_of
+from ssvit.values import text_of
 
 _HEAD = 64  # width of an attention head, as in the paper's models
 _MODEL = ("depth", "width", "mlp", "patch")
@@ -84,7 +85,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     for name in options.objectives:
         if len(stages(name, config.line)) > 1:
             raise OptionError("objectives", name, "must be a method of one stage, since a point of the grid is one run")
-    check_grid(options.pretrain)
+    check_grid(CommandLine(options.pretrain).typed)
     for name in options.encoders:
         if name not in config.line.names("encoder"):
             try:
@@ -128,12 +129,10 @@ def grid_points(axes: Mapping[str, Sequence[Any]], vary: str) -> list[dict[str, 
     return points
 
 
-def check_grid(options: Sequence[str]) -> None:
+def check_grid(options: Mapping[str, object]) -> None:
     """Raise OptionError if a typed option sets a value that an axis of the grid sets."""
-    for option in options:
-        name, _, value = option.lstrip("+").partition("=")
-        if axis := _SET_BY.get(name):
-            raise OptionError(name, value_of(value), f"must be set by {axis}=…, an axis of the grid")
+    for name in options.keys() & _SET_BY.keys():
+        raise OptionError(name, options[name], f"must be set by {_SET_BY[name]}=…, an axis of the grid")
 
 
 def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
@@ -195,7 +194,7 @@ command = Command(
     "scaling",
     run,
     expansions=SHORT_FORMS,
-    before=lambda line: check_grid(line.options),
+    before=lambda line: check_grid(line.typed),
     options=Scaling,
     common=(
         "objectives", *_GRID, "vary", "encoders", "seeds", "name", "table", "data.root", "pretrain", "evaluate",

@@ -38,7 +38,7 @@ class Command:
         stand_in: Called instead of a failing `before` (for example, without a checkpoint) if the options are only
             described.
         positional: Name of the option, a list, that receives arguments not written as option=value.
-        aliases: Replacements of prefixes of options.
+        aliases: Other names of options, such as {"probes": "probe@probes"}.
         common: Prefixes of the options that --help shows; all options if empty.
         dry_run: Called by --dry-run instead of `run`; returns the completed configuration.
         results: Dotted name of the class that collects the results of a sweep (-m), if `run` returns the folder of a
@@ -77,34 +77,36 @@ class Command:
             else:
                 self._start(self.compose(line))
 
-    def call(self, arguments: Sequence[str], *, config_dir: str | Path | None = None) -> Any:
+    def call(self, arguments: Sequence[str] = (), options: Mapping[str, object] | None = None) -> Any:
         """Run the command from Python; errors are raised as Failure and do not end the process.
 
         Args:
-            arguments: Options as on the command line.
-            config_dir: Folder of the user's configuration files.
+            arguments: Arguments as in a shell.
+            options: Options by name, with their values.
 
         Returns:
             The result of `run`.
         """
-        users = [] if config_dir is None else ["--config-dir", str(config_dir)]
         with _failures(2):
-            line = self.line([*users, *arguments])
+            line = self.line(arguments, options)
         return self._start(self.compose(line))
 
-    def line(self, arguments: Sequence[str], *, incomplete: bool = False) -> CommandLine:
+    def line(
+        self, arguments: Sequence[str] = (), options: Mapping[str, object] | None = None, *, incomplete: bool = False
+    ) -> CommandLine:
         """Return the command line of arguments, including the options that the command adds.
 
         Args:
-            arguments: Arguments of the command.
+            arguments: Arguments as in a shell.
+            options: Options by name, with their values.
             incomplete: Whether to ignore errors in options that are replaced by other options.
 
         Raises:
             UserError: An argument is invalid.
         """
-        line = CommandLine(arguments, aliases=self.aliases, positional=self.positional, prefix=self.prefix)
+        line = CommandLine(arguments, options, aliases=self.aliases, positional=self.positional, prefix=self.prefix)
         for option, function in self.expansions.items():
-            if line.typed.get(option, "null") not in ("null", ""):
+            if line.typed.get(option) not in (None, ""):
                 with suppress(UserError) if incomplete else nullcontext():
                     pkgutil.resolve_name(function)(line)
         if self.before:

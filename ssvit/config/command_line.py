@@ -6,7 +6,8 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import yaml
 
 from ssvit.choices import GROUPS, choice_names
 from ssvit.engine.processes import is_main_process
-from ssvit.errors import Failure, print_lines
-from ssvit.values import unquoted
+from ssvit.errors import Failure, OptionError, print_lines
+from ssvit.values import plain, text_of, value_of
 
 Plain = dict[str, Any]  # options as in a YAML file: dictionaries, lists, strings and numbers
 PYTHON = "ssvit."  # prefix of a command that is called as a Python function
@@ -26,51 +27,60 @@ _CONFIG_DIR = ("--config-dir", "-cd")
 _PLUGIN = "--plugin"
 _SWEEP = ("--multirun", "-m")
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand ~ after option=
-_CALLED_WITHIN = re.compile(r"[{,]\s*['\"]?_\w*_['\"]?\s*:")  # as a key of a dictionary
 
 
 class CommandLine:
-    """Parse and store the arguments of a command.
+    """Store the options of a command by name: the typed ones, and those that the command adds to them.
 
     Attributes:
-        aliases: Replacements of prefixes of options, such as {"probes=": "probe@probes="}.
-        options: The typed options, after replacement of aliases.
+        typed: The options, as typed in a shell or passed from Python.
+        added: Options that the command adds; typed options take precedence.
+        texts: The typed options as texts, for sweeps; without options that are passed from Python.
+        prefixes: + and ++ before names of options, in Hydra's syntax.
+        aliases: Other names of options, such as {"probes": "probe@probes"}.
         positional: Name of the option, a list, that receives arguments which are neither options nor flags; or None.
         arguments: These arguments.
         plugins: Packages named by --plugin, which add parts to `ssvit.choices`.
         config_dir: Folder of the user's configuration files, named by --config-dir.
         sweep: Whether to run every combination of values (-m).
-        added: Options that the command adds to the typed ones.
         nodes: Choices that exist only for this command: groups of options by (group, name).
         brought: Choices that data=pretrained is replaced by, by group.
         finish: Transforms the composed `Config`; None: no transformation.
         prefix: Prefix of command names in messages: "ssvit " or, in Python, "ssvit.".
+
+    Args:
+        arguments: Arguments as in a shell.
+        options: Options from Python by name.
+        aliases: As the attribute, and so are the next two.
+        positional: Name of an option.
+        prefix: Prefix of command names.
     """
 
     def __init__(
         self,
-        arguments: Sequence[str],
+        arguments: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
         *,
         aliases: Mapping[str, str] | None = None,
         positional: str | None = None,
         prefix: str = PYTHON,
     ) -> None:
         self.aliases = dict(aliases or {})
-        self.options: list[str] = []
+        self.typed: dict[str, Any] = {}
+        self.added: dict[str, Any] = {}
+        self.texts: dict[str, str] = {}
+        self.prefixes: dict[str, str] = {}
         self.positional = positional
         self.arguments: list[str] = []
         self.config_dir: Path | None = None
         self.plugins: list[str] = []
         self.sweep = False
-        self.added: list[str] = []
         self.nodes: dict[tuple[str, str], Plain] = {}
         self.brought: dict[str, str | None] = {}
         self.finish: Callable[[Any], Any] | None = None
         self.prefix = prefix
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
-        for alias, option in self.aliases.items():
-            arguments = [re.sub(f"^{re.escape(alias)}", option, argument) for argument in arguments]
         waiting = iter(arguments)
         for argument in waiting:
             flag, _, value = argument.partition("=")
@@ -84,33 +94,55 @@ class CommandLine:
             elif positional and (os.path.exists(argument) or not (argument.startswith("-") or "=" in argument)):
                 self.arguments.append(argument)
             else:
-                self.options.append(_checked(argument, next_to=arguments[arguments.index(argument) + 1 :]))
+                _check_form(argument, next_to=arguments[arguments.index(argument) + 1 :])
+                name, _, text = argument.partition("=")
+                self.texts[self._set(name, value_of(text))] = text
+        for name, option in (options or {}).items():
+            try:
+                self._set(name, plain(option))
+            except TypeError:
+                expected = "must be a string, a path, a run, a number, a flag, None, a list or a dictionary"
+                raise OptionError(name, option, expected) from None
 
-    def changed(self, options: Iterable[str]) -> "CommandLine":
+    def _set(self, name: str, value: object) -> str:
+        """Set a typed option, and return its name, without a prefix and with its alias replaced."""
+        bare = name.lstrip("+")
+        _check_values(bare, value)
+        bare, prefix = self.aliases.get(bare, bare), name[: len(name) - len(bare)]
+        self.typed.pop(bare, None)  # the last of several is the last in order
+        self.typed[bare] = value
+        if prefix:
+            self.prefixes[bare] = prefix
+        return bare
+
+    def changed(self, options: Mapping[str, object]) -> "CommandLine":
         """Return a copy with other typed options and without added options."""
         other = copy.copy(self)
-        other.options, other.added, other.sweep = list(options), [], False
+        other.typed, other.added, other.texts, other.sweep = dict(options), {}, {}, False
         return other
 
     @property
-    def typed(self) -> dict[str, str]:
-        """Return the values of the typed options by name, without quotes."""
-        return _by_name(self.options)
+    def values(self) -> dict[str, Any]:
+        """Return the values of all options, typed and added, by name."""
+        return {**self.added, **self.typed}
 
-    @property
-    def values(self) -> dict[str, str]:
-        """Return the values of all options, typed and added, by name, without quotes."""
-        return _by_name([*self.added, *self.options])
+    def text(self, name: str) -> str | None:
+        """Return a name or a path as it was typed, even if it looks like a number; None if it is not set or null."""
+        value = self.values.get(name)
+        return value if value is None or isinstance(value, str) else self.texts.get(name, text_of(value))
 
-    @property
-    def overrides(self) -> list[str]:
-        """Return all options, typed and added."""
-        return [*self.options, *self.added]
+    def written(self, options: Mapping[str, object]) -> list[str]:
+        """Return options as they are typed: name=value, with the prefixes of this command line."""
+        return [f"{self.prefixes.get(name, '')}{name}={text_of(value)}" for name, value in options.items()]
+
+    def retyped(self, pattern: str) -> list[str]:
+        """Return the typed options whose names match a regular expression, for a further command."""
+        return self.written({name: value for name, value in self.typed.items() if re.match(pattern, name)})
 
     @property
     def identity(self) -> str:
         """Return a sha256 of the typed options, independent of their order; a hash, since they may contain paths."""
-        return hashlib.sha256("\n".join(sorted(self.options)).encode(errors="surrogateescape")).hexdigest()
+        return hashlib.sha256("\n".join(sorted(self.written(self.typed))).encode(errors="surrogateescape")).hexdigest()
 
     @property
     def flags(self) -> list[str]:
@@ -184,11 +216,6 @@ class CommandLine:
         self._lines.clear()
 
 
-def _by_name(options: Iterable[str]) -> dict[str, str]:
-    parts = (option.partition("=") for option in options)
-    return {name.lstrip("+"): unquoted(value) for name, _, value in parts}
-
-
 def _import_plugin(package: str) -> None:
     try:
         importlib.import_module(package)
@@ -196,11 +223,8 @@ def _import_plugin(package: str) -> None:
         raise Failure(f"{_PLUGIN} {package}: must be a package that Python can import: {error}", 2) from None
 
 
-def _checked(argument: str, next_to: Sequence[str]) -> str:
-    """Return an option; raise Failure if it is a flag, has no value, removes an option, or names code to call.
-
-    Code to call is chosen only by the name of a file, because a run folder stores only this name.
-    """
+def _check_form(argument: str, next_to: Sequence[str]) -> None:
+    """Raise Failure if an argument is a flag, has no value or removes an option."""
     if argument.startswith("~"):
         raise Failure(f"{argument}: must be written option=value: options cannot be removed", 2)
     option, equals, value = argument.lstrip("+").partition("=")
@@ -213,7 +237,18 @@ def _checked(argument: str, next_to: Sequence[str]) -> str:
         usual = " or ".join(f"{name}={shlex.quote(argument)}" for name in ("data", "checkpoint"))
         is_path = os.path.exists(argument) or "/" in argument
         raise Failure(f"{argument}: must be written option=value{f', such as {usual}' if is_path else ''}", 2)
-    names = (part.startswith("_") and part.endswith("_") and len(part) > 1 for part in option.split("."))
-    if any(names) or _CALLED_WITHIN.search(value):
-        raise Failure(f"{argument}: a part must be chosen by its name, not by _part_ or _target_", 2)
-    return argument
+
+
+def _check_values(name: str, value: object) -> None:
+    """Raise Failure if an option names code to call: a run folder stores only the names of choices."""
+    keys = chain(name.split("."), *(key.split(".") for key in _keys(value)))
+    if any(key.startswith("_") and key.endswith("_") and len(key) > 1 for key in keys):
+        raise Failure(f"{name}={text_of(value)}: a part must be chosen by its name, not by _part_ or _target_", 2)
+
+
+def _keys(value: object) -> Iterator[str]:
+    """Yield the keys of dictionaries at any depth."""
+    for item in value if isinstance(value, dict | list) else ():
+        if isinstance(value, dict):
+            yield item
+        yield from _keys(value[item] if isinstance(value, dict) else item)

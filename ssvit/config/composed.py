@@ -21,7 +21,6 @@ class Config:
     Attributes:
         written: The values; ??? is the value of another option, see `ssvit.config.filling`.
         choices: The choice of each group of options, such as {"objective": "mae"}.
-        overrides: The typed and added options, as option=value.
         line: The command line.
         swept: Options of a job of a sweep that differ between the jobs.
         options_class: Class of the command's options.
@@ -29,7 +28,6 @@ class Config:
 
     written: Plain
     choices: Mapping[str, Any]
-    overrides: Sequence[str]
     line: CommandLine
     swept: Sequence[str] = ()
     options_class: type[Options] = Options

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import NoReturn
+from typing import NoReturn, get_origin
 
 import hydra
 import yaml
@@ -33,7 +33,7 @@ from ssvit.config.declaration import Options, completed, expected
 from ssvit.config.dotted import at
 from ssvit.config.filling import missing, source_of
 from ssvit.errors import MISSING, Failure, OptionError
-from ssvit.values import text_of, value_of
+from ssvit.values import plain, text_of
 
 _PLUGINS = {"hydra/launcher=submitit": "hydra-submitit-launcher", "hydra/sweeper=optuna": "hydra-optuna-sweeper"}
 # Hydra writes multirun.yaml to the folder of all runs, in which the jobs of a sweep are, and no other files or logs.
@@ -73,13 +73,13 @@ def compose(
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
         _leave_out_inapplicable(plain)
         options = completed(plain, {"": options_class})
-        for key, _, text in (option.partition("=") for option in values):
-            set_option(options, key.lstrip("+"), value_of(text), force=key.startswith("++"))
+        for option, value in values.items():
+            set_option(options, option, value, force=line.prefixes.get(option) == "++")
         _shorten_warmup(options, line)
         options = completed(options, {"": options_class})
         if "name" not in line.typed and isinstance(options.get("name"), str):
             options["name"] = options["name"].format_map(files)
-        config = Config(options, files, line.overrides, line, options_class=options_class)
+        config = Config(options, files, line, options_class=options_class)
         if incomplete:
             return config
         _check_complete(config)
@@ -123,40 +123,44 @@ def _file(name: str, line: CommandLine) -> str | None:
     return name if line.file(name) else None
 
 
-def _choices_and_values(line: CommandLine) -> tuple[list[str], list[str]]:
-    """Return the options that choose files or configure Hydra, in its syntax, and those that set values, as typed."""
+def _choices_and_values(line: CommandLine) -> tuple[list[str], dict[str, object]]:
+    """Return the options that choose files or configure Hydra, in its syntax, and those that set values."""
     choices: list[str] = []
-    values: list[str] = []
+    values: dict[str, object] = {}
     groups = {group for group, _ in line.nodes}
-    for option in line.overrides:
-        name = option.lstrip("+").partition("=")[0]
+    for name, value in line.values.items():
         group = name.partition("@")[0]
         if group.startswith("hydra"):
-            choices.append(option)
+            choices.append(_as_typed(name, line))
         elif "@" in name or group in groups or line.is_group(group):
-            choices.append(_for_hydra(option, group, line))
+            choices.append(_for_hydra(name, value, line))
         else:
-            values.append(option)
+            values[name] = value
     return choices, values
 
 
-def _for_hydra(option: str, group: str, line: CommandLine) -> str:
+def _as_typed(name: str, line: CommandLine) -> str:
+    """Return an option in Hydra's syntax with the text that was typed, which may have several values."""
+    text = line.texts.get(name) or text_of(line.values[name])
+    return f"{line.prefixes.get(name, '')}{name}={text}"
+
+
+def _for_hydra(name: str, value: object, line: CommandLine) -> str:
     """Return an option that chooses files of a group, in Hydra's syntax; raise Failure if it has other values."""
-    sweep = _sweep_of(option) if line.sweep else None
-    name, _, text = option.partition("=")
-    value = sweep.value() if sweep else value_of(text)
-    choices = value.list if isinstance(value, ChoiceSweep) else [value]
+    group = name.partition("@")[0]
+    sweep = _sweep_of(name, line) if line.sweep else None
+    several = sweep.value() if sweep else value
+    choices = several.list if isinstance(several, ChoiceSweep) else [several]
     names = chain(*(choice if isinstance(choice, list) else [choice] for choice in choices))
     if not all(isinstance(choice, str | QuotedString | Glob) for choice in names):
-        typed_as = f"{_option_of(group, line)}={text}"
-        raise Failure(f"{typed_as}: must be one of {', '.join(line.names(group))}", 2)
-    return option if sweep else f"{name}={_hydra_text(value)}"
+        option = f"{_option_of(group, line)}={line.texts.get(name, text_of(value))}"
+        raise Failure(f"{option}: must be one of {', '.join(line.names(group))}", 2)
+    return _as_typed(name, line) if sweep else f"{line.prefixes.get(name, '')}{name}={_hydra_text(value)}"
 
 
 def _option_of(group: str, line: CommandLine) -> str:
     """Return the option that chooses files of a group: probes for probe."""
-    aliases = (alias for alias, option in line.aliases.items() if option.startswith(f"{group}@"))
-    return next(aliases, group).rstrip("=")
+    return next((alias for alias, option in line.aliases.items() if option.startswith(f"{group}@")), group)
 
 
 def _hydra_text(value: object) -> str:
@@ -166,10 +170,10 @@ def _hydra_text(value: object) -> str:
     return "null" if value is None else QuotedString(str(value), Quote.single).with_quotes()
 
 
-def _sweep_of(option: str) -> Override | None:
+def _sweep_of(name: str, line: CommandLine) -> Override | None:
     """Return an option that has several values in Hydra's syntax, such as 1,2 or range(1,3); None for one value."""
     with suppress(HydraException):
-        override = OverridesParser.create().parse_override(option)
+        override = OverridesParser.create().parse_override(_as_typed(name, line))
         return override if override.is_sweep_override() else None
     return None
 
@@ -211,6 +215,7 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     for index, group in enumerate(groups):
         path = ".".join(groups[: index + 1])
         inner = node[group] if group in node else _unknown(options, name, path, node)
+        force = force or _is_open(node, group)
         if inner in (None, MISSING) or (inner == {} and not force):
             expected_form = f"{path}={{{key}: …}}"
             raise OptionError(name, value, f"{path} is null, so all of its options must be set, as {expected_form}")
@@ -233,6 +238,12 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
             first = next((option for option in usual if not option.startswith("_")), "option")
             raise OptionError(name, value, f"is a group of options: set one of them, such as {name}.{first}=…")
     node[key] = value
+
+
+def _is_open(node: Plain, name: str) -> bool:
+    """Return whether an option of a part is a dictionary with any keys, such as the arguments of a timm model."""
+    field = getattr(options_of(node.get("_part_")), "model_fields", {}).get(name)
+    return field is not None and get_origin(field.annotation) is Mapping
 
 
 def _are_parts(node: Plain) -> bool:
@@ -275,19 +286,19 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
         sys.argv[1:] = command_line  # a run starts its other processes with these arguments
         options = [option for option in HydraConfig.get().overrides.task if option not in shared]
         overrides = OverridesParser.create().parse_overrides(options)
-        swept = [f"{each.get_key_element().removeprefix('++')}={text_of(each.value())}" for each in overrides]
-        return job(line.changed([*fixed, *swept]), swept)
+        swept = {each.get_key_element().lstrip("+"): plain(each.value()) for each in overrides}
+        return job(line.changed({**fixed, **swept}), [f"{name}={text_of(value)}" for name, value in swept.items()])
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, options_class), _stored(line.nodes):
         choices, values = _choices_and_values(line)
-        typed = [option for option in line.overrides if not option.lstrip("+").startswith("hydra")]
-        fixed = [option for option in typed if not _sweep_of(option)]
+        typed = {name: value for name, value in line.values.items() if not name.startswith("hydra")}
+        fixed = {name: value for name, value in typed.items() if not _sweep_of(name, line)}
         # No other value reaches Hydra. ++ permits options that no YAML file declares.
-        outputs = _hydra_text(line.values.get("outputs"))
-        shared = [*choices, *(f"++outputs={outputs}" for option in fixed if option.startswith("outputs="))]
-        swept = [f"++{option.lstrip('+')}" for option in values if option not in fixed]
+        outputs = [f"++outputs={_hydra_text(fixed['outputs'])}"] if "outputs" in fixed else []
+        shared = [*choices, *outputs]
+        swept = [f"++{_as_typed(name, line).lstrip('+')}" for name in values if name not in fixed]
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
         sys.argv[1:] = ["--multirun", *_search_path(line), *shared, *swept, *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
@@ -440,8 +451,8 @@ def _reason(error: Exception, name: str, line: CommandLine, options_class: type[
 
 def _no_choice(group: str, name: str, line: CommandLine, options_class: type[Options]) -> str:
     """Return the error message for a group that is not a choice of this command."""
-    typed_as = next((option for option in line.options if option.startswith(f"{group}=")), group)
-    aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in line.aliases.items()}
+    typed_as = f"{group}={text_of(line.typed[group])}" if group in line.typed else group
+    aliases = {option: alias for alias, option in line.aliases.items()}
     choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
     hint = f"there are {', '.join(choices)}"
     if group in options_class.model_fields:

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from ssvit.choices import GROUPS, options_of
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
@@ -101,7 +99,7 @@ _FLAGS = {
 def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
     """Return the files that can be chosen, and the options of the chosen files in groups."""
     choices = _choices(command, config)
-    aliases = {option.rstrip("="): alias.rstrip("=") for alias, option in command.aliases.items()}
+    aliases = {option: alias for alias, option in command.aliases.items()}
     options = list(_options(config.written, "", {"": command.options}))
     # Options that take the value of another one are not listed, but describe it.
     taken = {option.name: source for option in options if option.default == "…" and (source := source_of(option.name))}
@@ -145,7 +143,7 @@ def _choices(command: Command, config: Config) -> dict[str, Any]:
     """Return the file or the list of files chosen in each group; Hydra does not report lists."""
     defaults = config.line.default_choices(command.name)
     lists = {group: files for group, files in defaults.items() if isinstance(files, list)}
-    typed_lists = {group: yaml.safe_load(files) for group, files in config.line.values.items() if group in lists}
+    typed_lists = {group: files for group, files in config.line.values.items() if group in lists}
     return {**config.choices, **lists, **typed_lists}
 
 

@@ -1,8 +1,7 @@
 """Expand the short forms of options of images: data=PATH, data.normalization=FILE and data.fit=NAME (no torch)."""
 
 import os
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -10,12 +9,12 @@ import yaml
 from ssvit.config.command_line import CommandLine
 from ssvit.data.sources import shard_folder
 from ssvit.errors import Failure
-from ssvit.values import text_of, unquoted
+from ssvit.values import text_of
 
 _STATISTICS = {"channels", "range", "mean", "std"}  # options in a file of ssvit normalization
 
 
-def expand(line: CommandLine, additions: Sequence[str] = ()) -> None:
+def expand(line: CommandLine, additions: Mapping[str, object] | None = None) -> None:
     """Replace the short forms on a command line by the options that they abbreviate.
 
     Args:
@@ -25,51 +24,57 @@ def expand(line: CommandLine, additions: Sequence[str] = ()) -> None:
     Raises:
         Failure: The folder does not exist, or the normalization file cannot be read.
     """
-    names = line.typed.keys()
-    expanded = [part for option in line.options for part in data_set(option, line)]
-    if len(expanded) > len(line.options):
-        expanded += [option for option in additions if option.partition("=")[0] not in names]
-    expanded = [re.sub(r"^data\.fit=", "data.view.fit=", option) for option in expanded]
-    line.options = [part for option in expanded for part in _normalization(option, names)]
+    expanded: dict[str, object] = {}
+    for name, value in line.typed.items():
+        if name == "data":
+            images = data_set(line.text(name), line)
+            expanded |= images
+            if len(images) > 1:
+                expanded |= {option: value for option, value in (additions or {}).items() if option not in line.typed}
+        elif name == "data.fit":
+            expanded["data.view.fit"] = value
+        elif name == "data.normalization":
+            statistics = _normalization(str(line.text(name)))
+            expanded |= {option: value for option, value in statistics.items() if option not in line.typed}
+        else:
+            expanded[name] = value
+    line.typed = expanded
 
 
-def data_set(option: str, line: CommandLine) -> list[str]:
-    """Return the options that data=PATH abbreviates; any other option is returned unchanged.
+def data_set(path: str | None, line: CommandLine) -> dict[str, object]:
+    """Return the options that data=PATH abbreviates; for any other value, the option itself.
 
     PATH is a folder of images, a folder of shards (tar files) without images, or a table of images (.csv, .tsv). A
     choice of the group data takes precedence over a path of the same name.
 
     Args:
-        option: The option, name=value.
+        path: Value of the option data.
         line: The command line, whose choices of the group data are known.
 
     Raises:
         Failure: The path does not exist.
     """
-    group, _, written = option.partition("=")
-    value = unquoted(written)
-    is_path = os.path.isabs(value) or value.startswith(".")
-    if group != "data" or (not is_path and line.has_choice("data", value)):
-        return [option]
-    if os.path.isdir(value):
-        return [f"data={'shards' if shard_folder.holds_shards(value) else 'folder'}", f"data.root={text_of(value)}"]
-    if value.lower().endswith((".csv", ".tsv")) and os.path.isfile(value):
-        return ["data=csv", f"data.table={text_of(value)}"]
-    if "/" in value:
-        raise Failure(f"{option}: no such file or folder", 2)
-    return [option]
+    if path is None:
+        return {"data": None}
+    is_path = os.path.isabs(path) or path.startswith(".")
+    if not is_path and line.has_choice("data", path):
+        return {"data": path}
+    if os.path.isdir(path):
+        return {"data": "shards" if shard_folder.holds_shards(path) else "folder", "data.root": path}
+    if path.lower().endswith((".csv", ".tsv")) and os.path.isfile(path):
+        return {"data": "csv", "data.table": path}
+    if "/" in path:
+        raise Failure(f"data={text_of(path)}: no such file or folder", 2)
+    return {"data": path}
 
 
-def _normalization(option: str, typed: Collection[str]) -> list[str]:
-    """Return the options in the file that data.normalization=FILE names, except those that are typed."""
-    name, _, written = option.partition("=")
-    if name != "data.normalization":
-        return [option]
+def _normalization(file: str) -> dict[str, object]:
+    """Return the options in the file that data.normalization=FILE names."""
     try:
-        statistics = yaml.safe_load(Path(unquoted(written)).read_text())
+        statistics = yaml.safe_load(Path(file).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Failure(f"{option}: cannot be read: {getattr(error, 'strerror', None) or 'is not YAML'}", 2) from None
+        reason = getattr(error, "strerror", None) or "is not YAML"
+        raise Failure(f"data.normalization={text_of(file)}: cannot be read: {reason}", 2) from None
     if not isinstance(statistics, dict) or not statistics or not statistics.keys() <= _STATISTICS:
-        raise Failure(f"{option}: must be a file that ssvit normalization has written", 2)
-    options = {f"data.{name}": text_of(value) for name, value in statistics.items()}
-    return [f"{name}={text}" for name, text in options.items() if name not in typed]
+        raise Failure(f"data.normalization={text_of(file)}: must be a file that ssvit normalization has written", 2)
+    return {f"data.{name}": value for name, value in statistics.items()}

@@ -25,7 +25,7 @@ from ssvit.loading.encoder_options import eval_transform, pixel_format, usual_si
 from ssvit.loading.finding import NEWEST, find_checkpoint, open_checkpoint
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
-from ssvit.values import text_of, value_of
+from ssvit.values import plain
 
 # Options of an encoder that are determined by its weights, and the subset that other options refer to.
 _FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
@@ -50,18 +50,18 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         UserError: Neither the checkpoint's run nor the command line names a data set.
     """
     arguments = line.typed
-    if path := arguments.get("encoder.path"):
+    if path := line.text("encoder.path"):
         raise OptionError("encoder.path", path, f"must be checkpoint={path}, which also selects the data set")
-    path = arguments.get("checkpoint", NEWEST)
+    path = line.text("checkpoint") or NEWEST
     if path == SCRATCH:
         if "encoder" in arguments and _selects_data(arguments):
             return None
         path = NEWEST
     elif "encoder" in arguments:
         expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
-        raise OptionError("encoder", value_of(arguments["encoder"]), expected)
+        raise OptionError("encoder", arguments["encoder"], expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
-    line.added += _pixels_of_encoder(checkpoint, arguments)
+    line.added |= _pixels_of_encoder(checkpoint, arguments)
     line.finish = lambda config: _with_format(checkpoint, _without_token(checkpoint, config))
     return checkpoint
 
@@ -73,32 +73,29 @@ def select_initial_weights(line: CommandLine) -> None:
         OptionError: As in `select_checkpoint`, or an option of the encoder is determined by its weights.
     """
     arguments = line.values
-    path = arguments["checkpoint"]
+    path = str(line.text("checkpoint"))
     if path in (NEWEST, SCRATCH):
         expected = "must be the folder of a run or checkpoint, a file of foreign weights, or null for random weights"
         raise OptionError("checkpoint", path, expected)
     for name, value in arguments.items():
         if name == "encoder" or (name.startswith("encoder.") and name.split(".")[1] in _FIXED):
             expected = f"must not be set with a checkpoint, which allows only {', '.join(CHANGEABLE)}"
-            raise OptionError(name, value_of(value), expected)
+            raise OptionError(name, value, expected)
     checkpoint = _add_choices(path, line, arguments, refer=_REFERRED)
     selects_data = _selects_data(arguments)
     start = re.sub(r"[^\w.+-]+", "-", checkpoint.name)
     run = "_".join(["{objective}", *["{data}"] * selects_data, "from", start])
-    line.added += [
-        "encoder=pretrained",
-        *([] if selects_data else ["data=pretrained"]),
-        *([] if "name" in arguments else [f"name={run}"]),
-        *_pixels_of_encoder(checkpoint, line.typed),
-    ]
+    line.added |= {"encoder": "pretrained", **_pixels_of_encoder(checkpoint, line.typed)}
+    line.added |= {} if selects_data else {"data": "pretrained"}
+    line.added |= {} if "name" in arguments else {"name": run}
     line.finish = lambda config: _with_small_rate(checkpoint, _with_format(checkpoint, _without_fixed_options(config)))
 
 
 def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
     """Apply `select_checkpoint` for fine-tuning; an existing run of this name or command keeps its checkpoint."""
-    newest, arguments = None, line.typed
-    if arguments.get("overwrite") != "true":
-        outputs, name = Path(arguments.get("outputs", "outputs")), arguments.get("name")
+    newest = None
+    if line.typed.get("overwrite") is not True:
+        outputs, name = Path(line.text("outputs") or "outputs"), line.text("name")
         files = sorted(outputs.rglob("config.yaml")) if name is None else [outputs / name / "config.yaml"]
         for file in files:
             newest = newest or _checkpoint_of_run(file, line.identity if name is None else None)
@@ -124,11 +121,11 @@ def with_random_weights(config: Config) -> Config:
     return config.changed({"encoder": {"_part_": part_of(type(trained)), **trained.values(), **changes}})
 
 
-def _selects_data(arguments: Mapping[str, str]) -> bool:
+def _selects_data(arguments: Mapping[str, object]) -> bool:
     return "data" in arguments or "experiment" in arguments
 
 
-def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> Sequence[str]:
+def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the options that make other images match the training images of a run's encoder.
 
     These are the image size, how images fit into it, the background of transparent pixels and, unless the images are
@@ -136,17 +133,16 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, str]) -> 
     weights keep the options in the file of the data set: DINOv2's are trained at 518 px and used at 224.
     """
     if not checkpoint.describes_images or "data" not in arguments or "experiment" in arguments:
-        return ()
+        return {}
     options, pixels = {"image_size": checkpoint.encoder["image_size"]}, pixel_format(checkpoint)
     if pixels.background is not None:
         options["background"] = pixels.background
     if (view := eval_transform(checkpoint)).fit != "cover":
         options |= {"view.fit": view.fit, "view.resize": None}
     is_rgb = pixels.channels == 3 and pixels.range is None
-    if not is_rgb and arguments.get("data.channels", str(pixels.channels)) == str(pixels.channels):
+    if not is_rgb and arguments.get("data.channels", pixels.channels) == pixels.channels:
         options |= vars(pixels) | {name: checkpoint.encoder[name] for name in ("mean", "std")}
-    texts = {f"data.{name}": text_of(value) for name, value in options.items()}
-    return [f"++{name}={text}" for name, text in texts.items() if name not in arguments]
+    return {f"data.{name}": plain(value) for name, value in options.items() if f"data.{name}" not in arguments}
 
 
 def size_of_images(checkpoint: Checkpoint, config: Config, option: str, images: Sequence[str] = ()) -> object:
@@ -226,7 +222,9 @@ def _with_small_rate(checkpoint: Checkpoint, config: Config) -> Config:
     return config.changed(changes)
 
 
-def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], refer: Sequence[str] = ()) -> Checkpoint:
+def _add_choices(
+    path: str, line: CommandLine, arguments: Mapping[str, object], refer: Sequence[str] = ()
+) -> Checkpoint:
     """Add a checkpoint's encoder, data set and augmentation to the choices of a command.
 
     Args:
@@ -238,8 +236,8 @@ def _add_choices(path: str, line: CommandLine, arguments: Mapping[str, str], ref
     Returns:
         The checkpoint.
     """
-    foreign = _foreign_options(arguments)
-    outputs = arguments.get("outputs", "outputs")
+    foreign = {name: arguments.get(f"encoder.{name}") for name in FOREIGN_OPTIONS}  # None for those that are not set
+    outputs = line.text("outputs") or "outputs"
     checkpoint = find_checkpoint(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
     trained = checkpoint.encoder
     line.nodes["encoder", "pretrained"] = {
@@ -327,8 +325,3 @@ def _composed(choices: Mapping[str, str | None], file: Path, line: CommandLine) 
         names = ", ".join(f"{group}={name or 'null'}" for group, name in choices.items())
         hint = "is not installed; name its package (--plugin) or its folder (--config-dir)"
         raise ConfigurationError(f"{file}: {names}: {hint}") from None
-
-
-def _foreign_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options for foreign files on the command line; None for each that is not set."""
-    return {name: value_of(arguments.get(f"encoder.{name}", "null")) for name in FOREIGN_OPTIONS}

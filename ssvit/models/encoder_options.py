@@ -10,8 +10,6 @@ TOKENS = ("patch_mean", "class_token", "both")  # ways to pool tokens into one v
 POOLED = "pooled"  # the only pooling of a timm model, which pools itself
 PATCHES = "patches"  # no pooling: the features of each patch
 ANY_ENCODER = "objective=supervised, simclr, diet and distill accept any encoder"  # for messages
-# Short forms of command-line options: encoder.arguments accepts any keyword argument of a timm model.
-ALIASES = {f"encoder.arguments{mark}": f"++encoder.arguments{mark}" for mark in ".="}
 ByChannel = float | Sequence[float]  # one number for all channels, or one per channel
 
 

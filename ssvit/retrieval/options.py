@@ -21,7 +21,7 @@ from ssvit.loading.finding_options import Pretrained
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]
 INDEX, QUERY, REMOVE = "index", "query", "remove"
-ALIASES = {"data.image_size=": "image_size="}  # the name of the option in commands on data sets
+ALIASES = {"data.image_size": "image_size"}  # the name of the option in commands on data sets
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
 PART_FILES = "part_*_*.safetensors"  # files of a store
 

@@ -141,10 +141,11 @@ class Trials:
         self.table = Path(self.options.table or self.folder / "table")
         # All options but those of the study are options of its runs.
         names = type(self.options).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
-        forwarded = [option for option in config.overrides if re.split(r"[=.@]", option.lstrip("+"))[0] not in names]
-        forwarded = [option for option in forwarded if option.partition("=")[0] not in _CHOICES]
-        choices = [f"{group}={config.choices[group]}" for group in _CHOICES]
-        self.pretraining = [*self.options.pretrain, *choices, *forwarded]
+        values = self.line.values
+        others = (name for name in values if re.split(r"[.@]", name)[0] not in names and name not in _CHOICES)
+        forwarded = {name: values[name] for name in others}
+        choices = {group: config.choices[group] for group in _CHOICES}
+        self.pretraining = [*self.options.pretrain, *self.line.written({**choices, **forwarded})]
         self.protocol = {
             "data": config.choices["data"],
             **protocol,

@@ -24,7 +24,6 @@ from ssvit.data.sources.base_options import DataSet, Subset
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, within
 from ssvit.evaluation.evaluators.options import Probing
-from ssvit.models import encoder_options
 from ssvit.models.encoder_options import Encoder
 from ssvit.models.timm_options import is_stored
 from ssvit.objectives.base_options import Objective
@@ -32,8 +31,8 @@ from ssvit.objectives.continuation_options import Continuation
 from ssvit.objectives.targets_options import Patches
 from ssvit.training.recipe import Recipe
 
-# Short forms of options.
-ALIASES = {"evaluator=": "evaluator@evaluators=", **encoder_options.ALIASES}
+# Other names of options.
+ALIASES = {"evaluator": "evaluator@evaluators"}
 SHAPES = "shapes"  # data=shapes, the rendered shapes
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
 

@@ -21,7 +21,6 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import processes
 from ssvit.errors import OptionError, UserError
 from ssvit.training.options import Pretrain
-from ssvit.values import text_of
 
 AUTO = "auto"
 OBJECTIVE = "mae"  # ranks first by most metrics of docs/methods.md
@@ -70,7 +69,7 @@ def choose(
 
 def expand_images(line: CommandLine) -> None:
     """Replace data=PATH by the options for that path, with preset=auto for a user's images."""
-    arguments.expand(line, additions=("preset=auto",))
+    arguments.expand(line, additions={"preset": AUTO})
 
 
 def expand(line: CommandLine) -> None:
@@ -90,16 +89,17 @@ def expand(line: CommandLine) -> None:
         raise OptionError("preset", AUTO, _NEEDED)
     images, side, grey = _summary(line)
     cores = len(os.sched_getaffinity(0))
-    numbers = {name: int(value) for name, value in typed.items() if value.isdecimal() and int(value)}
+    numbers = {name: value for name, value in typed.items() if type(value) is int and value > 0}
     # Without an option or a launcher, one process is assumed.
     count = processes.count(numbers.get("fabric.devices", 1), numbers.get("fabric.num_nodes", 1)) or 1
     chosen = choose(images, side, cores=cores, processes=count, typed=numbers)
-    if typed.get("data.channels", "1") == "1" and "data.range" not in typed:
+    if typed.get("data.channels", 1) == 1 and "data.range" not in typed:
         chosen |= grey
     fixed = set(typed)
-    if typed.get("checkpoint", "null") != "null":
+    checkpoint = line.text("checkpoint")
+    if checkpoint is not None:
         fixed.update(_OF_ENCODER, () if "data.channels" in typed else _PIXELS)
-        if checkpoint_folder(Path(typed["checkpoint"])) is None:  # of another project, for which it has a recipe
+        if checkpoint_folder(Path(checkpoint)) is None:  # of another project, for which it has a recipe
             fixed.update(("recipe.optimizer", "recipe.lr"))
     encoder = options_of(line.part("encoder", typed.get("encoder", "small")))
     if encoder is not None and "patch_size" not in encoder.model_fields:
@@ -114,13 +114,13 @@ def expand(line: CommandLine) -> None:
     if "data.image_size" not in fixed and larger > size:
         resized = f" resized to {size} (data.image_size={larger} keeps more detail),"
     noun = "grey images" if grey else "images"
-    options = [f"{name}={value}" for name, value in chosen.items() if name not in fixed]
+    options = {name: value for name, value in chosen.items() if name not in fixed}
     if options:
         line.say(f"preset=auto: {images:,} {noun} with a median side of {side} pixels,{resized} {cores} CPU cores:")
-        line.say(f"  {' '.join(options)}")
-    line.added += options
-    if images < _FEW and typed.get("checkpoint", "null") == "null":
-        path = shlex.quote(typed.get("data.root", "PATH"))
+        line.say(f"  {' '.join(line.written(options))}")
+    line.added |= options
+    if images < _FEW and checkpoint is None:
+        path = shlex.quote(line.text("data.root") or "PATH")
         line.say(
             f"preset=auto: with fewer than {_FEW:,} images, existing weights are likely to give better features than "
             f"random weights (ssvit evaluate checkpoint=WEIGHTS data={path})"
@@ -140,8 +140,8 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     """
     from ssvit.data.sources import rasters
 
-    named = ((option.partition("=")[0], option) for option in line.options)
-    data = [option for name, option in named if re.match(r"data(?!\.augment)\b", name) and name not in _PIXELS]
+    names = (name for name in line.typed if re.match(r"data(?!\.augment)\b", name) and name not in _PIXELS)
+    data = {name: line.typed[name] for name in names}
     config = composition.compose("pretrain", line.changed(data), Pretrain)
     source = config.options.data
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
@@ -160,5 +160,4 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     if values and None not in values:
         moments, is_bytes = zip(*filter(None, values), strict=True)
         grey = reduce(add, moments).options(is_bytes=all(is_bytes))
-    pixels = {f"data.{name}": text_of(value) for name, value in grey.items()}
-    return sample.images, side, pixels
+    return sample.images, side, {f"data.{name}": value for name, value in grey.items()}

@@ -60,7 +60,7 @@ def test_a_choice_of_the_users_own_files_is_named(tmp_path, group):
     (tmp_path / group).mkdir()
     (tmp_path / group / "own.yaml").write_text("a: 1\n")
     with pytest.raises(Failure, match=rf"^{group}=1: .*\bown\b"):
-        find_command("pretrain").call([f"{group}=1"], config_dir=tmp_path)
+        find_command("pretrain").call(["--config-dir", str(tmp_path), f"{group}=1"])
 
 
 def test_an_error_of_the_program_stays_as_it_is(monkeypatch):
@@ -127,7 +127,7 @@ def swept(folder, *typed, **columns):
     for place, values in enumerate(zip(*columns.values(), strict=True)):
         row = {"step": 1, **dict(zip(columns, values, strict=True))}
         own = put(folder / str(place) / "metrics.jsonl", json.dumps(row).encode() + b"\n")
-        config = Config({}, {}, [], CommandLine(typed), swept=[f"a={place}", "b.c=x"])
+        config = Config({}, {}, CommandLine(typed), swept=[f"a={place}", "b.c=x"])
         objectives.append(results.add(config, own.parent))
     return results, objectives
 
@@ -168,7 +168,7 @@ def of_seeds(folder, options, **columns):
     for place, values in enumerate(zip(*columns.values(), strict=True)):
         row = {"step": 1, **dict(zip(columns, values, strict=True))}
         own = put(folder / str(place) / "metrics.jsonl", json.dumps(row).encode() + b"\n")
-        results.add(Config({}, {}, [], CommandLine([]), swept=options[place]), own.parent)
+        results.add(Config({}, {}, CommandLine([]), swept=options[place]), own.parent)
     return results
 
 
@@ -217,7 +217,7 @@ def test_jobs_with_nothing_but_test_images_have_no_best_one(tmp_path):
 def test_a_command_without_a_file_has_the_options_of_its_class(tmp_path):
     predict = find_command("predict")
     line = predict.line([str(tmp_path), "top=2"])
-    one, job = (predict.compose(each).options for each in (line, line.changed(["top=3"])))
+    one, job = (predict.compose(each).options for each in (line, line.changed({"top": 3})))
     assert (one.top, job.top, one.threshold) == (2, 3, 0.5)
     assert [*one.images] == [*job.images] == [str(tmp_path)]
     with pytest.raises(Failure, match=r"^format: "):

@@ -98,7 +98,7 @@ def test_any_text_is_an_option_as_typed():
     line = find_command("embed").line(["data=null"])  # a command that composes quickly
     command = find_command("embed")
     for name in names:
-        assert command.compose(line.changed([f"outputs={name}"]), incomplete=True).values["outputs"] == name
+        assert command.compose(line.changed({"outputs": name}), incomplete=True).values["outputs"] == name
 
 
 def swept(folder, *options: str) -> list[tuple[dict, list[str]]]:

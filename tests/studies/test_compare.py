@@ -144,14 +144,12 @@ def test_a_method_of_two_stages_shares_the_budget(commands, tmp_path):
         "stages:\n- share: 0.25\n  options: [objective=mae]\n"
         "- share: 0.75\n  options: [objective=mae, 'extra.path={before}']\n"
     )
-    compare.command.call(["objectives=[two]", "budget=40s", "name=c", "finetune=[]"], config_dir=tmp_path / "own")
+    compare.command.call(["--config-dir", "own", "objectives=[two]", "budget=40s", "name=c", "finetune=[]"])
     first, second = (given for command, given in commands.asked if command == "pretrain")
     assert (first["recipe.steps"], second["recipe.steps"]) == ("100", "540")
     assert second["extra.path"] == "outputs/c/two_seed0_stage1"
     assert [command for command, _ in commands.asked] == ["cost", "pretrain", "cost", "pretrain", "evaluate"]
-    compare.command.call(
-        ["objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"], config_dir=tmp_path / "own"
-    )
+    compare.command.call(["--config-dir", "own", "objectives=[two]", "budget=40s", "name=c", "finetune=[]", "seeds=2"])
     assert [command for command, _ in commands.asked[5:]] == ["pretrain", "pretrain", "evaluate"]
     row = methods.read_rows(tmp_path / "outputs" / "c" / "table")["two_seed0"]
     # The second stage starts from the result of the first.

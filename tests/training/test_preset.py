@@ -28,6 +28,7 @@ from ssvit.errors import OptionError, UserError
 from ssvit.models.vit_options import ViT
 from ssvit.training.preset import OBJECTIVE, choose, expand
 from ssvit.training.recipe import Recipe
+from ssvit.values import text_of
 
 TINY = (
     "encoder.width=16", "encoder.depth=1", "encoder.heads=2",
@@ -45,7 +46,7 @@ def by_preset(**typed) -> dict[str, str]:
     options = {name.replace("__", "."): value for name, value in {"preset": "auto", **typed}.items()}
     line = CommandLine([f"{name}={value}" for name, value in options.items()])
     expand(line)
-    return dict(option.split("=", 1) for option in line.added)
+    return {name: text_of(value) for name, value in line.added.items()}
 
 
 @pytest.fixture
@@ -154,17 +155,17 @@ def test_a_path_is_a_folder_shards_or_a_table(photographs, tmp_path, monkeypatch
         shard.add(photographs / "0.png", "0.png")
     (tmp_path / "t.csv").write_text("path\n")
     for path, expected in (
-        (photographs, ["data=folder", f"data.root={photographs}"]),
-        (tmp_path / "s", ["data=shards", f"data.root={tmp_path / 's'}"]),
-        (tmp_path / "t.csv", ["data=csv", f"data.table={tmp_path / 't.csv'}"]),
+        (photographs, {"data": "folder", "data.root": str(photographs)}),
+        (tmp_path / "s", {"data": "shards", "data.root": str(tmp_path / "s")}),
+        (tmp_path / "t.csv", {"data": "csv", "data.table": str(tmp_path / "t.csv")}),
     ):
-        assert data_set(f"data={path}", LINE) == expected
+        assert data_set(str(path), LINE) == expected
     (tmp_path / "s").rename("shards")
-    assert data_set("data=./shards", LINE) == ["data=shards", "data.root=./shards"]
-    assert [data_set(f"data={name}", LINE) for name in ("csv", "shards")] == [["data=csv"], ["data=shards"]]
+    assert data_set("./shards", LINE) == {"data": "shards", "data.root": "./shards"}
+    assert [data_set(name, LINE) for name in ("csv", "shards")] == [{"data": "csv"}, {"data": "shards"}]
     with tarfile.open(photographs / "more.tar", "w") as shard:
         shard.add(photographs / "0.png", "0.png")
-    assert data_set(f"data={photographs}", LINE)[0] == "data=folder"  # of images, next to a tar file
+    assert data_set(str(photographs), LINE)["data"] == "folder"  # of images, next to a tar file
 
 
 def test_images_that_cannot_be_read_are_an_error(tmp_path):
