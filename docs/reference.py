@@ -3,7 +3,6 @@
 python docs/reference.py    # prints the page
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,8 @@ def tables() -> str:
 
 
 def chosen(line: CommandLine, group: str, name: str) -> type[Options] | None:
-    """Return the class of options that a choice selects: as declared, or as its file or a base of the file names it."""
-    texts = [path.read_text() for path in line.with_bases(f"{group}/{name}")]
-    parts = [*(part for text in texts for part in re.findall(r"_part_: (\S+)", text)), line.part(group, name) or ""]
-    return options_of(parts[0])
+    """Return the class of options that a choice selects."""
+    return options_of(line.part(group, name))
 
 
 def section(title: str, options: type[Options], prefix: str = "") -> list[str]:

@@ -2,12 +2,15 @@
 
 A part is one row: its group, its name and its code. The class of its options has the name of the part and is in the
 module of its group's options, or else in the module of the code with the suffix _options, so that options are checked
-without loading torch; a row states where it deviates. Another package adds a row by `add`.
+without loading torch; a row states where it deviates. Another package adds a row by `add`. The other choices are
+variants: parts with other values of some options, which `ssvit.variants` lists.
 """
 
 import pkgutil
 from dataclasses import dataclass
 from typing import Any
+
+from ssvit.variants import VARIANTS, Variant
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Row:
         code: Dotted name of the class or function that is called with the options.
         options: Dotted name of the class of the options; "": the class of the same name in the module of the group's
             options, or in the module of the code with the suffix _options.
-        listed: Whether the name is a choice. Other parts are chosen by files of options or by objectives.
+        listed: Whether the name is a choice. Other parts are chosen by variants, by files or by objectives.
     """
 
     code: str
@@ -95,18 +98,21 @@ PARTS: dict[str, dict[str, Row]] = {
         "layers": Row("ssvit.loading.encoder.load_layers", "ssvit.loading.encoder_options.LoadLayers"),
     },
     "data": {
-        "csv": Row("ssvit.data.sources.datasets.csv", "ssvit.data.sources.datasets_options.Csv"),
-        "folder": Row("ssvit.data.sources.datasets.folder", "ssvit.data.sources.datasets_options.Folder"),
+        "csv": Row("ssvit.data.sources.datasets.csv", "ssvit.data.sources.datasets_options.Csv", listed=False),
+        "folder": Row("ssvit.data.sources.datasets.folder", "ssvit.data.sources.datasets_options.Folder", listed=False),
         "huggingface": Row(
-            "ssvit.data.sources.huggingface.hugging_face", "ssvit.data.sources.huggingface_options.HuggingFace"
+            "ssvit.data.sources.huggingface.hugging_face", "ssvit.data.sources.huggingface_options.HuggingFace",
+            listed=False,
         ),
-        "shards": Row("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards"),
-        "synthetic": Row("ssvit.data.sources.synthetic.synthetic", "ssvit.data.sources.synthetic_options.Synthetic"),
+        "shards": Row("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards", listed=False),
+        "synthetic": Row(
+            "ssvit.data.sources.synthetic.synthetic", "ssvit.data.sources.synthetic_options.Synthetic", listed=False
+        ),
         "torchvision": Row(
             "ssvit.data.sources.datasets.torchvision_set", "ssvit.data.sources.datasets_options.TorchvisionSet",
             listed=False,
         ),
-        "vtab": Row("ssvit.data.sources.datasets.vtab", "ssvit.data.sources.datasets_options.Vtab"),
+        "vtab": Row("ssvit.data.sources.datasets.vtab", "ssvit.data.sources.datasets_options.Vtab", listed=False),
     },
     "augment": {
         "inception_crop": Row("ssvit.data.augment.crop.InceptionCrop"),
@@ -166,8 +172,13 @@ def added() -> list[str]:
 
 
 def choice_names(group: str) -> list[str]:
-    """Return the choices of a group."""
-    return [name for name, part in PARTS.get(group, {}).items() if part.listed]
+    """Return the choices of a group: its listed parts and its variants."""
+    return [*(name for name, part in PARTS.get(group, {}).items() if part.listed), *VARIANTS.get(group, {})]
+
+
+def variant(group: str, name: str) -> Variant | None:
+    """Return a choice of a group; a part is a variant without options. None if there is no such choice."""
+    return VARIANTS.get(group, {}).get(name) or (Variant(name) if name in choice_names(group) else None)
 
 
 def _options_class(group: str, part: Row) -> str:

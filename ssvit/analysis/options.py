@@ -69,7 +69,7 @@ class Inspect(Analysis):
     """Compare encoders by their consistency under changes of the images, receptive fields, and layers."""
 
     against: Parts[Options] = Field(default_factory=dict)
-    """Further encoders, as against=[NAME,…]: files in configs/encoder/ and models of timm, with random weights, and
+    """Further encoders, as against=[NAME,…]: choices of encoder= and models of timm, with random weights, and
     checkpoints, as in checkpoint=. Their options are against.NAME.OPTION."""
     patch_size: Count = 4
     """Side in pixels of the patches that are shuffled, and maximum of the translations."""
@@ -114,7 +114,7 @@ def add_encoders(line: CommandLine) -> None:
             line.nodes["encoder", choice] = {"_part_": "encoder/pretrained", "path": entry}
         elif entry not in line.names("encoder"):
             if entry not in timm_models():
-                raise OptionError("against", entry, "must be in configs/encoder/, a model of timm, or a checkpoint")
+                raise OptionError("against", entry, "must be a choice of encoder=, a model of timm, or a checkpoint")
             choice, line.added[f"against.{name}.model"] = "timm", entry
         line.added[f"encoder@against.{name}"] = choice
         line.prefixes[f"encoder@against.{name}"] = "+"

@@ -1,8 +1,8 @@
-"""Store a run's configuration in its folder as names of configuration files and values, without code. No torch.
+"""Store a run's configuration in its folder as names of choices and values, without code. No torch.
 
 A run folder may come from an untrusted source. Its config.yaml therefore
-contains the names of the files chosen in configs/ (`choices`) and the values. A reader takes the builders from its
-installed files of those names.
+contains the names of the choices of each group (`choices`) and the values. A reader takes the parts from its own
+choices of those names.
 """
 
 import re
@@ -79,7 +79,7 @@ class Configuration:
 
     Args:
         values: Nested options without builders.
-        choices: The file chosen in configs/ by group, such as {"objective": "mae"}; None where none is chosen.
+        choices: The choice by group, such as {"objective": "mae"}; None where none is chosen.
         defaults: The declared defaults of the options by their full names; empty if unknown.
     """
 
@@ -131,7 +131,7 @@ class Configuration:
             and all(map(_GROUP.fullmatch, choices))
             and all(file is None or (isinstance(file, str) and _FILE_NAME.fullmatch(file)) for file in choices.values())
         ):
-            raise ConfigurationError(f"{path}: choices={choices}: must be names of files in configs/ by group")
+            raise ConfigurationError(f"{path}: choices={choices}: must be names of choices by group")
         try:
             return cls(_without_references(values), choices)
         except RecursionError:

@@ -57,7 +57,7 @@ class Scaling(Study):
     """product: all combinations of values. one: all axes have their first value, except for one of them, or for depth,
     width, mlp and patch together, whose lists are then read in parallel (Figure 8)."""
     encoders: Annotated[Sequence[Name], Expect("a list of names")] = ()
-    """Encoders for comparison, trained by objective=supervised on the same number of images: files in configs/encoder/
+    """Encoders for comparison, trained by objective=supervised on the same number of images: choices of encoder=
     (small_hybrid) and models of timm (resnetv2_50x1_bit)."""
     pretrain: Typed = ("probes=[]", "evaluator=[]")
 
@@ -92,7 +92,7 @@ def check(config: Config) -> list[dict[str, Any]]:
                 Timm(model=name, image_size=1)
             except OptionError as error:
                 raise OptionError(
-                    "encoders", name, f"must be a file in configs/encoder/ or a model of timm: {error.expectation}"
+                    "encoders", name, f"must be a choice of encoder= or a model of timm: {error.expectation}"
                 ) from None
     points = grid_points({name: getattr(options, name) for name in _GRID}, options.vary)
     for point in points:
@@ -161,7 +161,7 @@ class Grid(Trials):
         """Compute the row of a supervised encoder for comparison, without the study's options of the encoder.
 
         Args:
-            encoder: Name of a file in configs/encoder/ or of a model of timm.
+            encoder: Name of a choice of encoder= or of a model of timm.
             point: Value of each axis by name.
             seed: Seed of the runs.
         """

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ssvit.choices import GROUPS, choice_names
+from ssvit.choices import GROUPS, choice_names, variant
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, OptionError, print_lines
 from ssvit.values import plain, text_of, value_of
@@ -172,13 +172,13 @@ class CommandLine:
         return self.file(f"{group}/{name}") is not None or name in choice_names(group)
 
     def part(self, group: str, name: str) -> str | None:
-        """Return the part of a choice, group/name, from its file, a base of the file, or the table of choices."""
+        """Return the part of a choice, group/name, from its file, a base of the file, or the tables of choices."""
         if file := self.file(f"{group}/{name}"):
             content = yaml.safe_load(file.read_text()) or {}
             options = content.get(group) or content
             bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
             return options.get("_part_") or next((self.part(group, base) for base in bases), None)
-        return f"{group}/{name}" if name in choice_names(group) else None
+        return f"{group}/{choice.part}" if (choice := variant(group, name)) else None
 
     def with_bases(self, name: str) -> Iterator[Path]:
         """Yield the bases of a configuration file, from its list of defaults, and then the file."""

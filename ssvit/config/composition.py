@@ -26,7 +26,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of
+from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of, variant
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
@@ -341,7 +341,7 @@ def _hydra(line: CommandLine) -> Iterator[None]:
 
 
 class DeclaredChoices(ConfigSource):
-    """Provide the parts of `ssvit.choices` on Hydra's search path; only the options of chosen parts are imported."""
+    """Provide the choices of `ssvit.choices` on Hydra's search path; only the options of chosen parts are imported."""
 
     @staticmethod
     def scheme() -> str:
@@ -357,21 +357,25 @@ class DeclaredChoices(ConfigSource):
         return config_path in PARTS
 
     def is_config(self, config_path: str) -> bool:
-        """Return whether a part is a choice."""
+        """Return whether there is a choice of this name."""
         group, _, name = config_path.rpartition("/")
         return name in choice_names(group)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the node of a part; at the root if the part sets options of other groups."""
-        name, _, part = config_path.rpartition("/")
-        group, options = GROUPS.get(name, Group()), options_of(config_path)
-        node: Plain = {"_part_": config_path}
+        """Return the node of a choice; at the root if its part sets options of other groups."""
+        name, _, choice = config_path.rpartition("/")
+        group, chosen = GROUPS.get(name, Group()), variant(name, choice)
+        assert chosen is not None
+        part = f"{name}/{chosen.part}"
+        options = options_of(part)
+        node: Plain = {"_part_": part, **chosen.options}
         if group.several:
-            node = {part: node}
+            node = {choice: node}
         is_global = bool(options.sets or options.also)
         if is_global:
-            also = [{group: name} for group, name in options.also.items()]
-            node = {"defaults": [*also, "_self_"], **options.sets, name: {**node, **options.sets.get(name, {})}}
+            node = {**options.sets, name: {**options.sets.get(name, {}), **node}}
+        also = [{group: file} for group, file in {**options.also, **chosen.also}.items()]
+        node = {"defaults": [*also, "_self_"], **node}
         header = {"package": "_global_" if is_global else None}
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(node), header)
 

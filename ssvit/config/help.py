@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ssvit.choices import GROUPS, options_of
+from ssvit.choices import GROUPS, options_of, variant
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.composed import Config
@@ -174,12 +174,16 @@ def _options(node: Plain, path: str, classes: Mapping[str, type[Options]]) -> It
 
 
 def _title(line: CommandLine, group: str, name: Any) -> str:
-    """Return the first comment in the file of a choice, or the first line of the docstring of its class."""
+    """Return the description of a choice: the first comment in its file, or that in the tables of choices."""
     for file in reversed(list(line.with_bases(f"{group}/{name}"))):
         comments = re.findall("^# (?!@)(.*)", file.read_text(), re.M)
         # Some files begin with the command that uses them, which is not part of the title.
         return re.sub(r":? ssvit .*", "", comments[0]) if comments else ""
-    return (getattr(options_of(f"{group}/{name}"), "__doc__", "") or "").partition("\n")[0]
+    choice = variant(group, name)
+    if choice and choice.meaning:
+        return choice.meaning
+    part = choice.part if choice else name
+    return (getattr(options_of(f"{group}/{part}"), "__doc__", "") or "").partition("\n")[0]
 
 
 def _typed(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Provide the choices encoder=pretrained, data=pretrained and its augmentation from a checkpoint and its run. No torch.
 
-A run folder describes its data set by names of files in configs/ and by values. Parts are built from the files of these
-names in the installation or in the user's --config-dir, never from the run folder.
+A run folder describes its data set by names of choices and by values. Parts are built from the choices of these names
+in the installation or in the user's --config-dir, never from the run folder.
 """
 
 import re

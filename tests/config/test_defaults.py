@@ -1,4 +1,4 @@
-"""YAML holds what a default cannot: a value that a file could leave out without effect is not in it."""
+"""YAML and variants hold what a default cannot: a value that could be left out without effect is not in them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from ssvit.config.command_line import CONFIGS, CommandLine
 from ssvit.config.declaration import Options, completed
 from ssvit.models.vit_options import ViT
 from ssvit.training.options import Pretrain
+from ssvit.variants import VARIANTS
 
 RECORDS = ("experiment", "comparison")  # which state values whether or not they are defaults
 GROUPS = [path for path in sorted(CONFIGS.glob("*/**/*.yaml")) if path.relative_to(CONFIGS).parts[0] not in RECORDS]
@@ -70,6 +71,18 @@ def restated(file: Path, options: type[Options]) -> list[str]:
 @pytest.mark.parametrize("file", GROUPS, ids=lambda file: str(file.relative_to(CONFIGS)))
 def test_no_value_of_a_group_file_restates_a_default(file):
     assert restated(file, Pretrain) == []
+
+
+VARIANTS_BY_NAME = {f"{group}/{name}": each for group, rows in VARIANTS.items() for name, each in rows.items()}
+
+
+@pytest.mark.parametrize("name", VARIANTS_BY_NAME)
+def test_no_option_of_a_variant_restates_a_default(name):
+    variant = VARIANTS_BY_NAME[name]
+    part = {"_part_": f"{name.partition('/')[0]}/{variant.part}"}
+    for option, value in variant.options.items():
+        others = {key: item for key, item in variant.options.items() if key != option}
+        assert completed({**part, **others}, {})[option] != value, option
 
 
 @pytest.mark.parametrize("name", TOOLS)

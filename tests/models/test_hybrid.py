@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import timm
@@ -23,8 +22,8 @@ from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets import MeanColor
+from ssvit.variants import VARIANTS
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.
 HYBRIDS = {
     "r50_vit_b16": ("vit_base_r50_s16_224", 196), "r50_vit_b32": (None, 49), "r50_vit_l16": (None, 196),
@@ -105,12 +104,10 @@ def test_configurations_have_the_published_parameters(name):
             theirs = timm.create_model(peer, num_classes=0)
             assert count == sum(parameter.numel() for parameter in theirs.parameters())
             assert tokens == theirs.patch_embed.num_patches
-    said = re.search(r"([\d.]+) million parameters", (CONFIGS / "encoder" / f"{name}.yaml").read_text())[1]
-    assert f"{count / 1e6:.2f}" == said
 
 
 def test_every_configuration_of_a_hybrid_is_counted():
-    assert {path.stem for path in (CONFIGS / "encoder").glob("r*_vit_*.yaml")} == HYBRIDS.keys()
+    assert {name for name in VARIANTS["encoder"] if "_vit_" in name} == HYBRIDS.keys()
 
 
 def test_a_unit_starts_as_its_shortcut():

@@ -15,13 +15,13 @@ from ssvit.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
-    ("errors", "choices", "values"), ("engine",), ("config",), ("models",),
+    ("errors", "choices", "values", "variants"), ("engine",), ("config",), ("models",),
     ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints"), ("loading", "figures"),
     ("evaluation",), ("retrieval", "analysis", "training"), ("studies",), ("inference",), ("cli",), ("api", "__main__"),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 WITHOUT_TORCH = (
-    "api", "choices", "errors", "values", "engine.atomic_io", "objectives.schedule", "training.recipe",
+    "api", "choices", "errors", "values", "variants", "engine.atomic_io", "objectives.schedule", "training.recipe",
     "checkpoints.run_folder", "checkpoints.manifest", "loading.pretrained", "config.command", "config.help",
     "studies.comparison", "training.preset", "studies.sweep", "studies.trials", "retrieval.extraction",
     "evaluation.report.against", "evaluation.statistics", "data.sources.folder", "data.sources.shard_folder",
