@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ssvit.data.sources import synthetic_options
+from ssvit.data.sources import shapes_options
 from ssvit.data.sources.memory import Memory
-from ssvit.data.sources.synthetic import synthetic
+from ssvit.data.sources.shapes import shapes
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.encoder import load_encoder
 from ssvit.models import vit_options
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
 
     checkpoint = loading_options.LoadEncoder(path=options.checkpoint)
     settings = {"image_size": load_encoder(checkpoint).image_size, "images": options.images, "seed": 1}
-    data = synthetic(synthetic_options.Synthetic(**settings, held_out_images=options.held_out))
+    data = shapes(shapes_options.Shapes(**settings, held_out_images=options.held_out))
     texts, truth = captioned(data.train), captioned(data.test)
     words = sorted({word for text in [*texts, *truth] for word in text})
     numbers, expected = (torch.tensor([list(map(words.index, text)) for text in part]) for part in (texts, truth))

@@ -1,4 +1,4 @@
-"""Train Faster R-CNN on a pre-trained encoder: python examples/detection.py outputs/masked_patch_synthetic
+"""Train Faster R-CNN on a pre-trained encoder: python examples/detection.py outputs/masked_patch_shapes
 
 ViTDet's simple feature pyramid makes the encoder a backbone for torchvision's detectors. The images are the rendered
 shapes, larger than in pre-training. The boxes are the bounding boxes of the shapes' masks.
@@ -14,8 +14,8 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import masks_to_boxes
 
-from ssvit.data.sources import synthetic_options
-from ssvit.data.sources.synthetic import synthetic
+from ssvit.data.sources import shapes_options
+from ssvit.data.sources.shapes import shapes
 from ssvit.loading import encoder_options as loading_options
 from ssvit.loading.encoder import load_encoder
 from ssvit.models.backbone import FeatureMaps
@@ -95,9 +95,7 @@ detector = FasterRCNN(
 optimizer = torch.optim.AdamW(detector.parameters(), lr=1e-4)
 
 batch = 8
-train = synthetic(
-    synthetic_options.Synthetic(size=size, images=batch * arguments.steps, held_out_images=1, seed=0)
-).train
+train = shapes(shapes_options.Shapes(image_size=size, images=batch * arguments.steps, held_out_images=1, seed=0)).train
 for step in range(arguments.steps):
     indices = range(step * batch, (step + 1) * batch)
     images = [train.read(i) / 255 for i in indices]

@@ -105,8 +105,8 @@ PARTS: dict[str, dict[str, Row]] = {
             listed=False,
         ),
         "shards": Row("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards", listed=False),
-        "synthetic": Row(
-            "ssvit.data.sources.synthetic.synthetic", "ssvit.data.sources.synthetic_options.Synthetic", listed=False
+        "shapes": Row(
+            "ssvit.data.sources.shapes.shapes", "ssvit.data.sources.shapes_options.Shapes", listed=False
         ),
         "torchvision": Row(
             "ssvit.data.sources.datasets.torchvision_set", "ssvit.data.sources.datasets_options.TorchvisionSet",

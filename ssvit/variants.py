@@ -95,8 +95,7 @@ _DATA = {
     "oxford_pets": _images("torchvision", "Oxford-IIIT Pets: 37 breeds", name="oxford_pets", view={"resize": 256}),
     # By default, folders have a permutation, which is a table of all images.
     "shards": _images("shards", order="bijection"),
-    "shapes": _images("synthetic", augment="inception_crop_small"),
-    "synthetic": _images("synthetic", augment="inception_crop_small"),
+    "shapes": _images("shapes", augment="inception_crop_small"),
     "stl10": _images(
         "torchvision", "STL-10: 100,000 unlabelled images of 96x96 and 13,000 labelled ones in 10 classes",
         name="stl10", split="unlabeled", image_size=96, mean=[0.4467, 0.4398, 0.4066], std=[0.2603, 0.2566, 0.2713],

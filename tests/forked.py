@@ -34,7 +34,7 @@ def load(*, torch: bool) -> None:
         light = name.endswith("options") or name.startswith(("ssvit.cli.", "ssvit.config."))
         if name.removeprefix("ssvit.") not in _LATER and (torch or light):
             importlib.import_module(name)
-    for options in ("data=synthetic",), ("data=synthetic", "probes=[]"):  # composed once, for most commands
+    for options in ("data=shapes",), ("data=shapes", "probes=[]"):  # composed once, for most commands
         command = find_command("pretrain")
         command.compose(command.line(options))
     assert torch or "torch" not in sys.modules

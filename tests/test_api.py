@@ -24,7 +24,7 @@ from ssvit.inference import pictures
 from ssvit.values import text_of
 
 OPTIONS = {
-    "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 16,
+    "data": "shapes", "data.images": 64, "data.held_out_images": 32, "data.image_size": 16,
     "encoder": {"width": 16, "depth": 2, "heads": 2}, "target.bits": 1, "batch_size": 8, "steps": 6, "warmup": 2,
     "save_every": 2, "evaluate_every": 3, "log_every": 1, "precision": "32-true", "fabric.accelerator": "cpu",
 }  # fmt: skip
@@ -47,9 +47,9 @@ def fine(run, outputs) -> ssvit.Run:
 
 
 def test_a_run_is_the_command_s_bit_for_bit(run, tool, tmp_path):
-    tool("pretrain", *TINY, "data=synthetic")
+    tool("pretrain", *TINY, "data=shapes")
     sums = [manifest.read_manifest(folder / "step_00000006")["sha256"] for folder in (
-        run.folder, tmp_path / "outputs" / "masked_patch_synthetic")]  # fmt: skip
+        run.folder, tmp_path / "outputs" / "masked_patch_shapes")]  # fmt: skip
     assert sums[0] == sums[1]
 
 

@@ -57,7 +57,7 @@ from ssvit.training.loggers.tensorboard import TensorBoard
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
 
-TEACHER = Path(__file__).parent / "fixtures" / "outputs" / "masked_patch_synthetic"  # a checkpoint
+TEACHER = Path(__file__).parent / "fixtures" / "outputs" / "masked_patch_shapes"  # a checkpoint
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 CLASSES = ("ant", "bee", "cat")

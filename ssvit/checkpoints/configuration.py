@@ -133,7 +133,7 @@ class Configuration:
         ):
             raise ConfigurationError(f"{path}: choices={choices}: must be names of choices by group")
         try:
-            return cls(_without_references(values), choices)
+            return cls(*_migrated(values, choices))
         except RecursionError:
             raise ConfigurationError(f"{path}: an option refers to itself") from None
 
@@ -204,10 +204,11 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _without_references(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace references between options, which former versions stored: by ??? in the group data, else by values.
+def _migrated(values: dict[str, Any], choices: dict[str, str | None]) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """Return the values and choices of a run of a former version in terms of this version.
 
-    References to groups, and the group data.source, whose options referred to those of data, are removed.
+    References between options are replaced by ??? in the group data, and otherwise by values. References to groups, and
+    the group data.source, whose options referred to those of data, are removed.
     """
 
     def value(node: Any, *, of_data: bool = False) -> Any:
@@ -227,7 +228,9 @@ def _without_references(values: dict[str, Any]) -> dict[str, Any]:
     data = values.get("data")
     if isinstance(data, dict):
         data.pop("source", None)
-    return {key: value(node, of_data=key == "data") for key, node in values.items()}
+    if choices.get("data") == "synthetic":
+        choices = {**choices, "data": "shapes"}
+    return {key: value(node, of_data=key == "data") for key, node in values.items()}, choices
 
 
 def _without_builders(node: object) -> Any:

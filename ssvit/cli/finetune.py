@@ -22,14 +22,14 @@ from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.studies import comparison
 from ssvit.training import finetuning
-from ssvit.training.options import ALIASES, SHAPES, Finetune
+from ssvit.training.options import ALIASES, Finetune, are_first_images
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from ssvit.training.session import Session
 
 _FEW = 20  # labelled images of a class, below which frozen features may be better
-FIRST = "finetune_shapes"  # default experiment after a pre-training on the rendered shapes
+FIRST = "finetune_shapes"  # default experiment after a pre-training on the images of the first run
 
 
 def complete(config: Config) -> Config:
@@ -164,11 +164,12 @@ def _check_frozen(session: "Session", config: Config) -> None:
 
 
 def before(line: CommandLine) -> None:
-    """Add the checkpoint's encoder and images; on the rendered shapes, also the comparison with random weights."""
+    """Add the checkpoint's encoder and images; on those of the first run, also the comparison with random weights."""
     select_checkpoint_again(line)
     typed = line.typed
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
-    if not named and line.brought.get("data") == SHAPES:
+    images = line.nodes.get(("data", "pretrained"), {}).get("images")
+    if not named and are_first_images(line.brought.get("data"), images):
         line.say(f"experiment={FIRST}: the rendered shapes, with few labels")
         line.added["experiment"] = FIRST
 

@@ -20,7 +20,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
 from ssvit.evaluation.report.folder import FOLDER
-from ssvit.training.options import ALIASES, SHAPES, Pretrain
+from ssvit.training.options import ALIASES, Pretrain, are_first_images
 from ssvit.values import text_of
 
 
@@ -109,7 +109,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
 def _next(config: Config, *, labelled: bool) -> str:
     """Return the next command: the fine-tuning experiment that belongs to this one, or a general command."""
     choices, command = config.choices, config.line.command
-    if choices["data"] == SHAPES:
+    if are_first_images(choices["data"], config.value("data.images")):
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():

@@ -107,8 +107,8 @@ def add_placeholders(line: CommandLine) -> None:
     changeable = {name: None for name in CHANGEABLE if name != "image_size"}
     node = {"_part_": "encoder/pretrained", "path": "???", "resize": "paper", **changeable}
     line.nodes["encoder", "pretrained"] = node
-    line.brought = {"data": "synthetic"}
-    line.nodes["data", "pretrained"] = {"defaults": ["synthetic"]}
+    line.brought = {"data": "shapes"}
+    line.nodes["data", "pretrained"] = {"defaults": ["shapes"]}
 
 
 def with_random_weights(config: Config) -> Config:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Le, MinLen
 from pydantic import Field
 
+from ssvit.choices import options_of
 from ssvit.config.declaration import (
     Count,
     Figures,
@@ -33,8 +34,12 @@ from ssvit.training.recipe import Recipe
 
 # Other names of options.
 ALIASES = {"evaluator": "evaluator@evaluators"}
-SHAPES = "shapes"  # data=shapes, the rendered shapes
 HeldOut = Annotated[float, Gt(0), Le(0.9)]
+
+
+def are_first_images(choice: object, images: object) -> bool:
+    """Return whether a choice and number of images are those of the first run: the rendered shapes as by default."""
+    return choice == "shapes" and images == options_of("data/shapes").model_fields["images"].default
 
 
 class RunOptions(Options):

@@ -8,7 +8,7 @@ import torch
 from benchmarks import inference
 from ssvit.models.vit_options import ViT
 
-TINY = ("data=synthetic", "data.image_size=16", "encoder.patch_size=4", "encoder.width=32", "encoder.depth=2")
+TINY = ("data=shapes", "data.image_size=16", "encoder.patch_size=4", "encoder.width=32", "encoder.depth=2")
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from ssvit.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
-    "data=synthetic", "data.images=16", "data.held_out_images=8", "data.image_size=16", "encoder.patch_size=4",
+    "data=shapes", "data.images=16", "data.held_out_images=8", "data.image_size=16", "encoder.patch_size=4",
     "encoder.width=32", "encoder.depth=2", "encoder.heads=2", "recipe.batch_size=4", "recipe.precision=bf16-mixed",
     "fabric.accelerator=cpu", "rounds=1",
 )  # fmt: skip

@@ -255,7 +255,7 @@ def test_the_damaged_file_of_a_folder_is_named(load, tmp_path):
 
 @torch.no_grad()
 def test_a_loaded_classifier_maps_images_to_logits():
-    classifier = load_classifier(LoadEncoder(path=STORED / "finetune_masked_patch_synthetic"))
+    classifier = load_classifier(LoadEncoder(path=STORED / "finetune_masked_patch_shapes"))
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))

@@ -22,7 +22,7 @@ from ssvit.engine.atomic_io import sealed
 from ssvit.loading.pretrained import _data
 
 STORED = Path(__file__).parents[1] / "fixtures"
-RUN = "masked_patch_synthetic"
+RUN = "masked_patch_shapes"
 CANARY = "canary"  # the folder that an attack creates in the working directory of the command
 CALL = {"_target_": "os.mkdir", "path": CANARY}
 
@@ -78,7 +78,7 @@ def attacked(config: dict) -> dict[str, dict | str]:
         "an absolute file": chosen(config, data="/tmp/evil"),
         "a group outside": chosen(config, **{"../evil@data.augment": "evil"}),
         "a group of hydra's": chosen(config, **{"hydra/callbacks": "evil"}),
-        "several in one": chosen(config, data="synthetic,+evil"),
+        "several in one": chosen(config, data="shapes,+evil"),
         "an override in a name": chosen(config, **{"augment@data.augment": "x data.source._target_=os.mkdir"}),
         "an unknown file": chosen(config, data="evil"),
         "no choices": of(config).values,
@@ -149,7 +149,7 @@ def test_references_of_a_former_version_are_replaced_by_the_values_of_the_option
     """In the group data, whose values later commands change, by ??? instead."""
     stored = {
         "schema": 1,
-        "choices": {"data": "synthetic"},
+        "choices": {"data": "shapes"},
         "data": {"image_size": 16, "view": {"size": "${data.image_size}"}, "mean": 0.5},
         "encoder": {"image_size": "${data.image_size}", "patch_size": [4, 8], "mean": "${data.mean}"},
         "target": {"patch_size": "${encoder.patch_size}", "all": "${encoder}", "bits": 3},
@@ -171,12 +171,12 @@ def test_values_of_the_data_set_are_those_of_the_run(folder, config):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     node, _ = _data(folder / "config.yaml", CommandLine([]))
     assert (node["augment"]["flip"], node["images"]) == (0.25, 99)
-    assert node["_part_"] == "data/synthetic"
+    assert node["_part_"] == "data/shapes"
 
 
 def test_a_data_set_of_the_user_is_composed_from_the_configuration_folder(folder, config):
     (folder / "own" / "data").mkdir(parents=True)
-    (folder / "own" / "data" / "mine.yaml").write_text("defaults:\n  - synthetic\n  - _self_\nimages: 7\n")
+    (folder / "own" / "data" / "mine.yaml").write_text("defaults:\n  - shapes\n  - _self_\nimages: 7\n")
     (folder / "config.yaml").write_text(yaml.safe_dump(chosen(config, data="mine")))
     with pytest.raises(ConfigurationError, match=r"data=mine, .*--config-dir"):
         _data(folder / "config.yaml", CommandLine([]))

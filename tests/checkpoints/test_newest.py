@@ -13,7 +13,7 @@ from ssvit.engine.atomic_io import sealed
 from ssvit.errors import UserError
 from ssvit.loading import finding, pretrained
 
-STORED = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
+STORED = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
 TUNED = {"stage": FINETUNE}
 SCRATCH = {**TUNED, "start": "scratch"}
 RATE = {**TUNED, "sweep": "table4"}

@@ -228,16 +228,16 @@ def test_each_data_set_has_a_report_of_its_own(tmp_path):
 
     home, corrected = run.parent / "evaluation", f"data={tmp_path}/corrected/set"
     assert written() == written(f"data={tmp_path}/raw/set") == home
-    synthetic = ["data=synthetic", "data.images=8", "data.held_out_images=8"]
-    assert [written(corrected), written(*synthetic), written(corrected)] == [
-        home / name for name in ("set", "synthetic", "set")
+    shapes = ["data=shapes", "data.images=8", "data.held_out_images=8"]
+    assert [written(corrected), written(*shapes), written(corrected)] == [
+        home / name for name in ("set", "shapes", "set")
     ]
     (tmp_path / "raw").rename(tmp_path / "new")
     other = written(f"data={tmp_path}/new/set")
     assert other.parent == home
-    assert other not in (home / "set", home / "synthetic")
+    assert other not in (home / "set", home / "shapes")
     assert other == written(f"data={tmp_path}/new/set")
-    roots = [reported(folder) for folder in (home, home / "set", home / "synthetic", other)]
+    roots = [reported(folder) for folder in (home, home / "set", home / "shapes", other)]
     assert roots == [f"{tmp_path}/raw/set", f"{tmp_path}/corrected/set", None, f"{tmp_path}/new/set"]
 
 

@@ -25,7 +25,7 @@ from ssvit.cli import find_command
 from ssvit.loading import encoder as loading
 from ssvit.loading import encoder_options as loading_options
 
-RUN = "masked_patch_synthetic"
+RUN = "masked_patch_shapes"
 # Options of TINY's images and model that a fine-tuning may repeat.
 SHORT = (
     "recipe.batch_size=8", "recipe.steps=6", "recipe.warmup=2", "recipe.save_every=2", "recipe.evaluate_every=3",
@@ -180,8 +180,7 @@ def test_random_weights_are_trained_for_the_time_of_both_stages(outputs, tool):
 
 
 def test_on_the_rendered_shapes_it_compares_with_random_weights(tool, tmp_path):
-    own = [option for option in TINY if not option.startswith("data=")]
-    tool("pretrain", *own, "data=shapes", "probes=[]")
+    tool("pretrain", *(option for option in TINY if not option.startswith("data.images=")), "probes=[]")
     short = [
         *SHORT,
         "subset.images=20",
@@ -280,9 +279,9 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
         "subset.part=[0,0.5]",
     )
     done = tool("finetune", *SHORT, "subset.part=[0.5,1]")
-    assert "supervised_synthetic" in done.stdout.splitlines()[0]
+    assert "supervised_shapes" in done.stdout.splitlines()[0]
     assert "not loaded: head" in done.stdout
-    teacher = tmp_path / "outputs" / "supervised_synthetic"
+    teacher = tmp_path / "outputs" / "supervised_shapes"
     done = tool("pretrain", *(option for option in TINY if "target" not in option), "objective=supervised",
                 "distillation=deit", f"teacher={teacher / 'step_00000006'}", "name=student")  # fmt: skip
     student = manifest.read_manifest(tmp_path / "outputs" / "student" / "step_00000006")
@@ -300,9 +299,9 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
 @pytest.mark.parametrize("has_token", [False, True])
 def test_a_second_head_learns_the_teachers_predictions_if_the_weights_have_its_token(tmp_path, capsys, has_token):
     outputs = Path(__file__).parents[1] / "fixtures" / "outputs"
-    taught = {"distillation": "deit", "teacher": outputs / "finetune_masked_patch_synthetic"}
+    taught = {"distillation": "deit", "teacher": outputs / "finetune_masked_patch_shapes"}
     recipe = {"batch_size": 8, "steps": 1, "warmup": 0, "precision": "32-true", "fabric.accelerator": "cpu"}
-    images = {"data": "synthetic", "data.images": 16, "data.held_out_images": 8, "data.image_size": 16}
+    images = {"data": "shapes", "data.images": 16, "data.held_out_images": 8, "data.image_size": 16}
     options = {**taught, **recipe, **images, "figures": "none", "outputs": tmp_path}
     start = outputs / RUN
     if has_token:

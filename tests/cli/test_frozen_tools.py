@@ -13,8 +13,8 @@ from PIL import Image
 from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.sources import synthetic_options
-from ssvit.data.sources.synthetic import synthetic
+from ssvit.data.sources import shapes_options
+from ssvit.data.sources.shapes import shapes
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     done = prefork.run("pretrain", "outputs=outputs", *TINY, "encoder.dropout=0.1", folder=folder)
     assert done.returncode == 0, done.stderr
-    return folder / "outputs" / "masked_patch_synthetic"
+    return folder / "outputs" / "masked_patch_shapes"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def expected(run):
     torch.manual_seed(key(0, "weights"))
     untrained = ViT(vit_options.ViT(**manifest.read_manifest(path)["encoder"]))
     assert not torch.equal(trained.patch.weight, untrained.patch.weight)
-    data = synthetic(synthetic_options.Synthetic(image_size=16, images=64, held_out_images=32))
+    data = shapes(shapes_options.Shapes(image_size=16, images=64, held_out_images=32))
     asked = [FeatureSpec(1), FeatureSpec(2)]
     found = []
     for source in (data.train, data.test):

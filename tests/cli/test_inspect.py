@@ -61,7 +61,7 @@ def test_encoders_side_by_side(tmp_path, capsys):
 
 def test_random_weights_alone_depend_on_the_seed(tmp_path):
     options = (
-        "checkpoint=scratch", "encoder=timm", "encoder.model=resnet10t", "data=synthetic", "data.images=64",
+        "checkpoint=scratch", "encoder=timm", "encoder.model=resnet10t", "data=shapes", "data.images=64",
         "data.held_out_images=32", "data.image_size=16", "count=8", "train_images=10", "patch_size=1",
     )  # fmt: skip
     results = [inspected(tmp_path, *options, f"seed={seed}")[0]["encoders"] for seed in (0, 0, 1)]

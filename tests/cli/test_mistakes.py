@@ -15,27 +15,27 @@ from ssvit.cli import find_command
 from ssvit.errors import Failure
 
 LONG = "a" * 5000
-CLASSIFIER = Path(__file__).parents[1] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
+CLASSIFIER = Path(__file__).parents[1] / "fixtures" / "outputs" / "finetune_masked_patch_shapes"
 BANDS = (
     "pretrain data=folder data.root=few recipe.batch_size=4 data.image_size=16 encoder.patch_size=4 data.channels=4 "
     "data.range=[0,9] data.std=0.5"
 )
-RUN = "outputs/masked_patch_synthetic"
+RUN = "outputs/masked_patch_shapes"
 START = f"pretrain recipe.batch_size=8 checkpoint={RUN}"
 CACHED = "pretrain objective=distill teacher={classifier} objective.cached=true objective.features=pooled"
 # A command and its options. The line starts with the last of them, or with what stands after " -> ". The commands run
-# in a folder with the finished run `outputs/masked_patch_synthetic`, which is the newest.
+# in a folder with the finished run `outputs/masked_patch_shapes`, which is the newest.
 MISTAKES = (
     "pretrain recipe.lrr=1 -> recipe.lrr: there is no such option; did you mean recipe.lr?",
     "pretrain recipe.lr=-0.1",
     "pretrain --dry-run recipe.steps=0",
     "pretrain --help objective=no -> objective=no: must be one of classify, ",
     "predict --dry-run -> --dry-run: ",
-    "benchmark data=synthetic rounds=0",
-    "benchmark data=synthetic batch_sizes=[0]",
-    "benchmark data=synthetic batch_sizes=[1000000] -> recipe.batch_size=1000000",
-    "benchmark data=synthetic precisions=[fp8]",
-    "benchmark data=synthetic output=no/folder",
+    "benchmark data=shapes rounds=0",
+    "benchmark data=shapes batch_sizes=[0]",
+    "benchmark data=shapes batch_sizes=[1000000] -> recipe.batch_size=1000000",
+    "benchmark data=shapes precisions=[fp8]",
+    "benchmark data=shapes output=no/folder",
     "pretrain evaluators.held_out.images=-1",
     "pretrain probes=5",
     "pretrain probing.every=0",
@@ -70,8 +70,8 @@ MISTAKES = (
     "pretrain data=folder data.root=empty",
     "pretrain data=folder data.root=few encoder.patch_size=16 -> recipe.batch_size=32",
     "pretrain 'data=~/no such' -> data={home}/no such",
-    "pretrain data=synthetic data.images=64 recipe.batch_size=65",
-    "pretrain data=synthetic data.seed=-1",
+    "pretrain data=shapes data.images=64 recipe.batch_size=65",
+    "pretrain data=shapes data.seed=-1",
     "pretrain target.patch_size=2 -> target.patch_size=[2,2]",
     "pretrain objective=supervised distillation=deit teacher=/no/where",
     "pretrian -> pretrian: did you mean pretrain?",
@@ -83,11 +83,11 @@ MISTAKES = (
     "predict --checkpoint empty a.png -> --checkpoint: must be written without dashes, as checkpoint=empty",
     "pack -> output: ",
     "pack output=x -> data=null",
-    "pack data=synthetic output=x/y",
-    "pack output=x data=synthetic size=0",
-    "pack output=x data=synthetic quality=101",
+    "pack data=shapes output=x/y",
+    "pack output=x data=shapes size=0",
+    "pack output=x data=shapes quality=101",
     "pack output=x data=few data.channels=5 size=8 -> size=8",
-    "pack output=x data=synthetic workers=0",
+    "pack output=x data=shapes workers=0",
     "predict a.png confidence=2",
     "predict a.png per_class=0",
     "pretrain data=folder data.root=few data.mean=0.5 data.std=0.5 data.channels=20",
@@ -98,8 +98,8 @@ MISTAKES = (
     f"{BANDS} data.mean=0.5 data.shown=[1,2,4]",
     f"{BANDS} data.mean=0.5 data.augment.jitter=0.5",
     f"{BANDS} data.mean=0.5 target=mean_color target.bits=5",
-    "embed checkpoint=outputs/masked_patch_synthetic index=hnsw",
-    "pretrain data=synthetic index=hnsw",
+    "embed checkpoint=outputs/masked_patch_shapes index=hnsw",
+    "pretrain data=shapes index=hnsw",
     "pretrain steps",
     "pretrain steps=3 -> steps: there is no such option; did you mean recipe.steps?",
     "pretrain image_size=16 -> image_size: there is no such option; did you mean data.image_size?",
@@ -205,7 +205,7 @@ MISTAKES = (
     "finetune compare=nothing",
     "finetune sweep=table5",
     "finetune compare=scratch seeds=0",
-    "finetune encoder=small data=synthetic compare=scratch checkpoint=scratch",
+    "finetune encoder=small data=shapes compare=scratch checkpoint=scratch",
     "finetune sweep=table4 development=0.1",
     "finetune sweep=table4 table4.learning_rates=[]",
     "finetune sweep=table4 table4.development=0",
@@ -246,7 +246,7 @@ MISTAKES = (
     "retrieve action=query few store=none",
     "retrieve action=query few -> store: ",
     "retrieve action=index store=empty data=cifar10 -> data.root: ",
-    "retrieve action=index store=empty data=synthetic split=all",
+    "retrieve action=index store=empty data=shapes split=all",
     "retrieve action=query store=empty few k=0",
     "retrieve action=query store=empty few index=tree",
     "retrieve action=query store=empty few index=ivf index.links=3 -> index.links: ",
@@ -280,7 +280,7 @@ MISTAKES = (
     "scaling \"pretrain=['recipe.steps=9']\" -> recipe.steps=9",
     "visualize images=null",
     "visualize /no/picture.png -> images=/no/picture.png",
-    "visualize encoder=small data=synthetic checkpoint=scratch",
+    "visualize encoder=small data=shapes checkpoint=scratch",
     "visualize layer=3",
     "visualize layer=first",
     "visualize output=file.txt",

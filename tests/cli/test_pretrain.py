@@ -19,7 +19,7 @@ from runs import kill_after
 
 from ssvit.engine import atomic_io
 
-RUN = "masked_patch_synthetic"
+RUN = "masked_patch_shapes"
 SAME = (*TINY, "encoder.positions=learned_1d")  # the options of the fixture `pretrained`
 
 
@@ -36,7 +36,7 @@ def test_a_run_tells_and_leaves_what_it_should(pretrained):
     left, lines = pretrained / RUN, (pretrained.parent / "stdout.txt").read_text().splitlines()
     assert sum(line.startswith("step ") for line in lines) == 6
     assert lines[0].startswith("recipe.backend=auto: ")
-    assert lines[1].startswith("outputs/masked_patch_synthetic: ")
+    assert lines[1].startswith("outputs/masked_patch_shapes: ")
     assert "0.01 million weights, 64 images, 1 x cpu" in lines[1]
     assert lines[2].startswith("estimated: ")
     assert lines[3].startswith("step 1/6 ")
@@ -120,7 +120,7 @@ def test_a_signal_ends_the_run_saved_with_the_shells_status(tmp_path, signum, st
     assert ended == status
     assert len(errors.splitlines()) == 1
     assert f"stopped by {signum.name}" in errors
-    assert len(list((tmp_path / "outputs/masked_patch_synthetic").glob("step_*"))) == 1
+    assert len(list((tmp_path / "outputs/masked_patch_shapes").glob("step_*"))) == 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")

@@ -29,7 +29,7 @@ def test_the_surest_of_each_class_are_chosen_in_their_order():
 
 
 STORED = Path(__file__).parents[1] / "fixtures"
-RUN = STORED / "outputs" / "finetune_masked_patch_synthetic"
+RUN = STORED / "outputs" / "finetune_masked_patch_shapes"
 
 
 def test_a_table_of_pseudo_labels_is_a_data_set(tmp_path, monkeypatch):

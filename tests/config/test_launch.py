@@ -22,7 +22,7 @@ from ssvit.errors import Failure, UserError
 from ssvit.studies import sweep
 
 ROOT = Path(__file__).parents[2]
-RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_synthetic"
+RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_shapes"
 
 
 COMPOSED = """
@@ -93,7 +93,7 @@ def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     )
     assert "HYDRA" not in done.stderr
     left = sorted(path.name for path in (tmp_path / "outputs").iterdir())
-    runs = [f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002")]
+    runs = [f"masked_patch_shapes_recipe.lr={lr}" for lr in ("0.001", "0.002")]
     assert left == [*runs, "multirun.yaml"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
     head, *rows, best = done.stdout.splitlines()[-4:]
@@ -101,7 +101,7 @@ def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     losses = {lr: float(loss) for lr, loss in map(str.split, rows)}
     lowest = min(losses, key=losses.get)
     assert best.startswith(f"best: recipe.lr={lowest}, lowest held_out/loss {losses[lowest]:.4g}: ")
-    assert best.endswith(f"outputs/masked_patch_synthetic_recipe.lr={lowest}")
+    assert best.endswith(f"outputs/masked_patch_shapes_recipe.lr={lowest}")
     weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 2
 

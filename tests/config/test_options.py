@@ -25,7 +25,7 @@ from ssvit.values import value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
-CLASSIFIER = ROOT / "tests" / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
+CLASSIFIER = ROOT / "tests" / "fixtures" / "outputs" / "finetune_masked_patch_shapes"
 WRONG = "wrong"  # what no option can be
 # Choices that between them have every part that pre-training can be made of.
 CHOICES = {

@@ -84,7 +84,7 @@ def test_a_wrong_option_is_reported_before_torch_is_loaded(path, no_torch, tool,
     assert line.startswith(f"ssvit: {words}")
 
 
-@pytest.mark.parametrize("command", [("pretrain",), ("finetune", "checkpoint=scratch", "data=synthetic")])
+@pytest.mark.parametrize("command", [("pretrain",), ("finetune", "checkpoint=scratch", "data=shapes")])
 def test_an_encoder_class_of_ones_own_is_refused_before_torch_is_loaded(path, no_torch, tool, tmp_path, command):
     folder = tmp_path / "configs" / "encoder"
     folder.mkdir(parents=True)

@@ -284,17 +284,17 @@ def test_commands_validate_a_file_before_torch_is_imported(tool, plain, tmp_path
         ([f"checkpoint={plain.path}", heads, size, "batch_size=0"], "batch_size=0: "),
         (["checkpoint=weights.txt"], "checkpoint=weights.txt: "),
     ):
-        done = tool("knn", *options, "data=synthetic", "data.image_size=16", status=2, PYTHONPATH=no_torch)
+        done = tool("knn", *options, "data=shapes", "data.image_size=16", status=2, PYTHONPATH=no_torch)
         assert one_line(done).startswith(f"ssvit: {named}")
 
 
 @pytest.mark.slow
 def test_a_foreign_file_is_fine_tuned(tool, plain, tmp_path):
     tool(
-        "finetune", f"checkpoint={plain.path}", "encoder.heads=4", "encoder.trained_size=[32,56]", "data=synthetic",
+        "finetune", f"checkpoint={plain.path}", "encoder.heads=4", "encoder.trained_size=[32,56]", "data=shapes",
         "data.images=64", "data.held_out_images=32", "data.image_size=16", "recipe.steps=2", "recipe.warmup=1",
         "recipe.batch_size=8", "recipe.precision=32-true", "fabric.accelerator=cpu",
     )  # fmt: skip
-    facts = manifest.read_manifest(tmp_path / "outputs" / "finetune_timm_synthetic" / "step_00000002")
+    facts = manifest.read_manifest(tmp_path / "outputs" / "finetune_timm_shapes" / "step_00000002")
     assert facts["encoder"]["heads"] == 4
     assert facts["encoder"]["image_size"] == 16

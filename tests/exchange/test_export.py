@@ -245,8 +245,8 @@ def test_the_card_lists_training_and_metrics_without_paths_and_references(tmp_pa
     text = (folder / "README.md").read_text()
     for row in ("| test/top1 | 0.5 |", "| target.bits | 3 |", "| width | 48 |", "step 3"):
         assert row in text
-    options = card.training_options(STORED / "masked_patch_synthetic")
-    assert (options["objective"], options["data"], options["recipe.lr"]) == ("masked_patch", "synthetic", 0.003)
+    options = card.training_options(STORED / "masked_patch_shapes")
+    assert (options["objective"], options["data"], options["recipe.lr"]) == ("masked_patch", "shapes", 0.003)
 
 
 @pytest.mark.parametrize(

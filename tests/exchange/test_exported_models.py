@@ -170,7 +170,7 @@ def test_mistakes_are_one_line_before_torch_is_imported(exported, tool, tmp_path
         ("embed", ["checkpoint=damaged.onnx"], "damaged.onnx: cannot be opened: "),
         ("embed", ["checkpoint=foreign.onnx"], "foreign.onnx: must be a graph with metadata of "),
         ("predict", [graph], f"{graph}: must be an exported classifier"),
-        ("evaluate", [graph, "data=synthetic"], f"{graph}: must be a file that ends in "),
+        ("evaluate", [graph, "data=shapes"], f"{graph}: must be a file that ends in "),
     ):
         output = ["output=f.npz"] if command == "embed" else []
         picture_file = [] if command == "evaluate" else ["a.png"]

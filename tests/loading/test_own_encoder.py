@@ -17,7 +17,7 @@ from ssvit.loading.encoder import load_encoder
 from ssvit.loading.encoder_options import LoadEncoder
 
 TINY = (
-    "data=synthetic", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",
+    "data=shapes", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",
     "recipe.steps=4", "recipe.warmup=1", "recipe.save_every=2", "recipe.evaluate_every=4", "recipe.precision=32-true",
     "fabric.accelerator=cpu", "figures=none",
 )  # fmt: skip

@@ -35,7 +35,7 @@ MODELS = [
     {"model": "vit_tiny_patch16_224", "image_size": [32, 48], "arguments": {"depth": 1}},
 ]
 DATA = {
-    "data": "synthetic", "data.images": 64, "data.held_out_images": 32, "data.image_size": 32, "precision": "32-true",
+    "data": "shapes", "data.images": 64, "data.held_out_images": 32, "data.image_size": 32, "precision": "32-true",
     "fabric.accelerator": "cpu", "figures": "none",
 }  # fmt: skip
 SHORT = {**DATA, "batch_size": 8, "steps": 4, "warmup": 1, "save_every": 2, "evaluate_every": 4}
@@ -160,7 +160,7 @@ def test_a_model_of_timm_is_trained_and_commands_read_the_run(tmp_path):
     outputs, model = tmp_path / "outputs", {"encoder": "timm", "encoder.model": "resnet10t"}
     own = {"outputs": outputs, "verbose": False}
     run = ssvit.finetune("scratch", **SHORT, **model, **own, ema=0.9)
-    assert run.folder.name == "scratch_resnet10t_synthetic"
+    assert run.folder.name == "scratch_resnet10t_shapes"
     assert "test/accuracy" in run.metrics
     assert open_checkpoint(run.folder).encoder["model"] == "resnet10t"
     pictures = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)

@@ -118,7 +118,7 @@ def test_it_goes_on_from_a_run_and_never_from_random_weights(tool, tmp_path, no_
     assert line.startswith("ssvit: checkpoint=null: ")
     tool("pretrain", *(one for one in TINY if not one.startswith("target")), "objective=mae", "probes=[]",
          "objective.decoder.width=16", "objective.decoder.heads=2")  # fmt: skip
-    first = tmp_path / "outputs" / "mae_synthetic"
+    first = tmp_path / "outputs" / "mae_shapes"
     short = [one for one in TINY if one.startswith(("recipe", "fabric", "figures"))]
     given += [*short, f"checkpoint={first}", "name=tuned", "probes=[]", "evaluators.held_out.images=16"]
     line = one_line(tool("pretrain", *given, "objective.trained=3", status=2))

@@ -557,7 +557,7 @@ def test_the_command_trains_evaluates_and_keeps_the_backbone(objective, tool, tm
     probes = ("probes=[knn]", "probing.every=3")
     options = command(objective, *probes, f"evaluators.{evaluator}.images=16", "figures=end", *every)
     tool("pretrain", *options)
-    folder = tmp_path / "outputs" / f"{objective}_synthetic"
+    folder = tmp_path / "outputs" / f"{objective}_shapes"
     for figure in (*FIGURES[objective], "probes"):
         with Image.open(folder / f"{figure}.png") as image:
             assert min(image.size) > 150

@@ -8,8 +8,8 @@ import tiny
 import torch
 from tiny import TEACHER
 
-from ssvit.data.sources import synthetic_options
-from ssvit.data.sources.synthetic import synthetic
+from ssvit.data.sources import shapes_options
+from ssvit.data.sources.shapes import shapes
 
 SPEC = importlib.util.spec_from_file_location("captioning", Path(__file__).parents[2] / "examples" / "captioning.py")
 captioning = importlib.util.module_from_spec(SPEC)
@@ -62,7 +62,7 @@ def test_captions_name_colour_shape_and_place():
     image, mask = torch.zeros(3, 8, 10, dtype=torch.uint8), torch.zeros(8, 10, dtype=torch.uint8)
     mask[5:7, 1:4], image[1, 5:7, 1:4], image[0] = 3, 200, 90
     assert captioning.caption(image, mask, "star") == "a green star at the lower left"
-    data = synthetic(synthetic_options.Synthetic(images=30, held_out_images=1)).train
+    data = shapes(shapes_options.Shapes(images=30, held_out_images=1)).train
     assert [text[2] for text in captioning.captioned(data)] == [data.classes[label] for label in data.labels]
 
 

@@ -71,7 +71,7 @@ def test_bash_passes_every_command_as_it_is_written():
 def folder(tmp_path_factory):
     """A folder with all files that the pages name."""
     place = tmp_path_factory.mktemp("reader")
-    run = STORED / "masked_patch_synthetic"
+    run = STORED / "masked_patch_shapes"
     shutil.copytree(STORED, place / "outputs")
     inspected = ("outputs/vit", "outputs/hybrid", "outputs/resnet", "outputs/mixer")
     for name in ("RUN", "OTHER_RUN", "outputs/RUN", "outputs/masked_patch_folder", "outputs/mae/best", *inspected):

@@ -15,7 +15,7 @@ from ssvit.engine import atomic_io
 from ssvit.errors import UserError
 from ssvit.retrieval import store
 
-RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
+RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
 
 
 def sealed(path: Path, schema: int) -> None:

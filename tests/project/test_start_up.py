@@ -9,7 +9,7 @@ import pytest
 from command import LIMIT, TINY
 from images import picture, put
 
-RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
+RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
 # Packages that only some runs need, or that are needed at the end. Each takes from half as long as torch to import to
 # as long.
 HEAVY = (

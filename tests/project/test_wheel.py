@@ -61,10 +61,10 @@ def test_it_pretrains_finetunes_evaluates_and_predicts_from_an_empty_folder(inst
     assert "report.html" in call(ssvit, "evaluate", "probes=[knn]", folder=tmp_path)
     call(ssvit, "knn", "k=[1,5]", folder=tmp_path)
     call(ssvit, "export", "format=timm", folder=tmp_path)
-    call(ssvit, "embed", "data=synthetic", "data.images=8", "data.image_size=16", "output=f.npz", folder=tmp_path)
-    picture = tmp_path / "outputs" / "masked_patch_synthetic" / "mosaic.png"
+    call(ssvit, "embed", "data=shapes", "data.images=8", "data.image_size=16", "output=f.npz", folder=tmp_path)
+    picture = tmp_path / "outputs" / "masked_patch_shapes" / "mosaic.png"
     assert "mosaic.png: " in call(ssvit, "predict", picture, folder=tmp_path)
-    assert {"masked_patch_synthetic", "finetune_masked_patch_synthetic"} <= {
+    assert {"masked_patch_shapes", "finetune_masked_patch_shapes"} <= {
         path.name for path in (tmp_path / "outputs").iterdir()
     }
 
@@ -83,4 +83,4 @@ def test_a_configuration_of_one_s_own_is_found(installed, tmp_path):
 @pytest.mark.slow
 def test_two_processes_start_themselves(installed, tmp_path):
     call(installed / "ssvit", "pretrain", *TINY, "fabric.devices=2", folder=tmp_path)
-    assert (tmp_path / "outputs" / "masked_patch_synthetic" / "step_00000006" / "manifest.json").is_file()
+    assert (tmp_path / "outputs" / "masked_patch_shapes" / "step_00000006" / "manifest.json").is_file()

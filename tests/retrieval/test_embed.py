@@ -31,7 +31,7 @@ def photos(tool, tmp_path):
 
 def test_a_folder_becomes_a_file_of_features(tool, tmp_path, photos):
     names = sorted(str(path) for path in photos.rglob("[0-9].png"))
-    expected = ssvit.load(tmp_path / "outputs" / "masked_patch_synthetic").features(names).numpy()
+    expected = ssvit.load(tmp_path / "outputs" / "masked_patch_shapes").features(names).numpy()
     done = tool("embed", f"data={photos}", "output=f.npz", "batch_size=3")
     for count in ("10 pictures (7 train, 3 test), 16 features each; 1 could not be read", "broken.png"):
         assert count in done.stdout
@@ -61,7 +61,7 @@ def test_a_table_is_written_with_its_splits(tool, tmp_path, photos):
 
 def test_rows_of_a_set_without_splits_have_its_order_and_names_that_lead_to_the_image(tool, tmp_path, photos):
     files = sorted(photos.rglob("[0-9].png"), key=lambda path: int(path.stem) * 7 % 10)
-    expected = ssvit.load(tmp_path / "outputs" / "masked_patch_synthetic").features([*map(str, files)]).numpy()
+    expected = ssvit.load(tmp_path / "outputs" / "masked_patch_shapes").features([*map(str, files)]).numpy()
     (photos / "t.csv").write_text("\n".join(["path", *(str(file.relative_to(photos)) for file in files)]) + "\n")
     members = {f"./{file.parent.name}/{file.stem}.0.png": file.read_bytes() for file in files}
     put_tar(tmp_path / "shards" / "0.tar", members)

@@ -60,8 +60,8 @@ def test_it_is_the_same_for_images_and_data_sets_as_for_an_evaluation(work, side
 
 
 def test_it_is_the_same_as_for_an_evaluation_of_images_that_are_not_files(work):
-    evaluated = composed(*FOREIGN, "data=synthetic", tool="evaluate").data.image_size
-    assert extracted("data=synthetic").image_size == (evaluated, evaluated)
+    evaluated = composed(*FOREIGN, "data=shapes", tool="evaluate").data.image_size
+    assert extracted("data=shapes").image_size == (evaluated, evaluated)
 
 
 @pytest.mark.parametrize("name", ["image_size", "data.image_size"])

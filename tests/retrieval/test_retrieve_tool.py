@@ -34,7 +34,7 @@ from ssvit.retrieval.options import PART_FILES, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet, opener
 from ssvit.retrieval.store import Store
 
-RUN = "masked_patch_synthetic"
+RUN = "masked_patch_shapes"
 
 
 def paint(path: Path, seed: int, size: tuple[int, int] = (20, 16)) -> None:
@@ -291,16 +291,16 @@ def test_without_a_readable_report_the_layer_is_the_last(work, monkeypatch, cont
 
 
 def test_a_data_set_is_stored_and_queried_like_pictures(work, tool):
-    data = ["data=synthetic", "data.images=40", "data.held_out_images=12"]
+    data = ["data=shapes", "data.images=40", "data.held_out_images=12"]
     assert "40 pictures of 10 classes" in tool("retrieve", "action=index", "store=set", *data).stdout
     command = ["retrieve", "action=query", "store=set", "k=3", "output=out.json", "sheet=sheet.png", *data]
     for split, part, count in (("held_out", "test", 12), ("train", "train", 40)):
         tool(*command, f"split={split}")
         records = json.loads((work / "out.json").read_text())
-        assert [record["image"] for record in records] == [f"synthetic/{part}/{row}" for row in range(count)]
+        assert [record["image"] for record in records] == [f"shapes/{part}/{row}" for row in range(count)]
         for record in records:
             names = {neighbour["image"] for neighbour in record["neighbours"]}
-            assert names <= {f"synthetic/train/{row}" for row in range(40)} - {record["image"]}
+            assert names <= {f"shapes/train/{row}" for row in range(40)} - {record["image"]}
 
 
 def test_pictures_of_a_set_in_memory_are_opened_by_name_and_any_other_name_is_a_file(tmp_path):

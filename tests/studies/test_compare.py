@@ -38,7 +38,7 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert [given["recipe.seed"] for given in trained] == ["0", "0", "1", "1"]
     assert all(given["encoder.depth"] == "2" for given in trained)
     # Defaults of compare differ from those of pre-training.
-    assert {(given["encoder"], given["data"]) for given in trained} == {("small", "synthetic")}
+    assert {(given["encoder"], given["data"]) for given in trained} == {("small", "shapes")}
     # A step is measured once for each objective.
     assert [given["objective"] for command, given in commands.asked if command == "cost"] == ["masked_patch", "mae"]
     # Once, with the first run: random weights, pixels, and fine-tuning from random weights.

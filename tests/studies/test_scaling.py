@@ -10,7 +10,7 @@ from scipy.stats import linregress
 
 from ssvit.cli import scaling
 from ssvit.data.sources.base_options import DataSet
-from ssvit.data.sources.synthetic_options import Synthetic
+from ssvit.data.sources.shapes_options import Shapes
 from ssvit.errors import UserError
 from ssvit.studies import methods
 from ssvit.studies.scaling import FINETUNED, fit, plot, points, savings, scaling_table, series
@@ -56,7 +56,7 @@ def test_each_point_of_the_grid_is_a_run_and_what_is_there_is_not_made_again(com
 
 
 def test_images_that_only_the_data_set_itself_can_count_are_counted_first(commands, monkeypatch):
-    monkeypatch.setattr(Synthetic, "count", DataSet.count)
+    monkeypatch.setattr(Shapes, "count", DataSet.count)
     with pytest.raises(UserError, match="images=601: must be at most 600"):
         scaling.command.call([*GRID, "data.images=600", "images=[500,601]"])
     assert not commands.asked

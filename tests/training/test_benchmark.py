@@ -64,7 +64,7 @@ def test_the_command_has_the_options_of_pretrain():
 
 
 RESNET = (
-    "encoder=timm", "encoder.model=resnet18", "data=synthetic", "data.images=64",
+    "encoder=timm", "encoder.model=resnet18", "data=shapes", "data.images=64",
     "data.held_out_images=8", "recipe.batch_size=4",
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from ssvit.training.finetuning import FOREIGN, OWN, RANDOM, with_schedule
 from ssvit.training.recipe import Recipe
 
 IMAGES = (1, 2, 9, 40, 99, 500, 2000, 9999, 10_000, 50_000, 10**6, 10**9)
-RUN = "checkpoint=outputs/masked_patch_synthetic"
+RUN = "checkpoint=outputs/masked_patch_shapes"
 
 
 def scheduled(*options: str):

@@ -47,7 +47,7 @@ def test_a_figure_that_cannot_be_written_is_named(tmp_path):
 
 def test_the_answers_of_predict_are_there_whole_or_not_at_all(tmp_path, tool):
     (tmp_path / "answers.json").write_text("[]\n")
-    run = STORED / "outputs" / "finetune_masked_patch_synthetic"
+    run = STORED / "outputs" / "finetune_masked_patch_shapes"
     options = (f"checkpoint={run}", f"output={tmp_path}/answers.json", str(STORED / "pictures"))
     done = tool("predict", *options, status=1, prefix=(*LIMITED, "1"), PYTHONDONTWRITEBYTECODE="1")
     done.stdout = ""

@@ -97,7 +97,7 @@ def test_an_unknown_logger_is_reported_before_torch_is_loaded(tool, no_torch):
 def test_loggers_change_no_bit_and_may_change_in_a_run(tool, pretrained, tmp_path):
     options = (*TINY, "encoder.positions=learned_1d", "probes=[]")
     tool("pretrain", *options, "logger=[]", "recipe.steps=6")
-    run, other = (folder / "masked_patch_synthetic" for folder in (tmp_path / "outputs", pretrained))
+    run, other = (folder / "masked_patch_shapes" for folder in (tmp_path / "outputs", pretrained))
     assert final(run) == final(other)
     assert not list(run.glob("events.*"))
     assert "is finished" in tool("pretrain", *options).stdout  # with the default, TensorBoard

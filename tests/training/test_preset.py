@@ -38,7 +38,7 @@ TINY = (
 
 
 LINE = CommandLine([])
-RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_synthetic"
+RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
 
 
 def by_preset(**typed) -> dict[str, str]:

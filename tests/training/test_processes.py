@@ -229,7 +229,7 @@ def test_torchrun_restarts_processes_that_continue_with_the_same_bits(
 
 @pytest.mark.slow
 def test_a_run_from_existing_weights_is_compared_with_its_start_after_the_other_processes_have_ended(outputs):
-    start = f"checkpoint={outputs / 'masked_patch_synthetic'}"
+    start = f"checkpoint={outputs / 'masked_patch_shapes'}"
     options = (*TINY[TINY.index("recipe.batch_size=8") :], start, f"outputs={outputs}", "name=continued",
                "objective=mae", "probes=[knn]", "probing.train_images=32", "probing.test_images=16")  # fmt: skip
     run = [*TORCHRUN, "--nproc-per-node=2", "-m", "ssvit", "pretrain", *options]

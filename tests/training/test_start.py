@@ -19,7 +19,7 @@ from ssvit.cli import find_command
 from ssvit.loading.finding import open_checkpoint
 from ssvit.training.finetuning import with_schedule
 
-RUN = "masked_patch_synthetic"
+RUN = "masked_patch_shapes"
 IMAGES = TINY[:4]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
 UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
@@ -50,7 +50,7 @@ def test_it_starts_from_the_weights_of_a_run_and_on_its_images(outputs, tool):
     assert metadata["start"] == manifest.read_manifest(start / "step_00000006")["seal"]
     assert metadata["encoder"]["pooling"] == "patch_mean"  # as MAE's file sets it
     choices = choices_of(run)
-    assert (choices["data"], choices["augment@data.augment"]) == ("synthetic", "inception_crop_small")
+    assert (choices["data"], choices["augment@data.augment"]) == ("shapes", "inception_crop_small")
 
 
 def test_a_teacher_starts_from_the_same_weights_and_views_are_the_objectives(outputs, tool):
@@ -69,11 +69,11 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     options = {f"encoder.{name}": value for name, value in metadata.items()} | {"data.image_size": size}
     typed = [f"{name}={value}".replace(" ", "") for name, value in options.items()]
     done = tool(
-        "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=synthetic", "probes=[]"
+        "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=shapes", "probes=[]"
     )
     assert "positions resized from" in done.stdout
     loaded = tiny.loaded(peer.path, **metadata, image_size=size)
-    run = tmp_path / "outputs" / f"masked_patch_synthetic_from_{peer.path.stem}"
+    run = tmp_path / "outputs" / f"masked_patch_shapes_from_{peer.path.stem}"
     assert_same(encoder_of(run), loaded.state_dict())
 
 
@@ -98,7 +98,7 @@ def test_the_image_size_of_foreign_weights_is_that_of_the_images_within_limits(t
 
 def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
     save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
-    options = [f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", "data=synthetic"]
+    options = [f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", "data=shapes"]
     tool = find_command("finetune")
     chosen = with_schedule(tool.compose(tool.line([*options, "compare=scratch"]))).options
     assert chosen.recipe.lr < chosen.scratch_recipe["lr"]
@@ -117,7 +117,7 @@ def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
 )  # fmt: skip
 def test_weights_of_other_projects_are_continued_by_adamw_with_a_small_rate(tmp_path, outputs, typed, expected):
     save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
-    options = [*typed, "data=synthetic", "data.image_size=16", "recipe.steps=200"]
+    options = [*typed, "data=shapes", "data.image_size=16", "recipe.steps=200"]
     foreign = composed(f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", *options).recipe
     own = composed(f"checkpoint={outputs / RUN}", *options).recipe
     assert (foreign.optimizer, foreign.lr) == (expected or (own.optimizer, own.lr))

@@ -67,4 +67,4 @@ def test_the_script_for_slurm_trains_and_is_queued_again(tmp_path):
 def test_jobs_in_other_processes_have_the_names_of_their_options(tool, tmp_path):
     tool("pretrain", "-m", "hydra/launcher=submitit_local", *TINY, "probes=[]", "recipe.lr=1e-3,2e-3")
     names = sorted(path.name for path in (tmp_path / "outputs").iterdir() if path.is_dir())
-    assert names == [".submitit", *(f"masked_patch_synthetic_recipe.lr={lr}" for lr in ("0.001", "0.002"))]
+    assert names == [".submitit", *(f"masked_patch_shapes_recipe.lr={lr}" for lr in ("0.001", "0.002"))]

@@ -61,4 +61,4 @@ def test_ctrl_c_has_an_immediate_answer_and_the_run_is_saved(tmp_path):
     assert terminal.status() == 130, shown
     answer, end = shown.index("a second signal ends the process"), shown.index("stopped by SIGINT after step ")
     assert answer < end
-    assert list((tmp_path / "outputs" / "masked_patch_synthetic").glob("step_*"))
+    assert list((tmp_path / "outputs" / "masked_patch_shapes").glob("step_*"))

@@ -335,7 +335,7 @@ def masks(source: Source, transform: Callable[[Tensor], Tensor], indices: Tensor
     for index in indices.tolist():
         mask = source.mask(index)
         if mask is None:
-            sources = "data.masks=PATH names a folder of PNG files, and data=synthetic has masks"
+            sources = "data.masks=PATH names a folder of PNG files, and data=shapes has masks"
             raise UserError(f"{source.name(index)} has no mask, which segmentation requires: {sources}")
         transformed.append(transform(mask))
     return torch.stack(transformed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
-from ssvit.data.sources.synthetic import conflicts
+from ssvit.data.sources.shapes import conflicts
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.evaluators.options import ShapeBias as ShapeBiasOptions
 from ssvit.evaluation.statistics import standard_error

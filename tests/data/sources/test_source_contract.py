@@ -299,7 +299,7 @@ def test_a_set_in_memory_is_a_source() -> None:
                 make(content, labels, CLASSES)
 
 
-OPTIONS = ("datasets_options", "huggingface_options", "synthetic_options", "packing_options", "vtab", "shard_folder",
+OPTIONS = ("datasets_options", "huggingface_options", "shapes_options", "packing_options", "vtab", "shard_folder",
            "splits", "folder", "table")  # fmt: skip
 
 

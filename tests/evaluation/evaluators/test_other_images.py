@@ -11,7 +11,7 @@ import ssvit
 from ssvit.cli import find_command
 from ssvit.errors import UserError
 
-CLASSIFIER = Path(__file__).parents[2] / "fixtures" / "outputs" / "finetune_masked_patch_synthetic"
+CLASSIFIER = Path(__file__).parents[2] / "fixtures" / "outputs" / "finetune_masked_patch_shapes"
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 from command import error_of
 
 from ssvit.config.declaration import Run
-from ssvit.data.sources.synthetic import CLASSES, conflicts
-from ssvit.data.sources.synthetic_options import Synthetic
+from ssvit.data.sources.shapes import CLASSES, conflicts
+from ssvit.data.sources.shapes_options import Shapes
 from ssvit.evaluation.evaluators.options import ShapeBias
 from ssvit.evaluation.evaluators.shape_bias import shape_bias
 from ssvit.objectives import classify_options, mae_options
@@ -60,6 +60,6 @@ def test_a_classifier_is_evaluated_on_images_with_conflicting_cues():
     [(mae_options.MAE(), True, "objective"), (classify_options.Classify(), False, "data.textures")],
 )
 def test_other_objectives_and_images_without_textures_of_classes_are_refused(objective, textures, name):
-    run = SimpleNamespace(objective=objective, data=Synthetic(textures=textures))
+    run = SimpleNamespace(objective=objective, data=Shapes(textures=textures))
     assert error_of(ShapeBias().check, Run(run)).name == name
-    ShapeBias().check(Run(SimpleNamespace(objective=classify_options.Classify(), data=Synthetic(textures=True))))
+    ShapeBias().check(Run(SimpleNamespace(objective=classify_options.Classify(), data=Shapes(textures=True))))

@@ -156,9 +156,7 @@ def test_others_have_the_numbers_that_they_have_alone(outputs, foreign, capsys):
 
 def test_images_of_another_size_are_asked_for_in_the_entry(outputs, foreign):
     found = measured(outputs, outputs / "mae", f"against=[{{path:{foreign},image_size:16}}]")
-    alone = measured(
-        outputs, foreign, "data=synthetic", "data.images=64", "data.held_out_images=32", "data.image_size=16"
-    )
+    alone = measured(outputs, foreign, "data=shapes", "data.images=64", "data.held_out_images=32", "data.image_size=16")
     for one, own in zip(found["measured"], alone["measured"], strict=True):
         assert {f"public {name}": own["values"][name] for name in alone["own"]}.items() <= one["values"].items()
 
@@ -210,7 +208,7 @@ def test_images_of_the_pretraining_are_identified_in_the_pixel_format_of_each_ru
 
 def evaluation(outputs, **options):
     encoder = {"_part_": "encoder/pretrained", "path": str(outputs / "mae")}
-    parts = {"encoder": encoder, "data": {"_part_": "data/synthetic"}, "probes": {"knn": {"_part_": "probe/knn"}}}
+    parts = {"encoder": encoder, "data": {"_part_": "data/shapes"}, "probes": {"knn": {"_part_": "probe/knn"}}}
     return Evaluate(**parts, **options)
 
 

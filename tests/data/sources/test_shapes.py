@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from ssvit.data.augment.crop import CenterCrop
-from ssvit.data.sources import synthetic
+from ssvit.data.sources import shapes
 from ssvit.data.sources.base import masks
-from ssvit.data.sources.synthetic import render
-from ssvit.data.sources.synthetic_options import Synthetic
+from ssvit.data.sources.shapes import render
+from ssvit.data.sources.shapes_options import Shapes
 from ssvit.errors import OptionError
 
 
@@ -19,7 +19,7 @@ def seen_through(monkeypatch: pytest.MonkeyPatch, indices: torch.Tensor, size: i
     """Return the change of each pixel if the scene behind the shape is white instead of black: (b, h, w), 0 to 255."""
     pictures = []
     for value in (0.0, 1.0):
-        monkeypatch.setattr(synthetic, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
+        monkeypatch.setattr(shapes, "_paint_leaves", lambda canvas, *_, value=value: canvas.fill_(value))
         pictures.append(render(indices, seed=0, size=size)[0])
     monkeypatch.undo()
     return (pictures[1].int() - pictures[0].int()).amax(dim=1)
@@ -51,7 +51,7 @@ def test_an_image_does_not_depend_on_its_batch(size):
 def test_an_image_does_not_depend_on_threads_or_chunks(monkeypatch, chunk):
     indices, size, threads = torch.arange(12), (61, 67), torch.get_num_threads()
     expected = render(indices, seed=3, size=size)[0]
-    monkeypatch.setattr(synthetic, "_CHUNK", chunk)
+    monkeypatch.setattr(shapes, "_CHUNK", chunk)
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
@@ -85,7 +85,7 @@ def test_the_bits_never_change():
 def test_square_roots_are_rounded_correctly():
     """torch's own in float32 are not: on an Intel processor, 0.6 % of them differ in the last bit."""
     x = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) * 4
-    assert torch.equal(synthetic._root(x), torch.from_numpy(np.sqrt(x.numpy())))
+    assert torch.equal(shapes._root(x), torch.from_numpy(np.sqrt(x.numpy())))
 
 
 @pytest.mark.parametrize("size", [32, (24, 40), 7])
@@ -105,7 +105,7 @@ def test_masks_lie_where_the_shapes_are_drawn(monkeypatch, size):
 
 
 def test_the_data_set_has_disjoint_images_and_their_masks():
-    data = synthetic.synthetic(Synthetic(image_size=(16, 24), images=20, held_out_images=12, seed=3))
+    data = shapes.shapes(Shapes(image_size=(16, 24), images=20, held_out_images=12, seed=3))
     train, test = data.train.in_memory, data.test.in_memory
     assert (train.shape, test.shape) == ((20, 3, 16, 24), (12, 3, 16, 24))
     assert len(torch.cat((train, test)).flatten(1).unique(dim=0)) == 32
@@ -123,7 +123,7 @@ def test_a_texture_changes_pixels_of_the_shape_alone_and_is_that_of_its_class():
     near = F.max_pool2d((plain.masks > 0).float(), 13, 1, 6)  # tips are smoothed over a few pixels
     assert not (own.images != plain.images).any(1)[near == 0].any()
     assert torch.equal(render(indices[7:9], seed=0, size=64, textures=plain.labels[7:9]).images, own.images[7:9])
-    data = synthetic.synthetic(Synthetic(image_size=64, images=60, held_out_images=40, textures=True))
+    data = shapes.shapes(Shapes(image_size=64, images=60, held_out_images=40, textures=True))
     assert torch.cat((data.train.in_memory, data.test.in_memory)).equal(own.images)
 
 
@@ -132,21 +132,21 @@ def test_textures_differ_by_more_than_a_shift():
     amplitudes = []
     for shift in (0.0, 0.37):
         y, x = torch.meshgrid(torch.arange(40) / 8 + shift, torch.arange(40) / 8 + 2 * shift, indexing="ij")
-        patterns = torch.stack([texture(x, y) for texture in synthetic._TEXTURES])
+        patterns = torch.stack([texture(x, y) for texture in shapes._TEXTURES])
         assert patterns.abs().max() <= 1
         amplitudes.append(torch.fft.fft2(patterns).abs().flatten(1))
     assert (torch.cdist(*amplitudes).argmin(1) == torch.arange(10)).all()
 
 
 def test_cues_conflict_evenly_on_scenes_of_their_own():
-    scenes, textures = synthetic.conflicts(3000, seed=2, size=8)
+    scenes, textures = shapes.conflicts(3000, seed=2, size=8)
     assert (scenes.labels != textures).all()
     pairs = (10 * scenes.labels + textures).bincount(minlength=100).view(10, 10)
     assert pairs.sum(1).tolist() == [300] * 10
     expected = 300 / 9
     others = pairs[~torch.eye(10, dtype=torch.bool)].double()
     assert ((others - expected).square() / expected).sum() < 130  # chi-squared with 80 degrees of freedom
-    again, same = synthetic.conflicts(50, seed=2, size=8)
+    again, same = shapes.conflicts(50, seed=2, size=8)
     assert again.images.equal(scenes.images[:50])
     assert same.equal(textures[:50])
     trained = render(torch.arange(3000), seed=2, size=8)

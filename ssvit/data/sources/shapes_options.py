@@ -7,7 +7,7 @@ from ssvit.config.declaration import Count, Size, Whole
 from ssvit.data.sources.base_options import DataSet
 
 
-class Synthetic(DataSet):
+class Shapes(DataSet):
     """Rendered shapes: scenes with one large shape, whose form is the class."""
 
     image_channels: ClassVar[int] = 3

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssvit.data.sources import synthetic_options
+from ssvit.data.sources import shapes_options
 from ssvit.data.sources.base import Data
 from ssvit.data.sources.memory import Memory
 from ssvit.engine.randomness import uniform
@@ -123,7 +123,7 @@ class Scenes(NamedTuple):
     masks: Tensor
 
 
-def synthetic(options: synthetic_options.Synthetic) -> Data:
+def shapes(options: shapes_options.Shapes) -> Data:
     """Return the data set of rendered shapes; every start renders it again, without files or downloads."""
     counts = options.images, options.held_out_images
     indices = torch.arange(sum(counts))
