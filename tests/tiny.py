@@ -126,7 +126,7 @@ def hog(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
 
 def _of_masked(dropout: float, seed: int, target, *, unit: int = 1, decoder=None) -> MaskedPatch:
     torch.manual_seed(seed)
-    masking = Masking(mask=1.0, replace=0.0, keep=0.0, unit=unit)
+    masking = Masking(mask=1.0, replace=0.0, unchanged=0.0, unit=unit)
     return MaskedPatch(
         masked_patch_options.MaskedPatch(masking=masking, decoder=decoder), encoder=encoder(dropout), target=target
     )

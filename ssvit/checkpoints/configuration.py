@@ -208,7 +208,7 @@ def _migrated(values: dict[str, Any], choices: dict[str, str | None]) -> tuple[d
     """Return the values and choices of a run of a former version in terms of this version.
 
     References between options are replaced by ??? in the group data, and otherwise by values. References to groups, and
-    the group data.source, whose options referred to those of data, are removed.
+    the group data.source, whose options referred to those of data, are removed. Choices and options have new names.
     """
 
     def value(node: Any, *, of_data: bool = False) -> Any:
@@ -230,6 +230,9 @@ def _migrated(values: dict[str, Any], choices: dict[str, str | None]) -> tuple[d
         data.pop("source", None)
     if choices.get("data") == "synthetic":
         choices = {**choices, "data": "shapes"}
+    masking = at(values, "objective.masking")
+    if isinstance(masking, dict) and "keep" in masking:
+        masking["unchanged"] = masking.pop("keep")
     return {key: value(node, of_data=key == "data") for key, node in values.items()}, choices
 
 

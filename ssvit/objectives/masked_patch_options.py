@@ -20,7 +20,7 @@ class Masking(Options):
     """Fraction of the corrupted patches that are replaced by the [mask] embedding."""
     replace: Fraction = 0.1
     """Fraction of the corrupted patches that are replaced by another patch of the same image."""
-    keep: Fraction = 0.1
+    unchanged: Fraction = 0.1
     """Fraction of the corrupted patches that stay unchanged. The three fractions sum to 1."""
     shape: Literal["random", "block"] = "random"
     """random: patches are sampled independently; block: rectangles are sampled until the count is reached (Bao et al.
@@ -30,9 +30,9 @@ class Masking(Options):
 
     def check_consistency(self) -> None:
         """Check that the fractions sum to 1."""
-        total = self.mask + self.replace + self.keep
+        total = self.mask + self.replace + self.unchanged
         if abs(total - 1) > 1e-6:
-            raise OptionError("mask + replace + keep", round(total, 6), "the three fractions must sum to 1")
+            raise OptionError("mask + replace + unchanged", round(total, 6), "the three fractions must sum to 1")
 
     def count(self, patches: int) -> int:
         """Return the number of corrupted patches per image: the fraction of its units, rounded, at least one unit."""
@@ -80,7 +80,7 @@ class MaskedPatch(Objective):
         """Check that with a decoder all corrupted patches are masked."""
         if self.decoder is None:
             return
-        for name, share in (("mask", 1), ("replace", 0), ("keep", 0)):
+        for name, share in (("mask", 1), ("replace", 0), ("unchanged", 0)):
             if getattr(self.masking, name) != share:
                 expected = f"must be {share} with a decoder: the encoder does not encode corrupted patches"
                 raise OptionError(f"masking.{name}", getattr(self.masking, name), expected)

@@ -174,6 +174,14 @@ def test_values_of_the_data_set_are_those_of_the_run(folder, config):
     assert node["_part_"] == "data/shapes"
 
 
+def test_names_of_former_versions_are_read(folder, config):
+    assert (config["choices"]["data"], config["objective"]["masking"]["keep"]) == ("synthetic", 0.1)
+    former = Configuration.read(folder / "outputs" / RUN / "config.yaml")
+    assert former.choices["data"] == "shapes"
+    assert "keep" not in former.values["objective"]["masking"]
+    assert former.values["objective"]["masking"]["unchanged"] == 0.1
+
+
 def test_a_data_set_of_the_user_is_composed_from_the_configuration_folder(folder, config):
     (folder / "own" / "data").mkdir(parents=True)
     (folder / "own" / "data" / "mine.yaml").write_text("defaults:\n  - shapes\n  - _self_\nimages: 7\n")

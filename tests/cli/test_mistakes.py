@@ -139,7 +139,7 @@ MISTAKES = (
     "pretrain target=codebook target.checkpoint={classifier} -> target.layer=null",
     "pretrain target=codebook target.checkpoint={classifier} target.layer=9",
     "pretrain target=codebook target.checkpoint={classifier} target.layer=1 encoder.patch_size=8 -> target.checkpoint",
-    "pretrain objective.masking.mask=0.5 -> objective.masking.mask + replace + keep=0.7",
+    "pretrain objective.masking.mask=0.5 -> objective.masking.mask + replace + unchanged=0.7",
     "pretrain objective.masking.unit=3",
     "pretrain encoder.patch_size=32 -> objective.masking.replace=0.1",
     "pretrain data.augment.size=30 -> data.augment.size=[30,30]",

@@ -140,7 +140,7 @@ def test_the_papers_run_has_the_papers_numbers(images):
     assert (recipe.steps, recipe.batch_size, recipe.lr, recipe.warmup) == (1_000_000, 4096, 2e-4, 10_000)
     assert (config.encoder.width, config.encoder.depth, config.encoder.patch_size) == (768, 12, 16)
     masking = config.objective.masking
-    assert (masking.corrupted, masking.mask, masking.replace, masking.keep) == (0.5, 0.8, 0.1, 0.1)
+    assert (masking.corrupted, masking.mask, masking.replace, masking.unchanged) == (0.5, 0.8, 0.1, 0.1)
     shorter = composed("experiment=paper_imagenet_100k", f"data.root={images}")
     assert shorter.recipe.steps == 100_000
     for one in (config, shorter):

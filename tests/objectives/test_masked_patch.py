@@ -69,7 +69,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(target, precision):
     assert result["loss"].item() == pytest.approx(math.log(512), abs=1e-5)
 
 
-@pytest.mark.parametrize("masking", [Masking(), Masking(mask=0.4, replace=0.3, keep=0.3)])
+@pytest.mark.parametrize("masking", [Masking(), Masking(mask=0.4, replace=0.3, unchanged=0.3)])
 def test_what_is_hidden_does_not_leak_and_what_is_not_is_seen(masking):
     model, images = build(masking=masking, depth=2), random_images(4)
     model.eval()
@@ -116,7 +116,7 @@ def test_a_tiny_model_learns_to_use_the_context():
 
 def test_simmims_loss_and_gradients_are_those_of_the_authors_formula():
     """SimMIM's loss: the absolute error of all patches times the mask, divided by masked pixels and channels."""
-    masking = Masking(corrupted=0.6, mask=1, replace=0, keep=0, unit=2)
+    masking = Masking(corrupted=0.6, mask=1, replace=0, unchanged=0, unit=2)
     model, images = build(Pixels(patch_size=4, loss="l1"), masking).double(), random_images(5)
     noise = model.sample(torch.arange(5), seed=0)
     assert (noise.types == MASKED).all()

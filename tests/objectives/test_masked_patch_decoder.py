@@ -19,7 +19,7 @@ TARGETS = [MeanColor(patch_size=4, bits=2), MeanColor(patch_size=4, grid=2, bits
 
 
 def masking(corrupted: float = 0.75) -> Masking:
-    return Masking(corrupted=corrupted, mask=1, replace=0, keep=0)
+    return Masking(corrupted=corrupted, mask=1, replace=0, unchanged=0)
 
 
 def build(target=None) -> MaskedPatch:

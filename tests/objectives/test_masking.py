@@ -52,7 +52,7 @@ def test_every_image_has_the_exact_count_of_different_patches(fraction, grid, sh
     "fractions", [(0.8, 0.1, 0.1), (0.5, 0.25, 0.25), (0.6, 0.3, 0.1), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
 )
 def test_corruption_types_have_their_fractions(fractions, shape):
-    masking = Masking(**dict(zip(("mask", "replace", "keep"), fractions, strict=True)), shape=shape)
+    masking = Masking(**dict(zip(("mask", "replace", "unchanged"), fractions, strict=True)), shape=shape)
     kinds = of(masking, 1100, (14, 14)).types
     assert kinds.numel() > 100_000
     for kind, fraction in zip((MASKED, REPLACED, UNCHANGED), fractions, strict=True):
@@ -113,14 +113,14 @@ def test_units_are_corrupted_as_a_whole(grid, unit, fraction, shape):
     blocks = corrupted_map(noise.ids, grid).unflatten(1, (-1, unit)).unflatten(3, (-1, unit)).sum((2, 4))
     assert set(blocks.unique().tolist()) <= {0.0, unit**2}
     # The same choice as of patches on a grid of units.
-    plain = Masking(corrupted=fraction, shape=shape, mask=1, replace=0, keep=0)
+    plain = Masking(corrupted=fraction, shape=shape, mask=1, replace=0, unchanged=0)
     assert torch.equal(corrupted_map(of(plain, 300, units).ids, units), blocks / unit**2)
 
 
 def test_grids_that_cannot_be_corrupted_are_reported():
     for masking, grid, name in ((Masking(), (1, 1), "replace"), (Masking(unit=3), (9, 8), "unit")):
         assert error_of(of, masking, 2, grid).name == name
-    noise = of(Masking(mask=0.9, replace=0, keep=0.1), 200, (1, 1))
+    noise = of(Masking(mask=0.9, replace=0, unchanged=0.1), 200, (1, 1))
     tokens = torch.randn(200, 1, 3)
     expected = tokens * (noise.types == UNCHANGED)[:, :, None]
     assert torch.equal(corrupt(tokens, torch.zeros(3), noise), expected)
@@ -143,8 +143,8 @@ def by_loops(tokens: torch.Tensor, mask_token: torch.Tensor, noise) -> torch.Ten
 @pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.1), (0.3, 0.4, 0.3), (0, 1, 0)])
 def test_corruption_equals_a_loop_and_so_does_its_gradient(fractions):
     torch.manual_seed(0)
-    mask, replace, keep = fractions
-    noise = of(Masking(mask=mask, replace=replace, keep=keep), 6, (4, 5))
+    mask, replace, unchanged = fractions
+    noise = of(Masking(mask=mask, replace=replace, unchanged=unchanged), 6, (4, 5))
     tokens, mask_token = torch.randn(6, 20, 3, requires_grad=True), torch.randn(3, requires_grad=True)
     weight, before = torch.randn(6, 20, 3), tokens.detach().clone()
     outputs = [function(tokens, mask_token, noise) for function in (corrupt, by_loops)]

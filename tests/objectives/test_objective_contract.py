@@ -419,13 +419,13 @@ def test_its_state_and_its_metadata_are_enough_to_build_it_again(case):
 
 
 DECODER = {"depth": 1, "width": 8, "heads": 2}
-HIDDEN = {"mask": 1, "replace": 0, "keep": 0}
+HIDDEN = {"mask": 1, "replace": 0, "unchanged": 0}
 STEM = {"patch_size": 8, "stem": {"width": 32, "layers": [1], "epsilons": "authors"}}
 # For each option, a value outside of its type, range or choices.
 OUTSIDE = {
     mae_options.MAE: {"masked": 0, "norm_pixels": 1},
     masked_patch_options.MaskedPatch: {"decoder": 3, "masking": 0.5},
-    masked_patch_options.Masking: {"corrupted": 0, "mask": -0.1, "keep": None, "shape": "blocks", "unit": 0},
+    masked_patch_options.Masking: {"corrupted": 0, "mask": -0.1, "unchanged": None, "shape": "blocks", "unit": 0},
     dino_options.Dino: {"prototypes": 1, "student_temperature": 0, "center_momentum": 1.5, "last_layer": 3},
     dino_options.IBot: {"masked": 0, "spread": 0.4, "probability": 2, "patch_weight": -1},
     latent_options.Latent: {"masked": 0, "masks": 0, "decoder": 3},
@@ -452,7 +452,7 @@ INVALID = [
     (mae_options.MAE, "decoder.depth", {"decoder": DECODER | {"depth": 0}}),
     (mae_options.MAE, "decoder.heads", {"decoder": {"depth": 1, "width": 16}}),
     (masked_patch_options.MaskedPatch, "masking.mask", {"decoder": DECODER}),
-    (masked_patch_options.Masking, "mask + replace + keep", {"mask": 0.9}),
+    (masked_patch_options.Masking, "mask + replace + unchanged", {"mask": 0.9}),
     (dino_options.Dino, "teacher_momentum.end", {"teacher_momentum": {"start": 0.9, "end": 1.1}}),
     (dino_options.Dino, "teacher_momentum.form", {"teacher_momentum": {"start": 0.9, "form": 1}}),
     (dino_options.Dino, "teacher_temperature.start", {"teacher_temperature": {"start": 0, "end": 0.1}}),

@@ -175,7 +175,7 @@ def test_metrics_of_latent_prediction_equal_loops():
 
 @torch.no_grad()
 def test_there_is_no_copying_without_uncorrupted_patches_and_no_metric_of_other_corruption():
-    model = masked_patch(masking=Masking(corrupted=1.0, mask=1, replace=0, keep=0))
+    model = masked_patch(masking=Masking(corrupted=1.0, mask=1, replace=0, unchanged=0))
     metrics = evaluator(Prediction, smooth_images())(model).metrics
     assert not {name for name in metrics if "copying" in name or "unchanged" in name or "replaced" in name}
     assert all(math.isfinite(value) for value in metrics.values())
