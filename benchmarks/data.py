@@ -27,8 +27,8 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options, packing
 from ssvit.data.sources.base import Source
+from ssvit.data.sources.datasets_options import Pack
 from ssvit.data.sources.memory import Memory
-from ssvit.data.sources.packing_options import Pack
 from ssvit.data.sources.shards import Shards
 from ssvit.training.benchmark import Rate, measure_rates, rate_table
 

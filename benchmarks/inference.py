@@ -22,7 +22,7 @@ from ssvit.cli import benchmark
 from ssvit.config.composed import Config
 from ssvit.exchange import graph, program
 from ssvit.exchange.export import converted
-from ssvit.exchange.export_options import Export
+from ssvit.exchange.options import Export
 from ssvit.kernels.latency import Function, paths
 from ssvit.models.vit import ViT
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ssvit.data.sources import shapes_options
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shapes import shapes
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 from ssvit.loading.encoder import load_encoder
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT

@@ -16,7 +16,7 @@ from torchvision.ops import masks_to_boxes
 
 from ssvit.data.sources import shapes_options
 from ssvit.data.sources.shapes import shapes
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 from ssvit.loading.encoder import load_encoder
 from ssvit.models.backbone import FeatureMaps
 from ssvit.models.vit import ViT

@@ -89,19 +89,19 @@ PARTS: dict[str, dict[str, Row]] = {
         "vit": Row("ssvit.models.vit.ViT", listed=False),
         "timm": Row("ssvit.models.timm.Timm", listed=False),
         "pretrained": Row(
-            "ssvit.loading.encoder.load_encoder", "ssvit.loading.encoder_options.LoadEncoder", listed=False
+            "ssvit.loading.encoder.load_encoder", "ssvit.loading.options.LoadEncoder", listed=False
         ),
     },
     "teacher": {
-        "classifier": Row("ssvit.loading.encoder.load_classifier", "ssvit.loading.encoder_options.LoadClassifier"),
-        "encoder": Row("ssvit.loading.encoder.load_teacher", "ssvit.loading.encoder_options.LoadTeacher"),
-        "layers": Row("ssvit.loading.encoder.load_layers", "ssvit.loading.encoder_options.LoadLayers"),
+        "classifier": Row("ssvit.loading.encoder.load_classifier", "ssvit.loading.options.LoadClassifier"),
+        "encoder": Row("ssvit.loading.encoder.load_teacher", "ssvit.loading.options.LoadTeacher"),
+        "layers": Row("ssvit.loading.encoder.load_layers", "ssvit.loading.options.LoadLayers"),
     },
     "data": {
         "csv": Row("ssvit.data.sources.datasets.csv", "ssvit.data.sources.datasets_options.Csv", listed=False),
         "folder": Row("ssvit.data.sources.datasets.folder", "ssvit.data.sources.datasets_options.Folder", listed=False),
         "huggingface": Row(
-            "ssvit.data.sources.huggingface.hugging_face", "ssvit.data.sources.huggingface_options.HuggingFace",
+            "ssvit.data.sources.huggingface.hugging_face", "ssvit.data.sources.datasets_options.HuggingFace",
             listed=False,
         ),
         "shards": Row("ssvit.data.sources.datasets.shards", "ssvit.data.sources.datasets_options.Shards", listed=False),

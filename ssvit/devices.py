@@ -1,10 +1,10 @@
-"""Define the options of devices and processes of a command. No torch."""
+"""Define the options of devices and processes of a command, and of the precision of inference. No torch."""
 
 import re
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from ssvit.config.declaration import Count, Expect, Options, Run
 from ssvit.engine import processes
@@ -49,3 +49,14 @@ class Fabric(Options):
         """Check that the encoder can be sharded over processes."""
         if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.strategy == "fsdp":
             raise OptionError("strategy", "fsdp", f"requires a ViT, and the encoder is {run.encoder.label}")
+
+
+Precision = Literal["bf16", 32]
+FROM_TEXT = BeforeValidator(lambda value: 32 if value == "32" else value)  # Python callers may pass either
+
+
+class Inference(Options):
+    """How the features or predictions of a model are computed."""
+
+    precision: Annotated[Literal["auto"] | Precision, FROM_TEXT] = "auto"
+    """Precision of the model: 32 (float32), bf16 (bfloat16), or auto: bf16 on devices that compute in it natively."""

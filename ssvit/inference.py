@@ -18,14 +18,14 @@ from torch import Tensor
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.sources import decode, folder, rasters
 from ssvit.data.sources.base import Unreadable
-from ssvit.data.sources.decode_options import RGB, PixelFormat
+from ssvit.data.sources.base_options import RGB, PixelFormat
+from ssvit.devices import Inference, Precision
 from ssvit.errors import OptionError, one_of, whole
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import FeatureSpec
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.kernels import inference
-from ssvit.kernels.inference_options import Inference, Precision
 from ssvit.loading.encoder import load_classifier, load_encoder, load_model
-from ssvit.loading.encoder_options import (
+from ssvit.loading.options import (
     LoadEncoder,
     check_feature_spec,
     checked_size,

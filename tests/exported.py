@@ -3,7 +3,7 @@
 import torch
 
 from ssvit.exchange.export import export
-from ssvit.exchange.export_options import Export
+from ssvit.exchange.options import Export
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 from ssvit.objectives import classify_options

@@ -21,7 +21,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.devices import Fabric
 from ssvit.engine.randomness import uniform
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.models import vit_options
 from ssvit.models.lora import restrict
 from ssvit.models.vit import ViT

@@ -12,7 +12,7 @@ from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Count, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import OptionError, folder_to_write, one_of, whole
-from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.options import Pretrained
 from ssvit.models.encoder_options import Encoder, grid
 from ssvit.models.timm_options import timm_models
 from ssvit.models.vit_options import ViT

@@ -12,16 +12,15 @@ from ssvit.config import composition
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
-from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.data.sources.files_options import ImageFiles
+from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
 from ssvit.engine import atomic_io
 from ssvit.engine.progress import progress
 from ssvit.errors import aligned, folder_to_write, pair, print_lines, within
-from ssvit.evaluation import features_options
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.folder import folder_of
 from ssvit.evaluation.report.options import Evaluate
-from ssvit.exchange.reading_options import FOREIGN_OPTIONS
+from ssvit.exchange.options import FOREIGN_OPTIONS
 from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.values import text_of
@@ -111,7 +110,7 @@ def run(config: Config) -> Path | None:
     return Path(options.output)
 
 
-def next_commands(spec: features_options.FeatureSpec, checkpoint: Checkpoint, config: Config) -> list[str]:
+def next_commands(spec: FeatureSpec, checkpoint: Checkpoint, config: Config) -> list[str]:
     """Return the commands that write the features, index them for retrieval, and fine-tune their encoder.
 
     The commands read the same images as the command of `config`.

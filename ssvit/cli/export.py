@@ -10,11 +10,10 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
 from ssvit.errors import print_lines
-from ssvit.exchange import export_options
-from ssvit.exchange.reading_options import ForeignEncoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.exchange import options as export_options
+from ssvit.exchange.options import ForeignEncoder
 from ssvit.loading.finding import find_checkpoint
-from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.options import LoadEncoder, Pretrained
 from ssvit.loading.origins import origin
 from ssvit.models import timm_options
 

@@ -11,7 +11,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Run
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import aligned, print_lines, within
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 
 

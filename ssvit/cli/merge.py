@@ -11,7 +11,7 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
 from ssvit.errors import OptionError, print_lines
 from ssvit.loading.finding import find_checkpoint
-from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.options import Pretrained
 
 
 class Merge(Pretrained):

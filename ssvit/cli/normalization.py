@@ -10,13 +10,31 @@ from typing import Any
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.data.normalization_options import MEASURED, Normalization
-from ssvit.data.sources.base_options import SHORT_FORMS
-from ssvit.data.sources.decode_options import RGB
-from ssvit.data.sources.files_options import ImageFiles
+from ssvit.config.declaration import Count, Name, Options, Part
+from ssvit.data.sources.base_options import RGB, SHORT_FORMS, DataSet, ImageFiles
 from ssvit.engine.atomic_io import replace
 from ssvit.engine.progress import progress
-from ssvit.errors import print_lines
+from ssvit.errors import OptionError, file_to_write, print_lines
+
+MEASURED = "# Measured by ssvit normalization."  # first line of the file that the command writes
+
+
+class Normalization(Options):
+    """Measure mean, standard deviation and range of a data set's channels."""
+
+    data: Part[DataSet | None] = None
+    """The images: a data set, or the path of a folder."""
+    output: Name | None = None
+    """File for the measured options, which a run reads by data.normalization=FILE; null: they are only printed."""
+    workers: Count = 4
+    """Number of threads that read images."""
+
+    def check_consistency(self) -> None:
+        """Check that there is a data set, and the file to write."""
+        if self.data is None:
+            raise OptionError("data", None, "must name a data set, or the path of a folder")
+        if self.output is not None:
+            file_to_write("output", self.output, begins=[MEASURED])
 
 
 def run(config: Config) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
 from ssvit.data.sources import folder
+from ssvit.devices import Inference
 from ssvit.engine.atomic_io import replace
 from ssvit.errors import OptionError, UserError, file_to_write, folder_to_write, print_lines
-from ssvit.kernels.inference_options import Inference
-from ssvit.loading.encoder_options import eval_transform
 from ssvit.loading.finding import find_checkpoint
-from ssvit.loading.finding_options import Finetuned
+from ssvit.loading.options import Finetuned, eval_transform
 
 if TYPE_CHECKING:
     from ssvit.inference import Classifier

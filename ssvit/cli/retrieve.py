@@ -12,7 +12,7 @@ from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine import atomic_io
 from ssvit.errors import print_lines
-from ssvit.evaluation.features_options import AUTO
+from ssvit.evaluation.options import AUTO
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, PARTS, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed

@@ -12,7 +12,7 @@ from ssvit.config.declaration import Run
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import print_lines
-from ssvit.loading.encoder_options import pixel_format
+from ssvit.loading.options import pixel_format
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.models.timm_options import vit
 

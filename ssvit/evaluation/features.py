@@ -25,12 +25,12 @@ from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Source
+from ssvit.devices import Precision
 from ssvit.engine import atomic_io
 from ssvit.errors import UserError
-from ssvit.evaluation.features_options import BF16, FeatureSpec
+from ssvit.evaluation.options import BF16, FeatureSpec
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels import inference
-from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder import Encoder, scaled
 
 _LARGEST = 32  # maximum side in pixels of an image that is used as features

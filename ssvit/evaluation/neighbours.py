@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ssvit.engine.randomness import key
 from ssvit.errors import OptionError, UserError
-from ssvit.evaluation import neighbours_options
+from ssvit.evaluation import options as neighbours_options
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels.fast_faiss import faiss
 

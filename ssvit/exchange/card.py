@@ -12,7 +12,7 @@ import yaml
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
 from ssvit.checkpoints.run_folder import rows
 from ssvit.errors import MISSING, markdown, pair
-from ssvit.exchange.export_options import OURS, PROGRAMS, Export
+from ssvit.exchange.options import OURS, PROGRAMS, Export
 from ssvit.exchange.tensor_mapping import per_channel
 
 _LOCAL = ("root", "path", "download")  # options that describe the machine

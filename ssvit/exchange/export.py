@@ -13,8 +13,8 @@ from ssvit.data.augment.options import CenterCrop
 from ssvit.engine.atomic_io import replaced_folder, write
 from ssvit.errors import UserError, within
 from ssvit.exchange import card, graph, preprocessing, program, timm
-from ssvit.exchange.export_options import CARD, CONFIG, GRAPH, OURS, PROGRAM, PROGRAMS, TORCH, WEIGHTS, Export
 from ssvit.exchange.layouts import TIMM, TIMM_HEAD
+from ssvit.exchange.options import CARD, CONFIG, GRAPH, OURS, PROGRAM, PROGRAMS, TORCH, WEIGHTS, Export
 from ssvit.exchange.tensor_mapping import OPTIONAL, per_channel
 from ssvit.models.encoder import Encoder
 from ssvit.models.timm import Timm

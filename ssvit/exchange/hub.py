@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from ssvit.errors import OptionError, UserError
-from ssvit.exchange.reading_options import TIMM
+from ssvit.exchange.options import TIMM_HUB
 
 _ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>\S+))?", re.ASCII)
 _WEIGHTS = "model.safetensors"  # default file of a repository
@@ -54,7 +54,8 @@ def repository(address: str) -> str | None:
 
 def _parts(address: str) -> re.Match[str] | None:
     """Return the parts of an address on the Hub; None for a path."""
-    return _ADDRESS.fullmatch(f"hf://timm/{address.removeprefix(TIMM)}" if address.startswith(TIMM) else address)
+    is_timm = address.startswith(TIMM_HUB)
+    return _ADDRESS.fullmatch(f"hf://timm/{address.removeprefix(TIMM_HUB)}" if is_timm else address)
 
 
 def name(path: Path) -> str:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ssvit.engine import private
 from ssvit.errors import UserError
 from ssvit.exchange import graph
-from ssvit.exchange.export_options import TORCH, Export
+from ssvit.exchange.options import TORCH, Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssvit.data.augment.options import CenterCrop
-from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.base_options import PixelFormat
 from ssvit.errors import OptionError, UserError, pair
 from ssvit.exchange import files, hub
 from ssvit.exchange.files import ForeignError, shown
 from ssvit.exchange.layouts import LAYOUTS
-from ssvit.exchange.reading_options import FOREIGN_OPTIONS
+from ssvit.exchange.options import FOREIGN_OPTIONS
 from ssvit.exchange.tensor_mapping import (
     IMAGENET,
     LAYER_SCALE,

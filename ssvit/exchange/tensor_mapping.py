@@ -151,7 +151,7 @@ class Layout:
     ignored: str  # pattern of the names that are not read
     normalisation: Mapping[str, Any]  # default mean and std of the peer
     marks: tuple[str, ...] = ()  # at least one of these names must be in the file, if peers share the signature
-    # Reads the files in a folder: some of `reading_options.FOREIGN_OPTIONS`, "gelu", "norm_epsilon" and "pooling".
+    # Reads the files in a folder: some of `options.FOREIGN_OPTIONS`, "gelu", "norm_epsilon" and "pooling".
     read_config: Callable[[Path], dict[str, Any]] = lambda folder: {}
     norm_epsilon: float = 1e-6
     heads: Mapping[int, int] = field(default_factory=dict)  # number of heads by width, if it differs from the usual one

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssvit.data.sources.base_options import Images
-from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.base_options import Images, PixelFormat
 
 _Numbers = float | Sequence[float]  # one for all channels, or one for each
 

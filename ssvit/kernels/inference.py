@@ -7,10 +7,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import nn
 
+from ssvit.devices import Precision
 from ssvit.engine import private
 from ssvit.kernels import operators
 from ssvit.kernels.accelerate import accelerate, pack
-from ssvit.kernels.inference_options import Precision
 
 T = TypeVar("T", bound=nn.Module)
 

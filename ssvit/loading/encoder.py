@@ -12,13 +12,13 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import OptionError, UserError, print_lines
-from ssvit.loading.encoder_options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher, Reference, pixel_format
+from ssvit.loading.options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher, Reference, pixel_format
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.graph import Graph
-from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import Lora
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
 

@@ -11,8 +11,7 @@ from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.engine.atomic_io import seal
 from ssvit.errors import OptionError, UserError, within
-from ssvit.exchange.export_options import GRAPH, WEIGHTS
-from ssvit.exchange.reading_options import FOREIGN_OPTIONS, FORMATS, HUB
+from ssvit.exchange.options import FOREIGN_OPTIONS, GRAPH, HUB, SUFFIXES, WEIGHTS
 from ssvit.values import value_of
 
 NEWEST = "newest"
@@ -119,14 +118,14 @@ def _locate(checkpoint: str | Path, graphs: bool = False) -> Path:
         if graphs and (path / GRAPH).is_file():
             return path / GRAPH
         if path.is_file():
-            suffixes = (*FORMATS, _GRAPH) if graphs else FORMATS
+            suffixes = (*SUFFIXES, _GRAPH) if graphs else SUFFIXES
             if path.suffix not in suffixes:
                 raise OptionError("checkpoint", path, f"must be a file that ends in {', '.join(suffixes)}")
             return path
         if not path.is_dir():
             expected = "no such folder; must be the folder of a checkpoint (step_…) or of its run, or a file of weights"
             raise OptionError("checkpoint", checkpoint, expected)
-        weights = sorted(file.name for file in path.iterdir() if file.suffix in FORMATS)
+        weights = sorted(file.name for file in path.iterdir() if file.suffix in SUFFIXES)
         if WEIGHTS in weights or len(weights) == 1:  # a folder as Hugging Face's libraries write it
             return path / (WEIGHTS if WEIGHTS in weights else weights[0])
         hint = f"; name one of its files, such as {weights[0]}" if weights else ""

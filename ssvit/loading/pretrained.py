@@ -20,9 +20,9 @@ from ssvit.config.filling import is_taken
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
-from ssvit.exchange.reading_options import FOREIGN_OPTIONS
-from ssvit.loading.encoder_options import eval_transform, pixel_format, usual_size
+from ssvit.exchange.options import FOREIGN_OPTIONS
 from ssvit.loading.finding import NEWEST, find_checkpoint, open_checkpoint
+from ssvit.loading.options import eval_transform, pixel_format, usual_size
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.values import plain

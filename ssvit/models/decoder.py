@@ -6,7 +6,7 @@ Letters: b images, n patches, m masked patches per image, s prefix tokens of the
 import torch
 from torch import Tensor, nn
 
-from ssvit.models import decoder_options
+from ssvit.models import vit_options
 from ssvit.models.block import Attention, Block, Layers
 from ssvit.models.positions import SineCosine2D
 from ssvit.models.vit import ViT
@@ -24,7 +24,7 @@ class Decoder(nn.Module):
         output_width: Number of values that are predicted per patch.
     """
 
-    def __init__(self, options: decoder_options.Decoder, *, encoder: ViT, output_width: int) -> None:
+    def __init__(self, options: vit_options.Decoder, *, encoder: ViT, output_width: int) -> None:
         width = options.width
         super().__init__()
         self.embed = nn.Linear(encoder.width, width)

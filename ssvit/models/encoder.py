@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ssvit.errors import OptionError, typed
 from ssvit.models.encoder_options import PATCHES
-from ssvit.models.lora_options import Lora
 from ssvit.models.timm_options import stored
+from ssvit.models.vit_options import Lora
 
 UNDECAYED = ("positions", "token", "relative")  # parts of parameter names that get no weight decay
 _BEYOND = 0.25  # tolerance around [0, 1]: bicubic resizing overshoots the range

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrize
 
 from ssvit.models.block import lecun_normal_
 from ssvit.models.encoder import Encoder
-from ssvit.models.lora_options import Lora
 from ssvit.models.vit import ViT
+from ssvit.models.vit_options import Lora
 
 _PART = ".parametrizations.weight."
 

@@ -1,4 +1,4 @@
-"""Define the options of a Vision Transformer and of the stem of a hybrid."""
+"""Define the options of a Vision Transformer, the stem of a hybrid, a decoder, and low-rank adaptation."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, get_args
@@ -150,3 +150,33 @@ class ViT(Normalized):
     def poolings(self) -> tuple[str, ...]:
         """Return the ways in which the tokens of a layer can be pooled."""
         return TOKENS if self.class_token else ("patch_mean",)
+
+
+class Decoder(Options):
+    """Define the light Transformer decoder of a masked autoencoder (He et al. 2022, section 3 and Table 1)."""
+
+    depth: Count
+    """Number of layers."""
+    width: Count
+    """Width of the token embeddings; a multiple of 4, since positions are sines and cosines of rows and columns."""
+    heads: Count
+    """Number of attention heads."""
+
+    def check_consistency(self) -> None:
+        """Check that the options can be combined."""
+        if self.width % 4:
+            raise OptionError("width", self.width, "must be a multiple of 4, for sines and cosines of rows and columns")
+        if self.width % self.heads:
+            raise OptionError("heads", self.heads, f"must divide width={self.width}")
+
+
+class Lora(Options):
+    """Define low-rank updates of the frozen attention matrices (Hu et al. 2021): W + alpha / rank * B A."""
+
+    rank: Count
+    """Rank of the updates: columns of B and rows of A; 4 to 16 are common."""
+    alpha: Positive
+    """Scale of the update, which is multiplied by alpha / rank; often the rank, or twice the rank."""
+    matrices: Literal["attention", "query_value"] = "attention"
+    """attention: the packed matrix of queries, keys and values, and the output matrix. query_value: the matrices of
+    queries and of values, each with an update of its own (ExPLoRA, Khanna et al. 2024)."""

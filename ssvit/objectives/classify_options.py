@@ -9,7 +9,7 @@ from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Optio
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.errors import OptionError, UserError
 from ssvit.models.encoder_options import Normalized
-from ssvit.models.lora_options import Lora
+from ssvit.models.vit_options import Lora
 from ssvit.objectives.base_options import Objective, check_trained
 
 MULTI_LABEL: Final = "multi_label"

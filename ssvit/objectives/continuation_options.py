@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from ssvit.config.declaration import Expect, Fraction, Options, Positive, Run, Share, Whole
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
-from ssvit.models.lora_options import Lora
-from ssvit.models.vit_options import ViT
+from ssvit.models.vit_options import Lora, ViT
 from ssvit.objectives.base_options import check_trained
 
 

@@ -4,8 +4,7 @@ from typing import ClassVar
 
 from ssvit.config.declaration import Share
 from ssvit.errors import OptionError
-from ssvit.models.decoder_options import Decoder
-from ssvit.models.vit_options import ViT
+from ssvit.models.vit_options import Decoder, ViT
 from ssvit.objectives.base_options import Objective, check_omits
 
 

@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from ssvit.config.declaration import Count, Fraction, Options, Run, Share
 from ssvit.errors import OptionError
-from ssvit.models.decoder_options import Decoder
-from ssvit.models.vit_options import ViT
+from ssvit.models.vit_options import Decoder, ViT
 from ssvit.objectives.base_options import Objective, check_omits
 
 

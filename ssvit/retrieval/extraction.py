@@ -11,13 +11,13 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.choices import options_of
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.data.sources.decode_options import PixelFormat, bands
+from ssvit.data.sources.base_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
-from ssvit.evaluation.features_options import AUTO, Features, FeatureSpec, precision_of, size_of, spec_of
+from ssvit.evaluation.options import AUTO, Features, FeatureSpec, precision_of, size_of, spec_of
 from ssvit.evaluation.report.folder import report_for
-from ssvit.loading.encoder_options import LoadEncoder, check_feature_spec, checked_size, eval_transform, pixel_format
 from ssvit.loading.finding import NEWEST, find_checkpoint
+from ssvit.loading.options import LoadEncoder, check_feature_spec, checked_size, eval_transform, pixel_format
 from ssvit.loading.pretrained import size_of_images
 from ssvit.retrieval.options import Pictures, encoder_of
 

@@ -11,12 +11,12 @@ import safetensors
 from ssvit.config.declaration import Count, Name, Options, Part, Size, Whole
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet
+from ssvit.devices import Inference
 from ssvit.engine.atomic_io import check_regular
 from ssvit.errors import OptionError, file_to_write
-from ssvit.evaluation.features_options import OneLayer
-from ssvit.exchange.reading_options import ForeignEncoder
-from ssvit.kernels.inference_options import Inference
-from ssvit.loading.finding_options import Pretrained
+from ssvit.evaluation.options import OneLayer
+from ssvit.exchange.options import ForeignEncoder
+from ssvit.loading.options import Pretrained
 
 PARTS, ALL, HELD_OUT = ("train", "validation", "test"), "all", "held_out"
 Split = Literal["train", "validation", "test", "held_out"]

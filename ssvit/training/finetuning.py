@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from ssvit.checkpoints.checkpoint import SCRATCH
 from ssvit.config.composed import Config
 from ssvit.data.augment.options import InceptionCrop
-from ssvit.data.sources.base_options import DataSet
-from ssvit.data.sources.files_options import ImageFiles
+from ssvit.data.sources.base_options import DataSet, ImageFiles
 from ssvit.training.options import Finetune
 from ssvit.training.preset import AUTO
 from ssvit.values import text_of

@@ -21,7 +21,7 @@ from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange.files import ForeignError
 from ssvit.loading.encoder import load_classifier, load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 
 STORED = Path(__file__).parents[1] / "fixtures" / "outputs"
 STATES = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "optimizer": {"weight/step": torch.tensor(3.0)}}

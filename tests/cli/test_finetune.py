@@ -23,7 +23,7 @@ import ssvit
 from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
 from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 
 RUN = "masked_patch_shapes"
 # Options of TINY's images and model that a fine-tuning may repeat.

@@ -18,12 +18,12 @@ from ssvit.data.sources.shapes import shapes
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
-from ssvit.evaluation.features_options import FeatureSpec
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.evaluation.probes.knn import Knn
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.evaluation.probes.sgd import Sgd
 from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 

@@ -11,7 +11,7 @@ from ssvit.analysis import bias, similarity
 from ssvit.analysis.inside import read_pictures
 from ssvit.cli import inspect
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.models import timm_options
 from ssvit.models.timm import Timm
 

@@ -19,7 +19,7 @@ from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
 from ssvit.figures.display import PLAIN
 from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 

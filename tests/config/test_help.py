@@ -8,7 +8,7 @@ from ssvit.cli import COMMANDS, find_command
 from ssvit.config import help
 from ssvit.config.command_line import CommandLine
 from ssvit.config.declaration import Options, meanings
-from ssvit.models.decoder_options import Decoder
+from ssvit.models.vit_options import Decoder
 from ssvit.objectives.mae_options import MAE
 
 GROUPS = ("objective", "data", "target", "encoder", "augment@data.augment")

@@ -19,7 +19,7 @@ from ssvit.choices import PARTS, add, options_of
 from ssvit.config.declaration import select
 from ssvit.data.augment.options import CenterCrop
 from ssvit.errors import Failure, OptionError, file_to_write, folder_to_write
-from ssvit.loading.encoder_options import eval_transform
+from ssvit.loading.options import eval_transform
 from ssvit.training.recipe import Recipe
 from ssvit.values import value_of
 

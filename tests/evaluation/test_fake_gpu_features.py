@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ssvit.evaluation.duplicates import Grey, Thumbnails
 from ssvit.evaluation.features import Frozen, PatchPixels, Pixels
-from ssvit.evaluation.features_options import FeatureSpec
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.models.timm_options import Timm
 from ssvit.models.vit_options import Stem, ViT
 

@@ -15,7 +15,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Frozen, Pixels, cached, extract
-from ssvit.evaluation.features_options import Features, FeatureSpec, spec_of
+from ssvit.evaluation.options import Features, FeatureSpec, spec_of
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 

@@ -17,8 +17,8 @@ from ssvit.errors import OptionError, UserError
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding import open_checkpoint
+from ssvit.loading.options import LoadEncoder
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 

@@ -18,10 +18,10 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange import card
 from ssvit.exchange.export import export
-from ssvit.exchange.export_options import FORMATS, Export
+from ssvit.exchange.options import FORMATS, Export
 from ssvit.kernels.inference import resolved
 from ssvit.loading.encoder import load_classifier, load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.models import timm_options, vit_options
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify

@@ -23,7 +23,7 @@ from ssvit.errors import UserError
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 
 MAX_GROWTH = 300  # MB more than before the first file
 # Reads each file under a limit, and prints the message for each, the growth of memory, and which files loaded torch.
@@ -225,7 +225,7 @@ def test_nothing_larger_than_the_file_is_built(tmp_path):
     save_file(wide, tmp_path / "wide.safetensors")
     code = """import resource, sys
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.errors import UserError
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 try:

@@ -12,8 +12,8 @@ from exported import classifier, encoder, images, written
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange import hub
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
 from ssvit.loading.finding import open_checkpoint
+from ssvit.loading.options import LoadEncoder
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
 COMMIT, OLDER = "a" * 40, "b" * 40

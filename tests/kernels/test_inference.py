@@ -7,7 +7,7 @@ import torch
 
 from ssvit.engine import private
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import FeatureSpec
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.kernels import accelerate, inference, operators
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT

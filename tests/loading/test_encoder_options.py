@@ -5,7 +5,7 @@ import tiny
 
 from ssvit.errors import OptionError
 from ssvit.loading.encoder import load_layers
-from ssvit.loading.encoder_options import LoadLayers
+from ssvit.loading.options import LoadLayers
 
 
 def test_the_last_layer_must_be_one_of_the_checkpoint(tmp_path):

@@ -19,7 +19,7 @@ from ssvit.checkpoints import manifest, storage
 from ssvit.cli import find_command
 from ssvit.errors import OptionError, UserError
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 from ssvit.models import timm_options, vit_options
 from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT, adapted

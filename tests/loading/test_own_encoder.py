@@ -14,7 +14,7 @@ from ssvit.choices import PARTS
 from ssvit.errors import Failure, UserError
 from ssvit.exchange.export import WEIGHTS
 from ssvit.loading.encoder import load_encoder
-from ssvit.loading.encoder_options import LoadEncoder
+from ssvit.loading.options import LoadEncoder
 
 TINY = (
     "data=shapes", "data.images=32", "data.held_out_images=16", "data.image_size=16", "recipe.batch_size=8",

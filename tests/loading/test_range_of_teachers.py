@@ -8,7 +8,7 @@ from images import put_grey
 from ssvit.checkpoints import storage
 from ssvit.cli import find_command
 from ssvit.loading.encoder import load_classifier, load_encoder
-from ssvit.loading.encoder_options import LoadClassifier, LoadEncoder, LoadTeacher
+from ssvit.loading.options import LoadClassifier, LoadEncoder, LoadTeacher
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
 

@@ -9,7 +9,7 @@ import torch
 from command import error_of
 
 from ssvit.engine.randomness import uniform
-from ssvit.exchange.export_options import Export
+from ssvit.exchange.options import Export
 from ssvit.exchange.program import Program, write
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models import vit_options

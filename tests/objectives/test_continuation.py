@@ -10,7 +10,7 @@ from runs import states
 
 from ssvit.data.batch import Batch
 from ssvit.models.lora import merged, restrict
-from ssvit.models.lora_options import Lora
+from ssvit.models.vit_options import Lora
 from ssvit.objectives import continuation_options
 from ssvit.objectives.continuation import Anchor
 from ssvit.objectives.schedule import Progress

@@ -14,7 +14,7 @@ from images import picture, put
 from runs import final, kill_after, rows
 
 from ssvit.data.batch import Batch
-from ssvit.loading.encoder_options import LoadTeacher
+from ssvit.loading.options import LoadTeacher
 from ssvit.models import timm_options
 from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT

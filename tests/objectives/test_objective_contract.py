@@ -18,7 +18,7 @@ from ssvit.data.batch import Batch, named
 from ssvit.errors import UserError
 from ssvit.kernels.accelerate import accelerate
 from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 from ssvit.models import vit_options
 from ssvit.models.timm_options import options_from
 from ssvit.models.vit import ViT

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from ssvit.cli import COMMANDS, find_command
-from ssvit.data.normalization_options import MEASURED
+from ssvit.cli.normalization import MEASURED
 from ssvit.errors import Failure
 from ssvit.exchange import hub
 

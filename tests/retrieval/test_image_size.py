@@ -17,7 +17,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.decode import load
 from ssvit.errors import OptionError
-from ssvit.loading.encoder_options import usual_size
+from ssvit.loading.options import usual_size
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import encoder_of
 from ssvit.retrieval.store import Store, writing

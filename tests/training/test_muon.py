@@ -8,7 +8,7 @@ import torch
 from runs import final
 
 from ssvit.models.lora import restrict
-from ssvit.models.lora_options import Lora
+from ssvit.models.vit_options import Lora
 from ssvit.training import loop, muon
 from ssvit.training.muon import COEFFICIENTS, RMS, Muon, block_matrices, orthogonalize
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ssvit.data.batch import Batch
 from ssvit.loading import encoder as loading
-from ssvit.loading import encoder_options as loading_options
+from ssvit.loading import options as loading_options
 
 LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}
 LABELS = torch.arange(6) % 3

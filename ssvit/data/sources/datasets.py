@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from ssvit.data.sources import datasets_options, decode, rasters
 from ssvit.data.sources.base import Data, Label, Source, number_labels, split_data
+from ssvit.data.sources.base_options import ImageFiles
 from ssvit.data.sources.files import Encoded, Files
-from ssvit.data.sources.files_options import ImageFiles
 from ssvit.data.sources.folder import list_images
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.shards import open_shards

@@ -1,21 +1,23 @@
-"""Define the options of the data sets, validated as far as names and file sizes allow."""
+"""Define the options of the data sets, validated as far as names and file sizes allow, and of writing shards."""
 
 import io
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from importlib.util import find_spec
 from itertools import islice
 from typing import IO, Annotated, ClassVar, Literal
 
-from ssvit.config.declaration import Name, OneOf
+from annotated_types import Ge, Le
+
+from ssvit.config.declaration import Count, Name, OneOf, Options, Part, Positive
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
-from ssvit.data.sources.base_options import DataSet, Sample
-from ssvit.data.sources.files_options import ImageFiles
+from ssvit.data.sources.base_options import DataSet, ImageFiles, Sample
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.splits import AUTO, Splits
-from ssvit.errors import OptionError, UserError
+from ssvit.errors import OptionError, UserError, folder_to_write
 
 
 class Folder(ImageFiles):
@@ -214,3 +216,61 @@ class TorchvisionSet(DataSet):
     def labelled(self) -> bool:
         """Return whether the training images have labels."""
         return self.split is None
+
+
+class HuggingFace(ImageFiles):
+    """A data set of the library `datasets`, with its splits; train=auto also selects the only remaining one."""
+
+    root: Name
+    """A folder that save_to_disk wrote, a folder of Parquet files, or the name of a data set in the cache."""
+    config: Name | None = None
+    """The configuration, if the data set has several."""
+    image: Name = AUTO
+    """The name of the column of images; auto: the only one."""
+    label: Name | None = AUTO
+    """The name of the column of labels; auto: label, or the only column of classes; None: none. A column of lists must
+    be named; an image then has several classes, or none."""
+    download: bool = False
+    """Whether to fetch a data set that is not in the cache from the Hugging Face Hub."""
+
+    validated: ClassVar[bool | None] = None  # unknown before the data set is read
+
+    def check_consistency(self) -> None:
+        """Check the name of the data set and the library that reads it."""
+        super().check_consistency()
+        if not self.root:
+            raise OptionError("root", self.root, "must name a folder, or a data set in the cache")
+        if find_spec("datasets") is None:
+            raise OptionError("root", self.root, "requires datasets: pip install 'ssvit[huggingface]'")
+        if self.is_saved and self.config is not None:
+            raise OptionError("config", self.config, "must be null: save_to_disk wrote one configuration")
+
+    @property
+    def is_saved(self) -> bool:
+        """Return whether save_to_disk wrote the folder."""
+        return any(os.path.isfile(os.path.join(self.root, name)) for name in ("state.json", "dataset_dict.json"))
+
+
+class Pack(Options):
+    """Write a data set as shards."""
+
+    output: Name
+    """Folder of the shards, with a subfolder for each split: train, val, test."""
+    data: Part[DataSet | None] = None
+    """The images: a data set, or the path of a folder."""
+    size: Count | None = None
+    """Shorter side in pixels to which larger images are resized, stored as JPEG; null: files are copied unchanged."""
+    quality: Annotated[int, Ge(1), Le(100)] = 95
+    """JPEG quality of resized images."""
+    shard_size: Positive = 512
+    """Size of a shard in megabytes."""
+    workers: Count = 4
+    """Number of threads that read and resize images."""
+    overwrite: bool = False
+    """Whether existing shards may be deleted."""
+
+    def check_consistency(self) -> None:
+        """Check the folder to write."""
+        if not os.path.isdir(os.path.dirname(os.path.abspath(self.output))):
+            raise OptionError("output", self.output, "must be in a folder that exists")
+        folder_to_write("output", self.output)

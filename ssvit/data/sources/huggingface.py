@@ -14,10 +14,10 @@ from typing import Any
 import datasets
 import numpy as np
 
-from ssvit.data.sources import decode, huggingface_options
+from ssvit.data.sources import datasets_options, decode
 from ssvit.data.sources.base import Data, Labels, Unreadable, number_labels
+from ssvit.data.sources.base_options import RGB, PixelFormat
 from ssvit.data.sources.datasets import read_splits
-from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum, checksum_of, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve, spellings
 from ssvit.errors import OptionError, UserError, printable
@@ -98,7 +98,7 @@ class HubImages(Encoded):
                 yield size_of(path or "") if length is None else length
 
 
-def hugging_face(options: huggingface_options.HuggingFace) -> Data:
+def hugging_face(options: datasets_options.HuggingFace) -> Data:
     """Build a data set of the library `datasets`.
 
     Raises:
@@ -120,7 +120,7 @@ def hugging_face(options: huggingface_options.HuggingFace) -> Data:
     return read_splits(options, splits, [f"{name}:" for name in names], read)
 
 
-def _splits(options: huggingface_options.HuggingFace, parts: Mapping[str, Any]) -> Splits:
+def _splits(options: datasets_options.HuggingFace, parts: Mapping[str, Any]) -> Splits:
     """Resolve the options of the splits among the splits of the data set."""
 
     def find(name: str) -> Items:
@@ -134,7 +134,7 @@ def _splits(options: huggingface_options.HuggingFace, parts: Mapping[str, Any]) 
     return resolve(options.names, find, rest, expected=f"a split of {options.root}, which has {existing}")
 
 
-def _columns(options: huggingface_options.HuggingFace, features: Mapping[str, Any]) -> tuple[str, str | None]:
+def _columns(options: datasets_options.HuggingFace, features: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the names of the columns of images and of labels.
 
     auto selects the only column of images; for labels, the column `label` or the only column of classes. A column of
@@ -177,7 +177,7 @@ def _is_class(feature: object) -> bool:
     return isinstance(feature, datasets.ClassLabel | datasets.Value) and feature.dtype in _CLASSES
 
 
-def _loaded(options: huggingface_options.HuggingFace) -> dict[str, Any]:
+def _loaded(options: datasets_options.HuggingFace) -> dict[str, Any]:
     """Return the splits of a data set by name, "" for a single one.
 
     Raises:

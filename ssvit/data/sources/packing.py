@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ssvit.data.sources import packing_options
+from ssvit.data.sources import datasets_options
 from ssvit.data.sources.base import Data, Label, Source, Unreadable, is_multi_label, read_ahead
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.folder import SHARD
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]  # called with the number of images done a
 Packed = tuple[str, bytes]  # name of an image in its shard, and bytes of its file
 
 
-def pack(data: Data, output: Path, options: packing_options.Pack, progress: Progress) -> list[str]:
+def pack(data: Data, output: Path, options: datasets_options.Pack, progress: Progress) -> list[str]:
     """Write the splits of a data set as shards, continuing an interrupted command.
 
     Args:
@@ -65,7 +65,7 @@ def pack(data: Data, output: Path, options: packing_options.Pack, progress: Prog
 class _Packer:
     """Write the shards of one split."""
 
-    def __init__(self, source: Source, folder: Path, options: packing_options.Pack) -> None:
+    def __init__(self, source: Source, folder: Path, options: datasets_options.Pack) -> None:
         self.source, self.folder, self.options = source, folder, options
         stored = [options.size, options.quality, options.shard_size]
         self.former = json.dumps([source.fingerprint, list(source.classes), *stored])  # of earlier versions

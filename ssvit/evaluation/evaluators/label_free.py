@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import Source
-from ssvit.evaluation import features_options
+from ssvit.evaluation import options as features_options
 from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
 from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
 from ssvit.evaluation.evaluators.options import LabelFree as LabelFreeOptions

@@ -17,7 +17,7 @@ from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
-from ssvit.evaluation import features_options
+from ssvit.evaluation import options as features_options
 from ssvit.evaluation.evaluators.base import PlottingEvaluator, Shown
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract

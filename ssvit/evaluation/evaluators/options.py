@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Run, Whole
 from ssvit.errors import OptionError, RootOptionError
-from ssvit.evaluation.features_options import AUTO
+from ssvit.evaluation.options import AUTO
 from ssvit.objectives.classify_options import Classify
 
 Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]

@@ -14,7 +14,7 @@ from ssvit.data.sources.base import is_multi_label
 from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k, search
-from ssvit.evaluation.neighbours_options import Flat
+from ssvit.evaluation.options import Flat
 from ssvit.evaluation.precision import mean_average_precision
 from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result

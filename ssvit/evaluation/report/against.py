@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.base_options import PixelFormat
 from ssvit.errors import OptionError, pair, within
 from ssvit.evaluation.baselines import PIXELS, RANDOM
-from ssvit.evaluation.features_options import FeatureSpec
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.evaluation.report.options import Evaluate
-from ssvit.loading.encoder_options import LoadEncoder, pixel_format
+from ssvit.loading.options import LoadEncoder, pixel_format
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from ssvit.errors import UserError, print_lines, within
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Grey, Thumbnails, duplicates
 from ssvit.evaluation.features import Extractor, FeatureSets, Frozen, PatchPixels, Pixels, cached, extract
-from ssvit.evaluation.features_options import FeatureSpec
 from ssvit.evaluation.leakage import Fingerprints, overlap
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.report.against import Other
 from ssvit.evaluation.report.options import Evaluate

@@ -8,13 +8,11 @@ from pydantic import Field
 
 from ssvit.config.declaration import Count, Counts, Expect, Figures, Name, NotNegative, Options, Part, Parts, Whole
 from ssvit.data.sources.base_options import DataSet
-from ssvit.devices import Fabric
+from ssvit.devices import Fabric, Inference
 from ssvit.errors import OptionError, file_to_write
-from ssvit.evaluation.features_options import Features
+from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes import options
-from ssvit.kernels.inference_options import Inference
-from ssvit.loading.encoder_options import LoadEncoder
-from ssvit.loading.finding_options import Pretrained
+from ssvit.loading.options import LoadEncoder, Pretrained
 
 
 class Evaluate(Pretrained, Inference):

@@ -8,6 +8,7 @@ from torch import Tensor
 from ssvit.config.declaration import Options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import is_multi_label
+from ssvit.devices import Precision
 from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.features import FeatureSets
@@ -17,7 +18,6 @@ from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.statistics import above_chance
 from ssvit.evaluation.titles import title
 from ssvit.figures.display import PLAIN, Display
-from ssvit.kernels.inference_options import Precision
 
 
 @dataclass(frozen=True)

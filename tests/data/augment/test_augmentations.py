@@ -22,7 +22,7 @@ from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop, Views
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import IGNORED
-from ssvit.data.sources.files_options import ImageFiles
+from ssvit.data.sources.base_options import ImageFiles
 from ssvit.errors import OptionError, UserError
 from ssvit.models.vit_options import ViT
 

@@ -12,8 +12,8 @@ from images import picture, pixels, put
 
 from ssvit.data.sources import huggingface
 from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.datasets_options import HuggingFace as HuggingFaceOptions
 from ssvit.data.sources.huggingface import HubImages, hugging_face
-from ssvit.data.sources.huggingface_options import HuggingFace as HuggingFaceOptions
 from ssvit.errors import UserError
 
 CLASSES = hub.ClassLabel(names=["ant", "bee", "cat"])

@@ -11,9 +11,9 @@ from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import class_text, subset
+from ssvit.data.sources.datasets_options import Pack
 from ssvit.data.sources.memory import Memory
 from ssvit.data.sources.packing import pack
-from ssvit.data.sources.packing_options import Pack
 from ssvit.errors import UserError
 
 CLASSES = ("cat", "dog", "owl", "yak")

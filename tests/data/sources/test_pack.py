@@ -18,9 +18,8 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, packing, shards
 from ssvit.data.sources.base import Data
-from ssvit.data.sources.datasets_options import Folder, Shards
+from ssvit.data.sources.datasets_options import Folder, Pack, Shards
 from ssvit.data.sources.memory import Memory
-from ssvit.data.sources.packing_options import Pack
 from ssvit.errors import OptionError, UserError
 
 ODD = ("a/x.y.jpg", "a/x.jpg", "a/x.png", "a/x%2Ejpg.jpg", "a/2.JPG", "b/ü\udcff.png", "b/c.d/1.webp", "b/ .gif")

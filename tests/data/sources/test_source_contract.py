@@ -20,10 +20,9 @@ from ssvit.data.augment.crop import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets
 from ssvit.data.sources.base import Data, Source, Unreadable
-from ssvit.data.sources.datasets_options import Csv, Folder, Shards
+from ssvit.data.sources.datasets_options import Csv, Folder, HuggingFace, Shards
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.huggingface import hugging_face
-from ssvit.data.sources.huggingface_options import HuggingFace
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 
@@ -299,7 +298,7 @@ def test_a_set_in_memory_is_a_source() -> None:
                 make(content, labels, CLASSES)
 
 
-OPTIONS = ("datasets_options", "huggingface_options", "shapes_options", "packing_options", "vtab", "shard_folder",
+OPTIONS = ("datasets_options", "shapes_options", "vtab", "shard_folder",
            "splits", "folder", "table")  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from test_evaluator_contract import build
 
 from ssvit.evaluation.evaluators.label_free import measure, rankme, warn
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import Features
+from ssvit.evaluation.options import Features
 
 GENERATOR = torch.Generator().manual_seed(0)
 

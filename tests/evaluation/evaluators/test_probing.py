@@ -18,7 +18,7 @@ from ranks import own_rank, results, start
 from ssvit.data.augment.crop import CenterCrop
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
-from ssvit.evaluation import features_options
+from ssvit.evaluation import options as features_options
 from ssvit.evaluation.evaluators import base
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.evaluators.online import Probing, describe, start_of

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.neighbours_options import HNSW, IVF
+from ssvit.evaluation.options import HNSW, IVF
 from ssvit.evaluation.probes.knn import Knn, vote
 
 

@@ -11,7 +11,7 @@ from ranks import results
 
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.neighbours_options import HNSW
+from ssvit.evaluation.options import HNSW
 from ssvit.evaluation.probes.attentive import Attentive
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.probes.knn import Knn

@@ -16,7 +16,7 @@ from sklearn.metrics import jaccard_score
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
-from ssvit.evaluation.features_options import FeatureSpec
+from ssvit.evaluation.options import FeatureSpec
 from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
 from ssvit.evaluation.report import frozen
 from ssvit.models import vit_options

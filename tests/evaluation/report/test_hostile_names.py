@@ -16,7 +16,7 @@ from ssvit.cli import predict
 from ssvit.errors import UserError, markdown, one_line
 from ssvit.evaluation.report import page as report
 from ssvit.exchange import card
-from ssvit.exchange.export_options import Export
+from ssvit.exchange.options import Export
 from ssvit.figures import contact_sheet
 from ssvit.figures.base import png
 from ssvit.figures.intervals import Dot, Intervals

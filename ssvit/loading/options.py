@@ -9,16 +9,37 @@ from annotated_types import Len
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.config.declaration import Count, Expect, Options, Run
+from ssvit.config.declaration import Count, Expect, Name, Options, Run, Runs
 from ssvit.data.augment.options import CenterCrop
-from ssvit.data.sources.decode_options import PixelFormat
+from ssvit.data.sources.base_options import PixelFormat
 from ssvit.errors import OptionError, pair, typed
-from ssvit.exchange.reading_options import ForeignEncoder
+from ssvit.exchange.options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint
 from ssvit.loading.origins import origin
 from ssvit.models.encoder_options import ByChannel, Normalized
 from ssvit.models.timm_options import options_from, vit
 from ssvit.models.vit_options import CHANGEABLE, AdaptChannels, Resize, ViT
+
+
+class Pretrained(Options):
+    """The checkpoint of a pre-training run, or foreign weights."""
+
+    checkpoint: Name = "newest"
+    """The folder of a checkpoint or of its run, a file of foreign weights, hf://OWNER/NAME, or timm:NAME; newest: the
+    pre-training run that finished last."""
+    outputs: Runs = "outputs"
+    """Folder of all runs."""
+
+
+class Finetuned(Options):
+    """The checkpoint of a fine-tuned classifier."""
+
+    checkpoint: Name = "newest"
+    """The folder of a checkpoint or of its run, or an exported ONNX file; newest: the fine-tuning run that finished
+    last."""
+    outputs: Runs = "outputs"
+    """Folder of all runs."""
+
 
 _PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the usual image size of foreign weights
 NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune trains one"
@@ -195,7 +216,7 @@ def check_feature_spec(checkpoint: Checkpoint, spec: object) -> None:
 
     Args:
         checkpoint: The checkpoint, or an exported graph, which returns one kind of features.
-        spec: A `ssvit.evaluation.features_options.FeatureSpec`.
+        spec: A `ssvit.evaluation.options.FeatureSpec`.
 
     Raises:
         OptionError: An exported graph returns other features.

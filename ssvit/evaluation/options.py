@@ -1,4 +1,4 @@
-"""Define the options that select the outputs of an encoder used as features."""
+"""Define the options that select the outputs of an encoder used as features, and those of the indexes of a store."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 from annotated_types import MinLen
 
-from ssvit.config.declaration import Count, Distinct, Expect, OneOf, Options
+from ssvit.config.declaration import AtLeastTwo, Count, Distinct, Expect, OneOf, Options, Whole
+from ssvit.devices import Precision
 from ssvit.errors import OptionError, one_of, whole
-from ssvit.kernels.inference_options import Precision
 from ssvit.models.encoder_options import PATCHES, POOLED, TOKENS
 from ssvit.models.timm_options import options_from
 
@@ -110,3 +110,34 @@ class Features(Outputs):
         for spec in specs:
             spec.check(options)
         return specs
+
+
+class Flat(Options):
+    """Search exactly, by comparison with each image of the store."""
+
+
+class IVF(Options):
+    """Search the nearest cells of a spherical k-means clustering, fitted to 64 images for each cell."""
+
+    nlist: Count | None = None
+    """Number of cells. None: 4 sqrt(n), as recommended by faiss for up to a million images."""
+    nprobe: Count | None = None
+    """Number of cells searched. None: sqrt(nlist)."""
+    seed: Whole = 0
+    """Seed of the k-means clustering."""
+
+    def check_consistency(self) -> None:
+        """Raise OptionError if more cells are searched than there are."""
+        if self.nlist is not None and self.nprobe is not None and self.nprobe > self.nlist:
+            raise OptionError("nprobe", self.nprobe, f"must be at most nlist={self.nlist}")
+
+
+class HNSW(Options):
+    """Search a graph of neighbours (Malkov and Yashunin 2018). Larger values increase recall and time."""
+
+    links: AtLeastTwo = 32
+    """Neighbours of an image in the graph (M in the paper; the lowest layer has twice as many)."""
+    ef_construction: Count = 80
+    """Candidates kept during construction."""
+    ef_search: Count = 64
+    """Candidates kept during search."""
