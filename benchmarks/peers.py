@@ -23,7 +23,7 @@ from ssvit.models.encoder import Encoder
 from ssvit.models.vit import ViT
 from ssvit.objectives.base import EMPTY, Objective, parameter_groups
 from ssvit.objectives.masked_patch import Corruption, MaskedPatch, sample_corruption
-from ssvit.objectives.targets import MeanColor
+from ssvit.objectives.targets_options import MeanColor
 from ssvit.training.options import Pretrain
 
 M = TypeVar("M", bound=nn.Module)
@@ -251,7 +251,7 @@ class Timm(Encoder):
 def timm_with_head(run: Pretrain) -> MaskedPatch:
     """Return ssvit's masked patch prediction with timm's encoder."""
     size = cast(Any, run.encoder)
-    target = MeanColor(patch_size=(size.patch_size, size.patch_size))
+    target = MeanColor(patch_size=(size.patch_size, size.patch_size)).build()
     return MaskedPatch(cast(Any, run.objective), encoder=cast(ViT, Timm(size)), target=target)
 
 

@@ -50,7 +50,7 @@ from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.schedule import Progress, Schedule
-from ssvit.objectives.targets import Hog, MeanColor, Pixels
+from ssvit.objectives.targets_options import Hog, MeanColor, Pixels
 from ssvit.training import launch, loop
 from ssvit.training.loggers.options import TensorBoard as TensorBoardOptions
 from ssvit.training.loggers.tensorboard import TensorBoard
@@ -105,23 +105,23 @@ def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     return MaskedPatch(
         masked_patch_options.MaskedPatch(masking=Masking()),
         encoder=encoder(dropout),
-        target=MeanColor(patch_size=4, bits=1),
+        target=MeanColor(patch_size=4, bits=1).build(),
     )
 
 
 def masked_patch_decoder(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """Return a masked patch objective whose encoder encodes visible patches only."""
-    return _of_masked(dropout, seed, MeanColor(patch_size=4), decoder={"depth": 1, "width": 8, "heads": 2})
+    return _of_masked(dropout, seed, MeanColor(patch_size=4).build(), decoder={"depth": 1, "width": 8, "heads": 2})
 
 
 def simmim(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """SimMIM, whose masks have units of two patches."""
-    return _of_masked(dropout, seed, Pixels(patch_size=4, loss="l1"), unit=2)
+    return _of_masked(dropout, seed, Pixels(patch_size=4, loss="l1").build(), unit=2)
 
 
 def hog(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """Histograms of gradients."""
-    return _of_masked(dropout, seed, Hog(patch_size=4, cell=4, window=12))
+    return _of_masked(dropout, seed, Hog(patch_size=4, cell=4, window=12).build())
 
 
 def _of_masked(dropout: float, seed: int, target, *, unit: int = 1, decoder=None) -> MaskedPatch:

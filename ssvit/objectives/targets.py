@@ -8,8 +8,7 @@ Letters: b images, c channels, h, w pixels, n patches of p x q pixels, g x g cel
 """
 
 import math
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -55,12 +54,16 @@ class Target(Protocol):
 
 
 class Classes:
-    """Implement targets whose labels are classes, (..., cells) int64, one for each cell of a patch."""
+    """Implement targets whose labels are classes, (..., cells) int64, one for each cell of a patch.
+
+    Attributes:
+        cells: Number of cells per patch.
+        classes: Number of classes of a cell.
+    """
 
     score_name = "accuracy"
     cells = 1
-    if TYPE_CHECKING:  # pydantic would treat the annotation as an option of the subclasses
-        classes: int
+    classes: int
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy in nats, averaged over the cells of a patch: (..., width), (..., cells) -> (...)."""
@@ -82,32 +85,18 @@ class Classes:
         return -torch.xlogy(share, share).sum(1).mean().item(), counts.argmax(1)
 
 
-class MeanColor(targets_options.MeanColor, Classes):
+class MeanColor(Classes):
     """Predict the mean colour of each cell of a grid as a class, with 2^bits levels per channel.
 
     The level of a channel is min(floor(levels * mean), levels - 1), and the class of three channels is levels^2 R +
     levels G + B. The paper's targets are one cell, and a grid of 4 x 4 cells: 16 predictions of 512 classes.
     """
 
-    @cached_property
-    def levels(self) -> int:
-        """Return the number of levels per channel."""
-        return 2**self.bits
-
-    @cached_property
-    def classes(self) -> int:  # type: ignore[override]  # an attribute in `Classes`
-        """Return the number of colours of a cell."""
-        return self.levels**self.channels
-
-    @property
-    def cells(self) -> int:  # type: ignore[override]  # an attribute in `Classes`
-        """Return the number of cells per patch."""
-        return self.grid**2
-
-    @property
-    def width(self) -> int:
-        """Return the number of values that are predicted per patch."""
-        return self.cells * self.classes
+    def __init__(self, options: targets_options.MeanColor) -> None:
+        self.patch_size, self.channels, self.grid = options.patch_size, options.channels, options.grid
+        self.levels, self.cells = 2**options.bits, options.grid**2
+        self.classes = self.levels**options.channels
+        self.width = self.cells * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
         """Return the class of each cell: (b, c, h, w) in [0, 1] or uint8 -> (b, n, g * g) int64."""
@@ -133,16 +122,9 @@ class MeanColor(targets_options.MeanColor, Classes):
 class Regression:
     """Implement targets with real-valued labels, whose score is the loss: squared (l2) or absolute error (l1)."""
 
-    if TYPE_CHECKING:  # as in `Classes`
-        loss: Literal["l2", "l1"]
-        patch_size: tuple[int, int]
-    else:
-        loss = "l2"
-
-    @property
-    def score_name(self) -> str:
-        """Return the name of the score."""
-        return "squared_error" if self.loss == "l2" else "absolute_error"
+    def __init__(self, loss: Literal["l2", "l1"] = "l2") -> None:
+        self.loss = loss
+        self.score_name = "squared_error" if loss == "l2" else "absolute_error"
 
     def losses(self, prediction: Tensor, labels: Tensor) -> Tensor:
         """Return the error, averaged over the values of a patch: (..., width) and (..., width) -> (...)."""
@@ -165,13 +147,13 @@ class Regression:
         return (distance.square() if self.loss == "l2" else distance.abs()).mean().item(), middle.float()
 
 
-class Pixels(targets_options.Pixels, Regression):
+class Pixels(Regression):
     """Predict every pixel in the range [-1, 1], the range of the authors' images."""
 
-    @property
-    def width(self) -> int:
-        """Return the number of values per patch."""
-        return self.channels * math.prod(self.patch_size)
+    def __init__(self, options: targets_options.Pixels) -> None:
+        super().__init__(options.loss)
+        self.patch_size, self.channels = options.patch_size, options.channels
+        self.width = options.channels * math.prod(options.patch_size)
 
     def labels(self, images: Tensor) -> Tensor:
         """Return the pixels of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, c * p * q) float32 in [-1, 1]."""
@@ -184,7 +166,7 @@ class Pixels(targets_options.Pixels, Regression):
         return ((labels + 1) / 2).clamp(0, 1).unflatten(-1, (self.channels, *self.patch_size))
 
 
-class Hog(targets_options.Hog, Regression):
+class Hog(Regression):
     """Predict the histograms of oriented gradients of a window's cells (MaskFeat: Wei et al. 2022, section 3.2).
 
     Gradients are computed by Sobel filters for each channel, with 9 unsigned orientations. The histogram of a cell is
@@ -192,20 +174,13 @@ class Hog(targets_options.Hog, Regression):
     HOGLayerC).
     """
 
-    @property
-    def cells(self) -> tuple[int, int]:
-        """Return the rows and columns of cells in a window."""
-        return self.window_size[0] // self.cell[0], self.window_size[1] // self.cell[1]
-
-    @property
-    def width(self) -> int:
-        """Return the number of values per window: channels * orientations * cells."""
-        return self.channels * BINS * math.prod(self.cells)
-
-    @property
-    def _margin(self) -> tuple[int, int]:
-        """Return the pixels of the window above, and left of, the patch."""
-        return (self.window_size[0] - self.patch_size[0]) // 2, (self.window_size[1] - self.patch_size[1]) // 2
+    def __init__(self, options: targets_options.Hog) -> None:
+        super().__init__()
+        self.patch_size, self.channels, self.cell = options.patch_size, options.channels, options.cell
+        (p, q), (height, width) = options.patch_size, options.window_size
+        self.cells = height // options.cell[0], width // options.cell[1]  # rows and columns of cells in a window
+        self.margin = (height - p) // 2, (width - q) // 2  # pixels of the window above, and left of, the patch
+        self.width = options.channels * BINS * math.prod(self.cells)
 
     def labels(self, images: Tensor) -> Tensor:
         """Return the histograms of each patch's window, with zeros outside of the image.
@@ -220,7 +195,7 @@ class Hog(targets_options.Hog, Regression):
         """
         x = (images if images.dtype == torch.uint8 else (images * 255).round()).float()
         length, orientation = _gradients(x)
-        patch, cell, (above, left) = self.patch_size, self.cell, self._margin
+        patch, cell, (above, left) = self.patch_size, self.cell, self.margin
         # Patches, cells and margins consist of tiles, whose sums are shared by overlapping cells.
         tile = math.gcd(patch[0], cell[0], above), math.gcd(patch[1], cell[1], left)
         sums = torch.stack([_sums(length * (orientation == k), tile) for k in range(BINS)], 2)
@@ -235,7 +210,7 @@ class Hog(targets_options.Hog, Regression):
     def paint(self, labels: Tensor) -> Tensor:
         """Draw the edges of each cell as grey strokes, brighter for strong edges: (..., width) -> (..., 3, p, q)."""
         histograms = labels.unflatten(-1, (self.channels, BINS, *self.cells))
-        (height, width), (above, left), (p, q) = self.cell, self._margin, self.patch_size
+        (height, width), (above, left), (p, q) = self.cell, self.margin, self.patch_size
         y, x = torch.arange(above, above + p, device=labels.device), torch.arange(left, left + q, device=labels.device)
         shares = histograms.clamp(min=0).square().mean(-4)[..., y // height, :][..., x // width]
         strokes = _strokes(height, width).to(labels.device)[:, y % height][..., x % width]

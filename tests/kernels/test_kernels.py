@@ -19,7 +19,7 @@ from ssvit.models.block import Attention, Block, Layers
 from ssvit.models.vit import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.masked_patch import MaskedPatch
-from ssvit.objectives.targets import MeanColor
+from ssvit.objectives.targets_options import MeanColor
 
 needs_kernels = pytest.mark.usefixtures("kernels")
 NAMES = [
@@ -555,7 +555,9 @@ def test_no_tokens_are_no_error():
 
 
 def test_accelerating_changes_neither_names_nor_weights_and_can_be_taken_back():
-    model = MaskedPatch(masked_patch_options.MaskedPatch(), encoder=encoder(), target=MeanColor(patch_size=4, bits=1))
+    model = MaskedPatch(
+        masked_patch_options.MaskedPatch(), encoder=encoder(), target=MeanColor(patch_size=4, bits=1).build()
+    )
     model.own = torch.nn.Linear(2, 2, bias=False)
     accelerate.accelerate(model)
     kinds, before = [type(module) for module in model.modules()], copy.deepcopy(model.state_dict())

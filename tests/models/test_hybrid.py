@@ -21,7 +21,7 @@ from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masked_patch_options import Masking
-from ssvit.objectives.targets import MeanColor
+from ssvit.objectives.targets_options import MeanColor
 from ssvit.variants import VARIANTS
 
 # The hybrids, their peers of timm, and how many tokens an image of 224 pixels has.
@@ -133,7 +133,9 @@ def objective(**options) -> MaskedPatch:
     torch.manual_seed(0)
     encoder = ViT(vit_options.ViT(**SMALL | {"patch_size": 4} | options, stem={"layers": [1], "width": 32}))
     return MaskedPatch(
-        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=4, bits=1)
+        masked_patch_options.MaskedPatch(masking=Masking()),
+        encoder=encoder,
+        target=MeanColor(patch_size=4, bits=1).build(),
     )
 
 
@@ -153,7 +155,7 @@ def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
 def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_path):
     encoder = build(stem={"layers": [1, 1], "width": 32, "epsilons": epsilons})
     trained = MaskedPatch(
-        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8)
+        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8).build()
     )
     path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.metadata)
     assert torch.equal(tiny.loaded(path)(random_images()), trained.encoder(random_images()))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssvit.objectives.targets import Hog
+from ssvit.objectives.targets_options import Hog
 
 KINDS = [
     {"patch_size": 8, "cell": 4, "window": None},
@@ -52,10 +52,10 @@ def histogram(channel: list[list[int]], rows: range, columns: range) -> list[flo
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_labels_equal_loops(kind):
-    target = Hog(**kind)
+    target = Hog(**kind).build()
     images = images_of(c=target.channels)
     labels = target.labels(images)
-    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, target.window_size
+    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, Hog(**kind).window_size
     assert labels.shape == (2, 16 // p * (24 // q), target.width)
     assert target.width == target.channels * 9 * (tall // height) * (wide // width)
     for image in range(2):
@@ -72,7 +72,7 @@ def test_labels_equal_loops(kind):
 
 
 def test_fractions_and_brightness_change_nothing():
-    images, target = images_of(), Hog(patch_size=4, cell=4, window=12)
+    images, target = images_of(), Hog(patch_size=4, cell=4, window=12).build()
     assert torch.equal(target.labels(images / 255), target.labels(images))
     # Half of the light has the same histograms, except for rounding.
     bright = images // 2 * 2
@@ -80,12 +80,14 @@ def test_fractions_and_brightness_change_nothing():
 
 
 def test_a_cell_without_gradient_is_zero():
-    assert not Hog(patch_size=4, cell=4, window=12).labels(torch.full((1, 3, 16, 24), 77, dtype=torch.uint8)).any()
+    assert (
+        not Hog(patch_size=4, cell=4, window=12).build().labels(torch.full((1, 3, 16, 24), 77, dtype=torch.uint8)).any()
+    )
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=str)
 def test_painted_strokes_lie_along_the_edges(kind):
-    target = Hog(**kind)
+    target = Hog(**kind).build()
     y, x = torch.arange(16)[:, None], torch.arange(24)
     for pattern, along in (
         (y * 10 + 0 * x, (0, 1)), (x * 10 + 0 * y, (1, 0)), ((x + y) * 6, (-1, 1)), ((x - y) * 6 + 90, (1, 1)),

@@ -12,10 +12,14 @@ from ssvit.objectives import mae_options, masked_patch_options
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.objectives.masked_patch import MaskedPatch, sample_corruption, uncorrupted
 from ssvit.objectives.masked_patch_options import Masking
-from ssvit.objectives.targets import MeanColor, Pixels
+from ssvit.objectives.targets_options import MeanColor, Pixels
 
 DECODER = {"depth": 2, "width": 16, "heads": 2}
-TARGETS = [MeanColor(patch_size=4, bits=2), MeanColor(patch_size=4, grid=2, bits=1), Pixels(patch_size=4)]
+TARGETS = [
+    MeanColor(patch_size=4, bits=2).build(),
+    MeanColor(patch_size=4, grid=2, bits=1).build(),
+    Pixels(patch_size=4).build(),
+]
 
 
 def masking(corrupted: float = 0.75) -> Masking:
@@ -29,7 +33,7 @@ def build(target=None) -> MaskedPatch:
     model = MaskedPatch(
         masked_patch_options.MaskedPatch(masking=masking(), decoder=DECODER),
         encoder=ViT(vit_options.ViT(**shape, positions="sine_cosine_2d", pooling="patch_mean")),
-        target=target or MeanColor(patch_size=4),
+        target=target or MeanColor(patch_size=4).build(),
     )
     return tiny.shaken(model)
 
@@ -44,7 +48,7 @@ def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
 
 def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float64():
     """The loss equals MAE's with pixels in [-1, 1] and the same masks; test_mae compares `MAE` with transformers."""
-    model, images = build(Pixels(patch_size=4)).double(), pictures()
+    model, images = build(Pixels(patch_size=4).build()).double(), pictures()
     peer = MAE(
         mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))
     ).double()

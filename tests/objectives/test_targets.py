@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from ssvit.objectives.targets import Hog, MeanColor, Pixels
+from ssvit.objectives.targets_options import Hog, MeanColor, Pixels
 
 TARGETS = [
-    MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2, bits=1), Pixels(patch_size=4),
-    Pixels(patch_size=4, loss="l1"), Hog(patch_size=4),
+    MeanColor(patch_size=4).build(), MeanColor(patch_size=4, grid=2, bits=1).build(), Pixels(patch_size=4).build(),
+    Pixels(patch_size=4, loss="l1").build(), Hog(patch_size=4).build(),
 ]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bit
     images = images_of(3, channels, *size)
     if as_float:
         images = images / 255
-    target = MeanColor(patch_size=patch, channels=channels, grid=grid, bits=bits)
+    target = MeanColor(patch_size=patch, channels=channels, grid=grid, bits=bits).build()
     labels = target.labels(images)
     assert labels.dtype == torch.int64
     assert labels.tolist() == loop_labels(images, patch, grid, bits)
@@ -77,7 +77,7 @@ def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bit
 
 def test_byte_sums_on_both_sides_of_each_boundary():
     # 16 bytes whose sum is s have mean s / (16 * 255), and 510 k is exactly the boundary k / 8.
-    target = MeanColor(patch_size=4, channels=1)
+    target = MeanColor(patch_size=4, channels=1).build()
     sums = [510 * k + d for k in range(9) for d in (-2, -1, 0, 1, 2) if 0 <= 510 * k + d <= 4080]
     images = torch.tensor([[s // 16 + (place < s % 16) for place in range(16)] for s in sums]).to(torch.uint8)
     assert images.long().sum(1).tolist() == sums
@@ -86,7 +86,7 @@ def test_byte_sums_on_both_sides_of_each_boundary():
 
 @pytest.mark.parametrize("patch", [4, 14, 16])
 def test_floats_on_both_sides_of_each_boundary(patch):
-    target = MeanColor(patch_size=patch, channels=1)
+    target = MeanColor(patch_size=patch, channels=1).build()
     edges = torch.arange(9, dtype=torch.float32) / 8
     below, above = (torch.nextafter(edges, torch.tensor(side)) for side in (-1.0, 2.0))
     for values, expected in ((edges, [*range(8), 7]), (below[1:], range(8)), (above[:8], range(8))):
@@ -104,13 +104,13 @@ def test_floats_on_both_sides_of_each_boundary(patch):
 )  # fmt: skip
 def test_classes_are_64_r_8_g_b(color, expected):
     image = torch.tensor(color).view(1, 3, 1, 1).expand(1, 3, 8, 8)
-    assert (MeanColor(patch_size=4).labels(image) == expected).all()
+    assert (MeanColor(patch_size=4).build().labels(image) == expected).all()
 
 
 @pytest.mark.parametrize("grid", [1, 2])
 def test_cross_entropy_equals_a_loop(grid):
     torch.manual_seed(0)
-    target = MeanColor(patch_size=4, channels=2, grid=grid, bits=2)
+    target = MeanColor(patch_size=4, channels=2, grid=grid, bits=2).build()
     logits, labels = torch.randn(2, 3, target.width) * 3, torch.randint(0, 16, (2, 3, grid * grid))
     losses = target.losses(logits, labels)
     guess, score = target.guess(logits), target.score(target.guess(logits), labels)
@@ -130,7 +130,7 @@ def test_cross_entropy_equals_a_loop(grid):
 
 
 def test_pixels_are_the_patches_from_minus_one_to_one():
-    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=[4, 6])
+    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=[4, 6]).build()
     labels = target.labels(images)
     assert labels.shape == (2, 4, 72)
     assert labels.dtype == torch.float32
@@ -141,7 +141,9 @@ def test_pixels_are_the_patches_from_minus_one_to_one():
             expected = torch.tensor([2 * v / 255 - 1 for v in cut])
             torch.testing.assert_close(labels[image, patch], expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(target.labels(images / 255), labels, atol=1e-6, rtol=0)
-    every_byte = Pixels(patch_size=16, channels=1).labels(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16))
+    every_byte = (
+        Pixels(patch_size=16, channels=1).build().labels(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16))
+    )
     assert every_byte.min() == -1
     assert every_byte.max() == 1
 
@@ -149,7 +151,7 @@ def test_pixels_are_the_patches_from_minus_one_to_one():
 @pytest.mark.parametrize(("loss", "power"), [("l2", 2), ("l1", 1)])
 def test_the_error_of_pixels_equals_a_loop(loss, power):
     torch.manual_seed(0)
-    target = Pixels(patch_size=2, loss=loss)
+    target = Pixels(patch_size=2, loss=loss).build()
     prediction, labels = torch.randn(2, 3, 12), torch.rand(2, 3, 12) * 2 - 1
     losses = target.losses(prediction.bfloat16(), labels)
     assert losses.dtype == torch.float32
@@ -163,7 +165,7 @@ def test_the_error_of_pixels_equals_a_loop(loss, power):
 
 @pytest.mark.parametrize("grid", [1, 2])
 def test_the_constant_of_classes_is_their_entropy_and_the_most_frequent(grid):
-    target = MeanColor(patch_size=4, grid=grid)
+    target = MeanColor(patch_size=4, grid=grid).build()
     labels = target.labels(images_of(20, 3, 16, 16))
     loss, guess = target.constant(labels)
     cells = labels.flatten(0, 1).T
@@ -180,7 +182,7 @@ def test_the_constant_of_classes_is_their_entropy_and_the_most_frequent(grid):
 
 @pytest.mark.parametrize("loss", ["l2", "l1"])
 def test_the_constant_of_pixels_is_their_mean_or_median(loss):
-    target = Pixels(patch_size=4, loss=loss)
+    target = Pixels(patch_size=4, loss=loss).build()
     labels = target.labels(images_of(10, 3, 8, 8))
     minimum, guess = target.constant(labels)
     columns = labels.flatten(0, 1).double().sort(0).values
@@ -196,7 +198,7 @@ def test_the_constant_of_pixels_is_their_mean_or_median(loss):
 )
 def test_painted_labels_have_those_labels(patch, channels, grid, bits):
     torch.manual_seed(0)
-    target = MeanColor(patch_size=patch, channels=channels, grid=grid, bits=bits)
+    target = MeanColor(patch_size=patch, channels=channels, grid=grid, bits=bits).build()
     labels = torch.randint(0, target.classes, (5, 6, grid * grid))
     painted = target.paint(labels)
     p, q = target.patch_size
@@ -208,7 +210,7 @@ def test_painted_labels_have_those_labels(patch, channels, grid, bits):
 
 
 def test_painted_pixels_are_the_image():
-    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=4)
+    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=4).build()
     painted = target.paint(target.labels(images))
     assert torch.equal(painted[0, 4, :, 1, 2].mul(255).round().to(torch.uint8), images[0, :, 5, 6])
     assert target.paint(torch.tensor([[-3.0] * 24 + [3.0] * 24])).unique().tolist() == [0, 1]

@@ -22,9 +22,9 @@ from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MaskedPatch, sample_corruption
 from ssvit.objectives.masked_patch_options import Masking
-from ssvit.objectives.targets import MeanColor, Pixels
+from ssvit.objectives.targets_options import MeanColor, Pixels
 
-TARGETS = [MeanColor(patch_size=4), MeanColor(patch_size=4, grid=2), Pixels(patch_size=4)]
+TARGETS = [MeanColor(patch_size=4).build(), MeanColor(patch_size=4, grid=2).build(), Pixels(patch_size=4).build()]
 SIZE, GRID = (16, 24), (4, 6)
 
 
@@ -41,7 +41,7 @@ def encoder(channels: int = 3, **options) -> ViT:
 
 def masked_patch(target=None, masking=None, channels: int = 3) -> MaskedPatch:
     options = masked_patch_options.MaskedPatch(masking=masking or Masking())
-    target = target or MeanColor(patch_size=4, channels=channels)
+    target = target or MeanColor(patch_size=4, channels=channels).build()
     model = MaskedPatch(options, encoder=encoder(channels), target=target)
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
@@ -87,7 +87,7 @@ def test_the_nearest_patch_is_the_first_of_the_nearest(grid, fraction):
 def prediction_by_loops(model: MaskedPatch, images: torch.Tensor, seed: int) -> dict[str, float]:
     """Compute all metrics of `Prediction` by loops over images and patches."""
     target, noise = model.target, model.sample(torch.arange(len(images)), seed=seed)
-    name, is_error = target.score_name, isinstance(target, Pixels)
+    name, is_error = target.score_name, target.score_name != "accuracy"
     losses, scores = {kind: [] for kind in CORRUPTION_TYPES}, {kind: [] for kind in CORRUPTION_TYPES}
     truth, copied = [], []
     for image in range(len(images)):
@@ -235,7 +235,7 @@ def at(place: int) -> tuple[slice, ...]:
 @torch.no_grad()
 @pytest.mark.parametrize(("count", "channels"), [(1, 3), (5, 1), (12, 4), (40, 3)])
 def test_the_mosaic_of_masked_patch_prediction_shows_the_corruption_and_the_labels(count, channels):
-    target = MeanColor(patch_size=4, channels=channels, bits=2)
+    target = MeanColor(patch_size=4, channels=channels, bits=2).build()
     images, model = smooth_images(count, channels), masked_patch(target, channels=channels)
     mosaic = evaluator(Prediction, images, images=count)(model, [{"step": 0}]).figures["mosaic"]
     shown = min(count, 12)
