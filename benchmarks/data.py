@@ -23,7 +23,7 @@ from torchvision import transforms as v1
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options, packing
 from ssvit.data.sources.base import Source
@@ -52,7 +52,7 @@ def scenes(count: int, size: tuple[int, int], *, seed: int) -> Tensor:
 
 def ours(source: Source, size: int, batch_size: int) -> Work:
     """Return a function that gives an epoch of a source in batches of ssvit's loader."""
-    crop = InceptionCrop(size=(size, size), scale=(0.08, 1.0))  # the scale is torchvision's default
+    crop = InceptionCrop(size=(size, size), scale=(0.08, 1.0)).build()  # the scale is torchvision's default
     loader = Loader(source=source, transform=crop, seed=0, batch_size=batch_size, order="bijection")
     return lambda: sum(len(batch.images) for batch in loader.batches(0, len(source) // batch_size))
 

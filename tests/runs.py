@@ -13,7 +13,7 @@ from ranks import own_rank, start
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.evaluation.evaluators.options import Prediction as PredictionOptions
 from ssvit.evaluation.evaluators.prediction import Prediction
 
@@ -37,7 +37,7 @@ def assert_close(folder: Path, other: Path) -> None:
 def held_out() -> dict[str, Prediction]:
     """The evaluator of masked patch prediction."""
     options = PredictionOptions()
-    return {"held_out": Prediction(options, source=tiny.source(), transform=CenterCrop(size=16))}
+    return {"held_out": Prediction(options, source=tiny.source(), transform=CenterCrop(size=16).build())}
 
 
 def rows(folder: Path, key: str) -> dict[int, float]:

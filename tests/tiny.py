@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from ssvit.data.augment.crop import InceptionCrop
-from ssvit.data.augment.options import MultiCrop as MultiCropOptions
-from ssvit.data.augment.views import Augmentation, MultiCrop
+from ssvit.data.augment.options import InceptionCrop, MultiCrop
+from ssvit.data.augment.views import Augmentation
 from ssvit.data.batch import Batch, named
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
@@ -279,12 +278,12 @@ def transform(objective: Objective) -> Augmentation:
     """Return one crop of an image, or crops of several sizes for an objective of several views."""
     objective = objective.measured() if isinstance(objective, Continuation) else objective
     if isinstance(objective, Dino):
-        return MultiCrop(MultiCropOptions(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)))
+        return MultiCrop(size=16, local_size=8, local_views=2, sigma=(0.1, 0.5)).build()
     if isinstance(
         getattr(objective, "options", None), contrastive_options.SimCLR | contrastive_options.ContrastiveTuning
     ):
-        return MultiCrop(MultiCropOptions(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)))
-    return InceptionCrop(size=16, scale=(0.5, 1.0))
+        return MultiCrop(size=16, local_size=16, local_views=0, sigma=(0.1, 0.5)).build()
+    return InceptionCrop(size=16, scale=(0.5, 1.0)).build()
 
 
 class At:

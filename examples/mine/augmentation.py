@@ -2,7 +2,7 @@
 
 import torch
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.engine.randomness import uniform
 
 
@@ -10,7 +10,7 @@ class Dim:
     """A centre crop with reduced brightness."""
 
     def __init__(self, options):
-        self.crop, self.least = CenterCrop(size=options.size), options.least
+        self.crop, self.least = CenterCrop(size=options.size).build(), options.least
         self.bytes_per_image = self.crop.bytes_per_image
 
     def __call__(self, images, slots, seed, view=0):

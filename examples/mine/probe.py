@@ -10,13 +10,10 @@ class NearestMean(Probe):
 
     name = "nearest_mean"
 
-    def __init__(self, options):
-        self.norm = options.norm
-
     def __call__(self, train, test, *, choose=False):
         means = torch.stack([train.values[train.labels == label].mean(0) for label in range(len(train.classes))])
         right, known = (
-            (torch.cdist(part.values, means, self.norm).argmin(1) == part.labels).double().mean().item()
+            (torch.cdist(part.values, means, self.options.norm).argmin(1) == part.labels).double().mean().item()
             for part in (test, train)
         )
         return Result(scores={"nearest mean": right}, choice=(known,))

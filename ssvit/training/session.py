@@ -24,6 +24,7 @@ from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
+from ssvit.evaluation.probes.options import Ridge as RidgeOptions
 from ssvit.evaluation.probes.ridge import Ridge
 from ssvit.figures.display import Display
 from ssvit.models.lora import restrict
@@ -86,7 +87,7 @@ class Session:
         test = data.validation_or_test
         probing = Probing(
             ProbingOptions(train_images=len(data.train), test_images=len(test)),
-            probes={"ridge": Ridge()}, train=data.train, test=test, transform=config.build("data.view"),
+            probes={"ridge": Ridge(RidgeOptions())}, train=data.train, test=test, transform=config.build("data.view"),
         )  # fmt: skip
         return (probing.measure(objective)["ridge"], len(test)) if probing.probes else None
 

@@ -22,13 +22,13 @@ from sklearn.metrics import balanced_accuracy_score
 
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import evaluate
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.config.declaration import Options
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Pixels, extract
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.logistic import Logistic
-from ssvit.evaluation.probes.ridge import Ridge
+from ssvit.evaluation.probes.options import Logistic, Ridge
 from ssvit.evaluation.report.figures import confusion, neighbours
 from ssvit.evaluation.report.scores import Split, score
 from ssvit.retrieval.options import encoder_of
@@ -40,7 +40,7 @@ FEW = (
     "probes.retrieval.k=[1,5]", "probes.retrieval.queries=20",
 )  # fmt: skip
 OWN = ["layer1_patch_mean", "layer2_patch_mean"]
-CROP = CenterCrop(size=4, resize=None)
+CROP = CenterCrop(size=4, resize=None).build()
 
 
 def quiet(done, total):
@@ -70,7 +70,7 @@ def test_feature_sets_show_their_images(split):
 
 
 def test_predictions_are_what_the_accuracy_is_of(split):
-    found = score("logistic", Logistic(l2s=[0.01, 1.0]), split, quiet)
+    found = score("logistic", Logistic(l2s=[0.01, 1.0]).build(), split, quiet)
     guesses = found.predictions
     right = (guesses == split.test.labels).double().mean().item()
     assert found.values["pixels"][-1] == right
@@ -85,11 +85,11 @@ def test_the_balanced_accuracy_is_that_of_a_library_and_few_shots_are_compared_w
     rows = torch.cat([torch.arange(0, 20, 2), torch.tensor([1, 5, 9])])
     test = replace(split.test, values={"pixels": split.test.values["pixels"][rows]}, indices=split.test.indices[rows])
     unequal = replace(split, test=test)
-    found = score("logistic", Logistic(l2s=[0.01, 1.0]), unequal, quiet)
+    found = score("logistic", Logistic(l2s=[0.01, 1.0]).build(), unequal, quiet)
     labels = test.labels.numpy()
     assert found.balanced == {"": pytest.approx(balanced_accuracy_score(labels, found.predictions.numpy()))}
     assert 0 < found.balanced[""] != found.values["pixels"][-1]
-    few = score("few_shot", Ridge(shots=2), unequal, quiet)
+    few = score("few_shot", Ridge(shots=2).build(), unequal, quiet)
     assert few.balanced[""] == pytest.approx(
         np.mean([few.per_image[""].numpy()[labels == label].mean() for label in (0, 1)])
     )
@@ -102,6 +102,7 @@ class Fixed(Probe):
     name = "fixed"
 
     def __init__(self, *results):
+        super().__init__(Options())
         self.results, self.choose = list(results), []
 
     def __call__(self, train, test, *, choose=False):

@@ -12,16 +12,14 @@ from PIL import Image
 
 from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import shapes_options
 from ssvit.data.sources.shapes import shapes
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, Pixels, extract
 from ssvit.evaluation.options import FeatureSpec
-from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import Ridge
-from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.evaluation.probes.options import Knn, Ridge, Sgd
 from ssvit.loading import encoder as loading
 from ssvit.loading import options as loading_options
 from ssvit.models import vit_options
@@ -67,9 +65,9 @@ def expected(run):
     for source in (data.train, data.test):
         values = {}
         for prefix, encoder in (("", trained), ("random_", untrained)):
-            features = extract(Frozen(encoder, asked, identity="x"), source, CenterCrop(size=16, resize=None))
+            features = extract(Frozen(encoder, asked, identity="x"), source, CenterCrop(size=16, resize=None).build())
             values |= {f"{prefix}{name}": value for name, value in features.values.items()}
-        values |= extract(Pixels(), source, CenterCrop(size=16, resize=None)).values
+        values |= extract(Pixels(), source, CenterCrop(size=16, resize=None).build()).values
         found.append((values, source.labels))
     assert list(found[0][0]) == ROWS
     return found
@@ -85,7 +83,7 @@ def test_few_shot_measures_the_features_and_the_baselines(measured, expected, ca
     assert list(report["numbers"]) == ROWS
     printed = capsys.readouterr().out
     for name, scores in report["numbers"].items():
-        reference = Ridge(shots=[1, 3, "all"], seeds=2, l2=[1, 1024])(*both(expected, name)).scores
+        reference = Ridge(shots=[1, 3, "all"], seeds=2, l2=[1, 1024]).build()(*both(expected, name)).scores
         assert [score["shots"] for score in scores] == [1, 3, "all"]
         assert [score["mean"] for score in scores] == list(reference.values())
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
@@ -97,7 +95,7 @@ def test_few_shot_measures_the_features_and_the_baselines(measured, expected, ca
 def test_knn_measures_the_features_and_chooses_by_the_training_images(measured, expected):
     report = measured("knn", "features.layer=all", "k=[5,1]", "temperature=null")
     for name, numbers in report["numbers"].items():
-        right = Knn(temperature=None, k=[1, 5])(*both(expected, name)).numbers["test"]
+        right = Knn(temperature=None, k=[1, 5]).build()(*both(expected, name)).numbers["test"]
         assert numbers["test"] == {str(k): value for k, value in right.items()}
         assert ("leave_one_out" in numbers) == (name != "pixels")  # alone, it is not chosen
     left_out = {name: max(report["numbers"][name]["leave_one_out"].values()) for name in ROWS[:2]}
@@ -106,7 +104,7 @@ def test_knn_measures_the_features_and_chooses_by_the_training_images(measured, 
 
 def test_linear_probe_by_either_method(measured, expected, tmp_path):
     report = measured("linear_probe", "features.layer=all", "sgd.epochs=2", "sgd.learning_rates=[0.01,0.1]")
-    probe = Sgd(epochs=2, learning_rates=[0.01, 0.1])
+    probe = Sgd(epochs=2, learning_rates=[0.01, 0.1]).build()
     for name, numbers in report["numbers"].items():
         right = probe(*both(expected, name)).numbers
         assert numbers["test"] == right["test"]

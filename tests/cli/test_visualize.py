@@ -13,7 +13,7 @@ from PIL import Image
 from ssvit.analysis import attention, inside
 from ssvit.analysis.options import plotted
 from ssvit.cli import visualize
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
@@ -71,7 +71,7 @@ def test_numbers_are_those_of_the_pictures_for_any_batch_size(look, run, picture
     numbers, out = look(f"checkpoint={run}", f"batch_size={batch_size}", "shown=2", "layer=1", images=[pictures])
     assert f"{pictures}/bad.png: " in out
     encoder = loading.load_encoder(loading_options.LoadEncoder(path=run))
-    images = CenterCrop(size=16)([load(str(pictures / f"{number}.png")) for number in range(6)])
+    images = CenterCrop(size=16).build()([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, _ = seen(encoder, images)
     apart = attention.patch_distances(encoder)
     distances = numbers["attention_distance"]["layers_by_heads"]
@@ -124,7 +124,7 @@ def test_an_analysis_that_does_not_apply_is_reported_and_the_others_are_made(opt
 def test_pictures_that_cannot_be_read_are_an_error(tmp_path):
     (tmp_path / "bad.png").write_text("no image")
     with pytest.raises(UserError):
-        inside.read_pictures(Files([str(tmp_path / "bad.png")]), CenterCrop(size=16), 5, batch_size=8)
+        inside.read_pictures(Files([str(tmp_path / "bad.png")]), CenterCrop(size=16).build(), 5, batch_size=8)
 
 
 def test_whose_attention_and_which_layer():

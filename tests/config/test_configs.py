@@ -49,8 +49,7 @@ def build(config) -> None:
         outputs = vit.encode(torch.zeros(1, vit.patches, vit.width))
     assert outputs.shape == (1, vit.num_prefix_tokens + vit.patches, vit.width)
     for transform in ("data.augment", "data.view"):
-        made = config.build(transform)
-        assert getattr(made, "options", made).size == vit.image_size
+        assert config.build(transform).options.size == vit.image_size
     for name in config.evaluators:
         config.build(f"evaluators.{name}", source=[], transform=None)
 
@@ -241,7 +240,7 @@ def test_dropout_of_the_larger_models_and_big_visions_evaluation_can_be_said(ima
     for name in ("cifar10", "imagenet", "pets"):
         config = composed(f"experiment=table4_{name}", f"data.root={images}", *ways, tool="finetune")
         config.check()
-        view = config.build("data.view")
+        view = config.build("data.view").options
         assert (view.size, view.resize, view.fit, config.encoder.dropout) == ((384, 384), 448, "cover", 0.1)
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 import ssvit
 from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base_options import PixelFormat
 from ssvit.data.sources.decode import load
@@ -61,7 +61,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
     files = [sorted((run / name / "a").glob("*.png")) for name in ("set", "flat")]
     encoder = ssvit.load(checkpoint, precision=32)
     reference, pad = encoder.features(files[1]), CenterCrop(size=16, fit="pad")
-    black, crop = (pad([load(str(file)) for file in images]) for images in files)
+    black, crop = (pad.build()([load(str(file)) for file in images]) for images in files)
     assert (encoder.prepare(files[0]).int() - crop).abs().max() <= 1
     assert (encoder.prepare(files[0]).int() - black).abs().max() > 50
     for images in (files[0], [Image.open(file) for file in files[0]]):
@@ -81,7 +81,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
         command = find_command("evaluate")
         config = command.compose(command.line([*common, *options]))
         assert (config.options.data.background, config.options.data.channels) == ("#336699", 3)
-        assert config.build("data.view") == pad
+        assert config.options.data.view == pad
         source = config.build("data").train
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]

@@ -22,9 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from ssvit.data import sampler
-from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ShiftCrop
-from ssvit.data.augment.options import MultiCrop as MultiCropOptions
-from ssvit.data.augment.views import MultiCrop
+from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, ShiftCrop
 from ssvit.data.loader import Batch, Loader, _Tally, evaluation_batches
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.data.sources.base_options import check_shares
@@ -32,7 +30,7 @@ from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 
-TAG = CenterCrop(size=1)  # leaves one pixel, which identifies the image
+TAG = CenterCrop(size=1).build()  # leaves one pixel, which identifies the image
 
 
 def tagged(count: int) -> Memory:
@@ -81,7 +79,7 @@ def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
     source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
 
     def load(**options: int) -> list[Batch]:
-        loader = Loader(source=source, transform=InceptionCrop(size=6), seed=1, batch_size=24, **options)
+        loader = Loader(source=source, transform=InceptionCrop(size=6).build(), seed=1, batch_size=24, **options)
         return list(loader.batches(2, 5))
 
     whole = load()
@@ -123,7 +121,7 @@ def test_the_copies_of_an_image_are_in_one_batch_or_at_its_ends_and_never_neighb
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_batch_has_copies_of_its_images_which_differ_in_slot_and_pixels(repeats: int) -> None:
     source = Memory(torch.randint(0, 256, (20, 3, 24, 24), dtype=torch.uint8))
-    options = {"transform": InceptionCrop(size=6), "seed": 1, "batch_size": 12, "repeats": repeats}
+    options = {"transform": InceptionCrop(size=6).build(), "seed": 1, "batch_size": 12, "repeats": repeats}
     batches = list(Loader(source=source, **options).batches(0, 5 * repeats))
     distinct = 12 // repeats
     order = sampler.indices(torch.arange(60), size=20, seed=1).view(-1, distinct)  # three epochs of distinct images
@@ -153,13 +151,15 @@ def test_fingerprints_of_all_images_are_recorded_once_each_was_shown(tmp_path: P
 CHANGED = InceptionCrop(
     size=6, vertical_flip=0.5, quarter_turns=True, rotation=180, randaugment=2, jitter=0.8, grayscale=0.2, blur=0.5,
     sigma=(0.1, 1.0), solarize=0.2, erasing=0.25,
-)  # fmt: skip
+).build()  # fmt: skip
 
 
-VIEWS = MultiCrop(MultiCropOptions(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)))
+VIEWS = MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)).build()
 
 
-@pytest.mark.parametrize("transform", [InceptionCrop(size=6), ShiftCrop(size=8, padding=2), CHANGED, VIEWS])
+@pytest.mark.parametrize(
+    "transform", [InceptionCrop(size=6).build(), ShiftCrop(size=8, padding=2).build(), CHANGED, VIEWS]
+)
 def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path: Path, transform) -> None:
     images, labels = torch.randint(0, 256, (120, 3, 12, 14), dtype=torch.uint8), torch.arange(120) % 2
     paths = [str(tmp_path / f"{i:03d}.png") for i in range(120)]
@@ -259,12 +259,12 @@ def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path: Path) -> None:
 SETUP = """
 import multiprocessing, resource, sys, time
 import torch
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources.files import Files
 from ssvit.errors import UserError
 
-def batches(images=64, batch_size=8, workers=2, transform=CenterCrop(size=4)):
+def batches(images=64, batch_size=8, workers=2, transform=CenterCrop(size=4).build()):
     source = Files([sys.argv[1]] * images)
     loader = Loader(source=source, transform=transform, seed=0, batch_size=batch_size, workers=workers)
     return loader.batches(0, 10_000)
@@ -327,7 +327,7 @@ def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:
-    loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50), seed=0, batch_size=5, workers=1)
+    loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50).build(), seed=0, batch_size=5, workers=1)
     with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small[^\n]*$"):
         list(loader.batches(0, 2))
 
@@ -444,7 +444,7 @@ def device(monkeypatch):
 
 
 def test_batches_for_a_gpu_are_made_on_a_second_stream_for_which_the_step_waits(device, monkeypatch):
-    crop = InceptionCrop(size=16, scale=(0.5, 1.0))
+    crop = InceptionCrop(size=16, scale=(0.5, 1.0)).build()
     loader = Loader(source=tiny.labelled(), transform=crop, seed=0, batch_size=8)
     expected = list(loader.batches(0, 2))
 

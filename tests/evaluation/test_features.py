@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from images import picture, put
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import decode
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
@@ -20,7 +20,7 @@ from ssvit.models import vit_options
 from ssvit.models.vit import ViT
 
 VIEW = {"size": 8, "resize": None}
-CROP = CenterCrop(**VIEW)
+CROP = CenterCrop(**VIEW).build()
 
 
 def vit(seed=0, **changes):
@@ -173,7 +173,7 @@ def test_kept_features_are_the_same_and_others_are_computed(tmp_path, counted):
         assert found.values[asked[-1].name].equal(first.values[asked[-1].name])
     assert missed(function=Pixels())[0]
     assert missed(source=images(seed=1))[0]
-    assert missed(transform_options={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9))[0]
+    assert missed(transform_options={"size": 8, "resize": 9}, crop=CenterCrop(size=8, resize=9).build())[0]
     halved = Frozen(encoder, [FeatureSpec(1), FeatureSpec(3)], identity="seal")
     halved.prepare(torch.device("cpu"), "bf16")
     assert missed(function=halved)[0]

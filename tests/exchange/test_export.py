@@ -14,7 +14,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import storage
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange import card
 from ssvit.exchange.export import export
@@ -122,7 +122,7 @@ def test_timm_makes_the_pixels_of_the_evaluation(size, resize, pictures, tmp_pat
     if resize == "squash":
         view |= {"resize": None, "fit": "squash"}
     folder, _ = written(exported, tmp_path, "timm", manifest={"step": 3, "view": view})
-    model, crop = timm.create_model(f"local-dir:{folder}", pretrained=True), CenterCrop(**view)
+    model, crop = timm.create_model(f"local-dir:{folder}", pretrained=True), CenterCrop(**view).build()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     for height, width in pictures:
         picture = photograph(height, width)
@@ -140,7 +140,7 @@ def test_transformers_opens_an_export_for_timm(tmp_path):
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert [opened.config.id2label[i] for i in range(3)] == list(CLASSES)
     picture = photograph(50, 80)
-    expected = model(CenterCrop(**view)([torch.from_numpy(picture).permute(2, 0, 1)]))
+    expected = model(CenterCrop(**view).build()([torch.from_numpy(picture).permute(2, 0, 1)]))
     inputs = processor(Image.fromarray(picture), return_tensors="pt")
     assert (opened(**inputs).logits - expected).abs().max() < 0.05  # Pillow rounds each pass otherwise than torch
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import ssvit
 from ssvit.checkpoints import storage
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.exchange import graph
 
 RUN = "outputs/run"
@@ -138,7 +138,7 @@ def test_an_export_in_the_format_of_ssvit_has_the_range_and_the_view_of_the_run(
     assert torch.equal(ours.features(tmp_path / "bands"), run.features(tmp_path / "bands"))
     low, high = (np.array(end)[:, None, None] for end in limits)
     scaled = [torch.from_numpy(np.clip((array - low) / (high - low), 0, 1)).float() for array in bands]
-    expected = CenterCrop(size=size, **view)(scaled)
+    expected = CenterCrop(size=size, **view).build()(scaled)
     assert (ours.prepare(tmp_path / "bands") - expected).abs().max() < 1e-5
     for path, output in ((RUN, "run.npz"), ("ours", "ours.npz")):
         call("embed", f"checkpoint={path}", "precision=32", "bands", f"output={output}")

@@ -8,7 +8,7 @@ import torch
 from command import TINY
 from runs import rows, states, train_in_processes
 
-from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import subset
 from ssvit.models import timm_options
@@ -46,7 +46,7 @@ def test_loss_and_accuracy_are_those_of_a_plain_loop(smoothing, normalize):
 
 def test_the_class_of_an_image_is_its_index_in_the_subset():
     images = subset(tiny.source(), part=(0, 1), images=9)
-    whole = InceptionCrop(size=16, scale=(1, 1), ratio=(1, 1), flip=0)
+    whole = InceptionCrop(size=16, scale=(1, 1), ratio=(1, 1), flip=0).build()
     loader = Loader(source=images, transform=whole, seed=3, batch_size=6)
     for batch in loader.batches(0, 6):
         for image, index in zip(batch.images, batch.indices.tolist(), strict=True):

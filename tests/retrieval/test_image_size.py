@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import ssvit
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.decode import load
 from ssvit.errors import OptionError
 from ssvit.loading.options import usual_size
@@ -46,7 +46,7 @@ def features(names: list[str], size: int) -> np.ndarray:
     """The features of a reference: one picture at a time, in float64."""
     encoder = tiny.loaded("weights", heads=HEADS, image_size=size).double()
     with torch.no_grad():
-        images = [CenterCrop(size=size)([load(name)]).double() / 255 for name in names]
+        images = [CenterCrop(size=size).build()([load(name)]).double() / 255 for name in names]
         return torch.cat([encoder.represent(image) for image in images]).numpy()
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from ssvit.checkpoints import manifest, storage
 from ssvit.cli import retrieve as retrieve_tool
 from ssvit.config.command_line import CommandLine
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.base import Data
 from ssvit.data.sources.base_options import RGB
 from ssvit.data.sources.decode import load
@@ -77,7 +77,7 @@ def features(folder: Path, paths: list[str], layer: int = 2) -> np.ndarray:
     rows = []
     for path in paths:
         with torch.no_grad():
-            *_, tokens = encoder.double().layers(CenterCrop(size=16)([load(path)]).double() / 255)
+            *_, tokens = encoder.double().layers(CenterCrop(size=16).build()([load(path)]).double() / 255)
             rows.append(encoder.norm(tokens)[0, 1:].mean(0).numpy())
     return np.stack(rows)
 
@@ -333,7 +333,7 @@ class Mean:
 
 
 def colours(**options) -> Describer:
-    return Describer(Mean(), CenterCrop(size=16), **options)
+    return Describer(Mean(), CenterCrop(size=16).build(), **options)
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (5, 2), (64, 0)])
@@ -345,7 +345,7 @@ def test_features_are_in_the_order_of_the_pictures_for_any_batch_size(tmp_path, 
     ((rows, values),) = describe(pictures, [11, *range(11)])
     assert [pictures.names[row] for row in rows] == [paths[10], *paths[:10]]
     assert describe.unreadable == 1
-    expected = [CenterCrop(size=16)([load(pictures.names[row])])[0].float().mean((1, 2)) for row in rows]
+    expected = [CenterCrop(size=16).build()([load(pictures.names[row])])[0].float().mean((1, 2)) for row in rows]
     torch.testing.assert_close(values, torch.stack(expected))
 
 

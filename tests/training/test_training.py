@@ -15,7 +15,7 @@ from ranks import child
 from runs import assert_close, final, held_out, rows, states, train_in_processes
 
 from ssvit.checkpoints.run_folder import rows as stored_rows
-from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.errors import OptionError, UserError
 from ssvit.training import loop
@@ -69,7 +69,7 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
     numbers = Recipe(**{**tiny.RECIPE, **options})
     _, trained = tiny.train(tmp_path / "run", **options)
     model = tiny.model().double()
-    crop = InceptionCrop(size=16, scale=(0.5, 1.0))
+    crop = InceptionCrop(size=16, scale=(0.5, 1.0)).build()
     loader = Loader(source=tiny.source(), transform=crop, seed=0, batch_size=8)
     velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for step, batch in enumerate(loader.batches(0, 5)):

@@ -10,13 +10,13 @@ Letters: b images, c channels, h, w pixels, k taps of a resampling filter.
 
 import math
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.augment import geometry, options
+from ssvit.data.augment import geometry
 from ssvit.data.augment.changes import (
     TRIES,
     Change,
@@ -31,6 +31,11 @@ from ssvit.data.augment.changes import (
     VerticalFlip,
     first_fit,
 )  # fmt: skip
+from ssvit.data.augment.options import CenterCrop as CenterCropOptions
+from ssvit.data.augment.options import InceptionCrop as InceptionCropOptions
+from ssvit.data.augment.options import RandomCrop as RandomCropOptions
+from ssvit.data.augment.options import ResizeCrop as ResizeCropOptions
+from ssvit.data.augment.options import ShiftCrop as ShiftCropOptions
 from ssvit.data.sources.base import IGNORED
 from ssvit.engine.randomness import uniform
 from ssvit.errors import UserError
@@ -39,8 +44,35 @@ _CHUNK = 1 << 18  # values processed at a time on a CPU, so that they stay in it
 _TABLE = 1 << 18  # maximum number of entries of a cached table of filters
 
 
-class RandomCrop(options.RandomCrop):
-    """A training crop followed by the augmentations that its options enable."""
+class RandomCrop:
+    """A training crop followed by the augmentations that its options enable.
+
+    Args:
+        options: The options.
+
+    Attributes:
+        size: Height and width of a crop.
+        bytes_per_image: Bytes of a crop.
+        changes: Augmentations after the crop whose option is not 0.
+    """
+
+    def __init__(self, options: RandomCropOptions) -> None:
+        self.options, self.size, self.bytes_per_image = options, options.size, options.bytes_per_image
+        every: tuple[tuple[float, Change], ...] = (
+            (options.vertical_flip, VerticalFlip(options.vertical_flip)),
+            (options.quarter_turns, QuarterTurns()),
+            (options.rotation, Rotation(options.rotation)),
+            (options.randaugment, RandAugment(options.randaugment, options.magnitude)),
+            (
+                options.jitter,
+                ColorJitter(options.jitter, options.brightness, options.contrast, options.saturation, options.hue),
+            ),
+            (options.grayscale, Grayscale(options.grayscale)),
+            (options.blur, GaussianBlur(options.blur, options.sigma)),
+            (options.solarize, Solarize(options.solarize)),
+            (options.erasing, Erasing(options.erasing, options.erased_area)),
+        )
+        self.changes = tuple(change for wanted, change in every if wanted)
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop and flip images, without further augmentations.
@@ -93,24 +125,8 @@ class RandomCrop(options.RandomCrop):
             maps = geometry.composed(maps, change.geometry(self.size, slots, seed, view))
         return maps
 
-    @cached_property
-    def changes(self) -> tuple[Change, ...]:
-        """Return the augmentations after the crop whose option is not 0."""
-        every: tuple[tuple[float, Change], ...] = (
-            (self.vertical_flip, VerticalFlip(self.vertical_flip)),
-            (self.quarter_turns, QuarterTurns()),
-            (self.rotation, Rotation(self.rotation)),
-            (self.randaugment, RandAugment(self.randaugment, self.magnitude)),
-            (self.jitter, ColorJitter(self.jitter, self.brightness, self.contrast, self.saturation, self.hue)),
-            (self.grayscale, Grayscale(self.grayscale)),
-            (self.blur, GaussianBlur(self.blur, self.sigma)),
-            (self.solarize, Solarize(self.solarize)),
-            (self.erasing, Erasing(self.erasing, self.erased_area)),
-        )
-        return tuple(change for wanted, change in every if wanted)
 
-
-class InceptionCrop(options.InceptionCrop, RandomCrop):
+class InceptionCrop(RandomCrop):
     """A resized, flipped crop of random area and aspect ratio: torchvision's RandomResizedCrop up to one grey level.
 
     The authors' code uses TensorFlow's crop (vit_jax: input_pipeline.py): it samples a side and the aspect ratio
@@ -118,16 +134,18 @@ class InceptionCrop(options.InceptionCrop, RandomCrop):
     antialias.
     """
 
+    options: InceptionCropOptions
+
     def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Sample boxes: the first of ten attempts that fits into the image, else the largest centred one of a ratio."""
         numbers, sides = uniform(seed, "inception crop", slots, 2 * TRIES + 3, view), sides.double()
-        h, w, fits = first_fit(numbers, sides, sides, self.scale, self.ratio)
-        (heights, widths), (low, high) = sides.unbind(1), self.ratio
+        h, w, fits = first_fit(numbers, sides, sides, self.options.scale, self.options.ratio)
+        (heights, widths), (low, high) = sides.unbind(1), self.options.ratio
         h = h.where(fits, torch.minimum(heights, (widths / low).round()))
         w = w.where(fits, torch.minimum(widths, (heights * high).round()))
         free = torch.stack((heights - h, widths - w), dim=1)
         start = (numbers[:, -3:-1] * (free + 1)).where(fits[:, None], free / 2).floor()
-        return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.flip
+        return torch.cat((start, h[:, None], w[:, None]), dim=1).long(), numbers[:, -1] < self.options.flip
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop, resize and flip images."""
@@ -143,8 +161,10 @@ class InceptionCrop(options.InceptionCrop, RandomCrop):
         return torch.stack(cropped)
 
 
-class ShiftCrop(options.ShiftCrop, RandomCrop):
+class ShiftCrop(RandomCrop):
     """A random crop of the image with reflection padding of `padding` pixels, and a flip: usual for CIFAR."""
+
+    options: ShiftCropOptions
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Crop and flip images.
@@ -161,10 +181,11 @@ class ShiftCrop(options.ShiftCrop, RandomCrop):
         if not isinstance(images, Tensor):
             return torch.cat([self.crop(image[None], slots[i : i + 1], seed, view) for i, image in enumerate(images)])
         b, c, h, w = images.shape
-        free_h, free_w = (n + 2 * self.padding - crop for n, crop in zip((h, w), self.size, strict=True))
-        if min(free_h, free_w) < 0 or self.padding >= min(h, w):
+        padding = self.options.padding
+        free_h, free_w = (n + 2 * padding - crop for n, crop in zip((h, w), self.size, strict=True))
+        if min(free_h, free_w) < 0 or padding >= min(h, w):
             crop = f"{self.size[1]}x{self.size[0]}"
-            raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={self.padding}")
+            raise UserError(f"an image of {w}x{h} pixels is too small for a crop of {crop} with padding={padding}")
         boxes, flips = self.sample(seed, slots, torch.tensor([[h, w]], device=slots.device), view)
         rows, columns = (self._positions(boxes[:, axis], self.size[axis], side) for axis, side in enumerate((h, w)))
         columns = columns.flip(1).where(flips[:, None], columns)
@@ -174,9 +195,9 @@ class ShiftCrop(options.ShiftCrop, RandomCrop):
     def sample(self, seed: int, slots: Tensor, sides: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
         """Sample boxes, whose top and left may be in the padding."""
         numbers = uniform(seed, "shift crop", slots, 3, view)
-        size = torch.tensor(self.size, device=slots.device)
-        start = (numbers[:, :2] * (sides + 2 * self.padding - size + 1)).long() - self.padding
-        return torch.cat((start, size.expand_as(start)), dim=1), numbers[:, 2] < self.flip
+        size, padding = torch.tensor(self.size, device=slots.device), self.options.padding
+        start = (numbers[:, :2] * (sides + 2 * padding - size + 1)).long() - padding
+        return torch.cat((start, size.expand_as(start)), dim=1), numbers[:, 2] < self.options.flip
 
     @staticmethod
     def _positions(start: Tensor, crop: int, n: int) -> Tensor:
@@ -185,32 +206,43 @@ class ShiftCrop(options.ShiftCrop, RandomCrop):
         return (n - 1) - ((n - 1) - position.abs()).abs()
 
 
-class ResizeCrop(options.ResizeCrop, RandomCrop):
+class ResizeCrop(RandomCrop):
     """A random crop, with a flip, of the image resized to a square: VTAB in Kolesnikov et al. 2020 (BiT), 2.2."""
+
+    def __init__(self, options: ResizeCropOptions) -> None:
+        super().__init__(options)
+        self._square = (options.resize, options.resize)
+        self._shift = ShiftCrop(ShiftCropOptions(size=options.size, padding=0, flip=options.flip))
 
     def crop(self, images: Tensor | Sequence[Tensor], slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Resize images to a square, then crop and flip them."""
-        square = (self.resize, self.resize)
         if isinstance(images, Tensor):
-            images = resize(images, square)
+            images = resize(images, self._square)
         else:
-            images = torch.cat([resize(image[None], square) for image in images])
+            images = torch.cat([resize(image[None], self._square) for image in images])
         return self._shift.crop(images, slots, seed, view)
-
-    @property
-    def _shift(self) -> ShiftCrop:
-        return ShiftCrop(size=self.size, padding=0, flip=self.flip)
 
     def crop_geometry(self, sides: Tensor, slots: Tensor, seed: int, view: int = 0) -> Tensor:
         """Return the maps (b, 2, 3) of resize, crop and flip."""
         whole = torch.cat((torch.zeros_like(sides), sides), dim=1)
-        square = torch.full_like(sides, self.resize)
+        square = sides.new_tensor(self._square).expand_as(sides)
         of_square = self._shift.crop_geometry(square, slots, seed, view)
-        return geometry.composed(geometry.cropped(whole, (self.resize, self.resize)), of_square)
+        return geometry.composed(geometry.cropped(whole, self._square), of_square)
 
 
-class CenterCrop(options.CenterCrop):
-    """The deterministic resize and centre crop of evaluation."""
+class CenterCrop:
+    """The deterministic resize and centre crop of evaluation.
+
+    Args:
+        options: The options.
+
+    Attributes:
+        size: Height and width of a crop.
+        bytes_per_image: Bytes of a crop.
+    """
+
+    def __init__(self, options: CenterCropOptions) -> None:
+        self.options, self.size, self.bytes_per_image = options, options.size, options.bytes_per_image
 
     def __call__(
         self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0
@@ -246,13 +278,13 @@ class CenterCrop(options.CenterCrop):
 
     def _fitted(self, h: int, w: int) -> tuple[int, int]:
         """Return the size before crop or padding; to cover, the longer side is rounded down as in torchvision."""
-        if self.fit == "squash":
+        if self.options.fit == "squash":
             return self.size
-        if self.fit == "pad":
+        if self.options.fit == "pad":
             factor = min(self.size[0] / h, self.size[1] / w)
             return max(1, round(h * factor)), max(1, round(w * factor))
-        if self.resize is not None:
-            short = self.resize
+        if self.options.resize is not None:
+            short = self.options.resize
             size = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
             if size[0] >= self.size[0] and size[1] >= self.size[1]:
                 return size

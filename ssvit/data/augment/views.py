@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ssvit.config.declaration import select
 from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import InceptionCrop as InceptionCropOptions
 from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 
 
@@ -101,7 +102,7 @@ class MultiCrop(Views):
         values = vars(options)
         local = {"size": options.local_size, "scale": options.local_scale}
         first, second, small = (
-            select(InceptionCrop, values | box | {"blur": blur, "solarize": solarize})
+            InceptionCrop(select(InceptionCropOptions, values | box | {"blur": blur, "solarize": solarize}))
             for box, blur, solarize in zip(({}, {}, local), options.blur, options.solarize, strict=True)
         )
         groups = {"global": [first, second], "local": [small] * options.local_views}

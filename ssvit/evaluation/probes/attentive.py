@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ssvit.engine.randomness import key
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, losses
+from ssvit.evaluation.probes.options import Attentive as AttentiveOptions
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.probes.sgd import batches
 
@@ -30,9 +30,10 @@ _WARMUP = 0.1  # fraction of the steps
 _SAMPLED = 1024  # images whose patches determine mean and standard deviation
 
 
-class Attentive(options.Attentive, Linear):
+class Attentive(Linear):
     """Train an attention pooling and a classifier for each learning rate and weight decay, on the same batches."""
 
+    options: AttentiveOptions
     name: ClassVar[str] = "attentive"
     features: ClassVar[str] = "patches"
 
@@ -42,15 +43,16 @@ class Attentive(options.Attentive, Linear):
 
         AdamW is used, with a linear warm-up over a tenth of the steps and a cosine decay to 0.
         """
+        options = self.options
         grid = [
             {"learning_rate": rate, "weight_decay": decay}
-            for rate, decay in product(self.learning_rates, self.weight_decays)
+            for rate, decay in product(options.learning_rates, options.weight_decays)
         ]
-        generator = torch.Generator().manual_seed(key(self.seed, "attentive probe"))
+        generator = torch.Generator().manual_seed(key(options.seed, "attentive probe"))
         pooling = AttentionPooling(train.values.shape[-1], len(train.classes), generator)
         heads = [copy.deepcopy(pooling) for _ in grid]
         sampled = train.values[rows[:_SAMPLED]].flatten(0, 2).float()
-        scaler = Scaler.of_features(sampled, self.standardize)
+        scaler = Scaler.of_features(sampled, options.standardize)
 
         def logits(values: Tensor, which: Sequence[int]) -> Tensor:
             patches = scaler.scaled(values.flatten(1, 2).float())
@@ -59,16 +61,16 @@ class Attentive(options.Attentive, Linear):
         groups = [
             {
                 "params": [parameter for parameter in head.parameters() if (parameter.ndim > 1) == is_weight],
-                "lr": setting["learning_rate"] * self.batch_size / 256,
+                "lr": setting["learning_rate"] * options.batch_size / 256,
                 "weight_decay": setting["weight_decay"] * is_weight,
             }
             for head, setting in zip(heads, grid, strict=True)
             for is_weight in (True, False)
         ]
-        steps = self.epochs * math.ceil(len(rows) / self.batch_size)
+        steps = options.epochs * math.ceil(len(rows) / options.batch_size)
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
-        for batch in batches(len(rows), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed):
+        for batch in batches(len(rows), batch_size=options.batch_size, epochs=options.epochs, seed=options.seed):
             chosen = rows[batch]
             each_loss = losses(logits(train.values[chosen], range(len(grid))), train.known_labels[chosen])
             # Losses are summed over classifiers, so that the gradient of each does not depend on the size of the grid.

@@ -5,10 +5,11 @@ Shapes use h, w pixels, n training images, m test images.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ssvit.config.declaration import Options
 from ssvit.data.sources.base import is_multi_label
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
@@ -45,7 +46,11 @@ class Result:
 class Probe:
     """Measure frozen features, both during training and afterwards.
 
+    Args:
+        options: Options of the probe.
+
     Attributes:
+        options: Options of the probe.
         name: Name in metrics, which depends on the options.
         title: Name for display.
         chosen_by: Description of `Result.choice`.
@@ -58,11 +63,15 @@ class Probe:
         truth: Ground truth of the probe, "labels" or "masks".
     """
 
+    options: Any
     chosen_by: ClassVar[str] = "the training images"
     is_accuracy: ClassVar[bool] = True
     multi_label: ClassVar[bool] = False
     features: ClassVar[str] = "images"
     truth: ClassVar[str] = "labels"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
 
     @property
     def name(self) -> str:

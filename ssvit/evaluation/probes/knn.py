@@ -16,32 +16,34 @@ from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k, search
 from ssvit.evaluation.options import Flat
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.options import Knn as KnnOptions
 from ssvit.evaluation.probes.scaler import standardized
 
 
-class Knn(options.Knn, Probe):
+class Knn(Probe):
     """Classify test images by the vote of the k nearest training images in cosine similarity.
 
     One distributed search serves each k. Feature sets are chosen by the leave-one-out accuracy on the training images,
     with the best k.
     """
 
+    options: KnnOptions
     chosen_by: ClassVar[str] = "leave-one-out accuracy on the training images"
     multi_label: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
         """Return the name, such as knn20, with the index if it is not exact."""
-        parts = [f"knn{self.k[-1]}", "standardized" * self.standardize]
-        if not isinstance(self.index, Flat | None):
-            parts.append(type(self.index).__name__.lower())
+        options = self.options
+        parts = [f"knn{options.k[-1]}", "standardized" * options.standardize]
+        if not isinstance(options.index, Flat | None):
+            parts.append(type(options.index).__name__.lower())
         return "_".join(filter(None, parts))
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless the largest k is below the number of training images."""
-        check_k(self.k[-1], len(train_labels), excludes=True)
+        check_k(self.options.k[-1], len(train_labels), excludes=True)
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return one column for each k: the accuracy on the test images.
@@ -70,21 +72,21 @@ class Knn(options.Knn, Probe):
             test: Features of the queries.
             excluded: Index of each query in `train`, which is excluded from its neighbours; None for other images.
         """
-        queries, keys = standardized(test.values, train.values) if self.standardize else (test.values, train.values)
-        index = None if self.index is None else self.index.build()
-        nearest = search(queries, keys, self.k[-1], excluded=excluded, index=index)
+        options = self.options
+        queries, keys = standardized(test.values, train.values) if options.standardize else (test.values, train.values)
+        index = None if options.index is None else options.index.build()
+        nearest = search(queries, keys, options.k[-1], excluded=excluded, index=index)
         if (nearest.indices < 0).any():
-            raise OptionError(
-                "k", self.k[-1], "must be smaller: the index finds fewer neighbours; index=flat finds all"
-            )
+            expected = "must be smaller: the index finds fewer neighbours; index=flat finds all"
+            raise OptionError("k", options.k[-1], expected)
         labels, truth = train.known_labels.cpu(), test.known_labels.cpu()
-        weights = vote_weights(nearest.similarities, self.temperature)
+        weights = vote_weights(nearest.similarities, options.temperature)
         if is_multi_label(labels):
-            shares = (class_shares(nearest.indices[:, :k], weights[:, :k], labels) for k in self.k)
-            return {k: mean_average_precision(of_k, truth) for k, of_k in zip(self.k, shares, strict=True)}, None
+            shares = (class_shares(nearest.indices[:, :k], weights[:, :k], labels) for k in options.k)
+            return {k: mean_average_precision(of_k, truth) for k, of_k in zip(options.k, shares, strict=True)}, None
         voters = labels[nearest.indices]
-        correct = [(vote(voters[:, :k], weights[:, :k], len(train.classes)) == truth).double() for k in self.k]
-        return {k: of_k.mean().item() for k, of_k in zip(self.k, correct, strict=True)}, correct[-1]
+        correct = [(vote(voters[:, :k], weights[:, :k], len(train.classes)) == truth).double() for k in options.k]
+        return {k: of_k.mean().item() for k, of_k in zip(options.k, correct, strict=True)}, correct[-1]
 
 
 def vote_weights(similarities: Tensor, temperature: float | None) -> Tensor:

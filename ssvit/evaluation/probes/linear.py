@@ -20,8 +20,8 @@ from ssvit.engine.randomness import permutation
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.options import Linear as LinearOptions
 from ssvit.evaluation.probes.scaler import Scaler
 
 CHUNK = 1024  # images of a chunk, small enough for the intermediate results to stay in the CPU cache
@@ -77,9 +77,10 @@ class Classifiers:
         return LinearScores(correct.double().mean(1).tolist(), means, correct, predictions)
 
 
-class Linear(options.Linear, Probe):
+class Linear(Probe):
     """Choose a classifier and a feature set by validation accuracy; ties are broken by the validation loss."""
 
+    options: LinearOptions
     chosen_by: ClassVar[str] = "validation accuracy"  # mAP for multi-label images
     multi_label: ClassVar[bool] = True
 
@@ -103,7 +104,7 @@ class Linear(options.Linear, Probe):
             if untrained:
                 name = f"{untrained[0]} ({classes[untrained[0]]})"
                 raise UserError(f"class {name} has test images but no training images")
-        hold_out_by_class(train_labels, fraction=self.held_out, seed=self.seed)
+        hold_out_by_class(train_labels, fraction=self.options.held_out, seed=self.options.seed)
 
     def train(self, train: Features, rows: Tensor) -> Classifiers:
         """Train a classifier for each setting of the grid on the images at `rows`."""
@@ -113,7 +114,7 @@ class Linear(options.Linear, Probe):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return the accuracy on the training, validation and test images, one column for each."""
         labels = train.known_labels
-        trained, held_out = hold_out_by_class(labels, fraction=self.held_out, seed=self.seed)
+        trained, held_out = hold_out_by_class(labels, fraction=self.options.held_out, seed=self.options.seed)
         classifiers = self.train(train, trained)
         validated = classifiers.score(train, held_out, range(len(classifiers.settings)))
         ranks = list(zip(validated.accuracies, (-loss for loss in validated.losses), strict=True))

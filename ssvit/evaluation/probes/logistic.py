@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.linear import CHUNK, Classifiers, Linear, logits_of, losses
+from ssvit.evaluation.probes.options import Logistic as LogisticOptions
 from ssvit.evaluation.probes.scaler import Scaler
 
 # L-BFGS has converged where no element of the gradient is larger than the tolerance, or where the loss falls by less
@@ -23,29 +23,30 @@ _TOLERANCE, _CHANGE = 1e-6, 1e-10
 _ROUGH = 1e-4  # tolerance of the fits that choose the penalty: the accuracy differs by less than 0.1 points
 
 
-class Logistic(options.Logistic, Linear):
+class Logistic(Linear):
     """Fit multinomial logistic regression by full-batch L-BFGS: mean cross-entropy + l2 / 2 |weights|^2.
 
     Each fit starts from the solution of the next larger penalty. The chosen one is refitted on all training images.
     """
 
+    options: LogisticOptions
     name: ClassVar[str] = "logistic"
 
     def train(self, train: Features, rows: Tensor) -> Classifiers:
         """Fit a layer for each penalty, the largest first, to the images at `rows`."""
-        l2s = sorted(self.l2s, reverse=True)
+        l2s = sorted(self.options.l2s, reverse=True)
         curvature: Curvature | None = None
 
         def fitted(
             rows: Tensor, penalties: Sequence[float], tolerance: float, start: Tensor | None = None
         ) -> tuple[Tensor, Classifiers]:
             nonlocal curvature
-            scaler = Scaler.of_features(train.values[rows], self.standardize)
+            scaler = Scaler.of_features(train.values[rows], self.options.standardize)
             features, labels = scaler(train.values[rows]), train.known_labels[rows]
             curvature = curvature or Curvature.of(features)
             if start is None:
                 start = features.new_zeros(len(train.classes), features.shape[1])
-            layers, converged = fit(features, labels, penalties, start, self.iterations, tolerance, curvature)
+            layers, converged = fit(features, labels, penalties, start, self.options.iterations, tolerance, curvature)
             numbers = {"converged": converged}
             return layers, Classifiers([{"l2": l2} for l2 in penalties], partial(logits_of, scaler, layers), numbers)
 

@@ -19,19 +19,20 @@ from ssvit.engine.randomness import permutation
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.neighbours import check_k
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.options import Retrieval as RetrievalOptions
 from ssvit.evaluation.probes.scaler import standardized
 
 _BLOCK = 1 << 25  # maximum number of similarities in memory
 
 
-class Retrieval(options.Retrieval, Probe):
+class Retrieval(Probe):
     """Rank the training images by cosine similarity to a test image and score the ranking.
 
     Feature sets are chosen by the leave-one-out mAP of as many training images as queries.
     """
 
+    options: RetrievalOptions
     chosen_by: ClassVar[str] = "leave-one-out mAP on the training images"
     is_accuracy: ClassVar[bool] = False
     multi_label: ClassVar[bool] = True
@@ -39,11 +40,11 @@ class Retrieval(options.Retrieval, Probe):
     @property
     def name(self) -> str:
         """Return the name, retrieval or retrieval_standardized."""
-        return "retrieval" + "_standardized" * self.standardize
+        return "retrieval" + "_standardized" * self.options.standardize
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless the largest k is below the number of training images."""
-        check_k(self.k[-1], len(train_labels), excludes=True)
+        check_k(self.options.k[-1], len(train_labels), excludes=True)
 
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Return recall@k and precision@k for each k, and the mAP, one column for each."""
@@ -75,9 +76,9 @@ class Retrieval(options.Retrieval, Probe):
         Raises:
             UserError: If no query has a relevant image.
         """
-        sampled = permutation(0, "retrieval, queries", len(test.values))[: self.queries].sort().values
+        sampled = permutation(0, "retrieval, queries", len(test.values))[: self.options.queries].sort().values
         queries, vectors = test.values[sampled], train.values
-        if self.standardize:
+        if self.options.standardize:
             queries, vectors = standardized(queries, vectors)
         queries, vectors = F.normalize(queries), F.normalize(vectors)
         query_labels, labels = test.known_labels[sampled], train.known_labels
@@ -96,8 +97,8 @@ class Retrieval(options.Retrieval, Probe):
             hit = relevant.gather(1, descending(similarities))
             hit = hit[hit.any(1)].double()
             precision = hit.cumsum(1) / rank
-            columns = {f"recall@{k}": hit[:, :k].amax(1) for k in self.k}
-            columns |= {f"precision@{k}": precision[:, k - 1] for k in self.k}
+            columns = {f"recall@{k}": hit[:, :k].amax(1) for k in self.options.k}
+            columns |= {f"precision@{k}": precision[:, k - 1] for k in self.options.k}
             columns["mAP"] = (precision * hit).sum(1) / hit.sum(1)
             for column, of_block in columns.items():
                 values.setdefault(column, []).append(of_block)

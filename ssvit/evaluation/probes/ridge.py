@@ -20,8 +20,8 @@ from ssvit.engine.randomness import permutation
 from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import mean_average_precision
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
+from ssvit.evaluation.probes.options import Ridge as RidgeOptions
 from ssvit.evaluation.titles import labels as title_of
 
 _BLOCK = 96  # rows of a block of the Gram matrix; only blocks of its upper triangle are computed
@@ -30,32 +30,33 @@ _MIN_DEVIATION = 1e-5
 _BIAS = 100.0  # a large constant, so that the intercept is hardly penalised
 
 
-class Ridge(options.Ridge, Probe):
+class Ridge(Probe):
     """Fit ridge regression to all images or to a few of each class; the samples are nested over the shots."""
 
+    options: RidgeOptions
     chosen_by: ClassVar[str] = "leave-one-out accuracy on the images of the last column"
     multi_label: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
         """Return the name, ridge for all images and such as few_shot5 for five images of each class."""
-        return "ridge" if self.shots[-1] == "all" else f"few_shot{self.shots[-1]}"
+        return "ridge" if self.options.shots[-1] == "all" else f"few_shot{self.options.shots[-1]}"
 
     @property
     def is_balanced(self) -> bool:
         """Return whether the last column is of few images of each class."""
-        return self.shots[-1] != "all"
+        return self.options.shots[-1] != "all"
 
     def check_classes(self, train_labels: Tensor, test_labels: Tensor, classes: Sequence[str]) -> None:
         """Raise OptionError unless each class has a training image."""
         images = _counts(train_labels, len(classes))
         if not images[fewest := int(images.argmin())]:
             reason = f"class {fewest} ({classes[fewest]}) has 0 training images; at least 1 is required"
-            raise OptionError("shots", self.shots[0], reason)
+            raise OptionError("shots", self.options.shots[0], reason)
 
     def remark(self, train_labels: Tensor, classes: Sequence[str]) -> str:
         """Report classes with fewer training images than shots, all of which are then used."""
-        shots = max((shots for shots in self.shots if shots != "all"), default=0)
+        shots = max((shots for shots in self.options.shots if shots != "all"), default=0)
         images = _counts(train_labels, len(classes))
         if not (rare := int((images < shots).sum())):
             return ""
@@ -65,15 +66,15 @@ class Ridge(options.Ridge, Probe):
     def __call__(self, train: Features, test: Features, *, choose: bool = False) -> Result:
         """Fit a classifier for each number of shots and return one column for each."""
         labels, classes = train.known_labels, train.classes
-        samples = [sample(labels, len(classes), seed) for seed in range(self.seeds)]
+        samples = [sample(labels, len(classes), seed) for seed in range(self.options.seeds)]
         scores, deviations, numbers = {}, {}, []
-        for shots in self.shots:
+        for shots in self.options.shots:
             if shots == "all":
                 supports = [torch.arange(len(labels))]
             else:
                 # A multi-label image may be sampled for several of its classes.
                 supports = [torch.cat([rows[:shots] for rows in of_classes]).unique() for of_classes in samples]
-            fits, correct = zip(*(fit(train, test, support, self.l2) for support in supports), strict=True)
+            fits, correct = zip(*(fit(train, test, support, self.options.l2) for support in supports), strict=True)
             accuracies = [fitted["accuracy"] for fitted in fits]
             mean, title = statistics.fmean(accuracies), title_of(shots)
             scores[title] = mean

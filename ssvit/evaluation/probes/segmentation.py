@@ -19,17 +19,18 @@ from ssvit.data.sources.base import IGNORED
 from ssvit.engine.randomness import permutation
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit
+from ssvit.evaluation.probes.options import Segmentation as SegmentationOptions
 from ssvit.evaluation.probes.scaler import Scaler
 
 _SCORES = 1 << 24  # maximum number of upsampled scores in memory
 
 
-class Segmentation(options.Segmentation, Probe):
+class Segmentation(Probe):
     """Predict the class of each pixel; the penalty of the linear layer is chosen on validation images."""
 
+    options: SegmentationOptions
     name: ClassVar[str] = "segmentation"
     chosen_by: ClassVar[str] = "the mIoU of held-out training images"
     is_accuracy: ClassVar[bool] = False
@@ -68,10 +69,10 @@ class Segmentation(options.Segmentation, Probe):
     def _layer(self, train: Features, shares: Tensor) -> tuple["Layer", float, float]:
         """Return the layer fitted to all training images, its penalty, and the validation mIoU of that penalty."""
         count = len(train.values)
-        order = permutation(self.seed, "segmentation, held out", count)
-        size = min(max(1, round(self.held_out * count)), count - 1)
+        order = permutation(self.options.seed, "segmentation, held out", count)
+        size = min(max(1, round(self.options.held_out * count)), count - 1)
         held_out, trained = order[:size].sort().values, order[size:].sort().values
-        l2s = sorted(self.l2s, reverse=True)
+        l2s = sorted(self.options.l2s, reverse=True)
         layers = self.fit(train.values[trained], shares[trained], l2s)
         values, masks = train.values[held_out], train.known_masks[held_out]
         scores = [mean_iou(label(layer(values), masks.shape[1:]), masks, shares.shape[-1]) for layer in layers]
@@ -90,10 +91,10 @@ class Segmentation(options.Segmentation, Probe):
         """
         is_labelled = shares.sum(-1) > 0
         values, shares = values[is_labelled], shares[is_labelled]
-        scaler = Scaler.of_features(values, self.standardize)
+        scaler = Scaler.of_features(values, self.options.standardize)
         rows = scaler(values)
         start = rows.new_zeros(shares.shape[-1], rows.shape[1]) if start is None else start
-        layers, _ = fit(rows, shares, l2s, start, self.iterations)
+        layers, _ = fit(rows, shares, l2s, start, self.options.iterations)
         return [Layer(scaler, layer) for layer in layers]
 
 

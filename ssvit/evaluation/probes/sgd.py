@@ -13,14 +13,15 @@ from torch import Tensor
 
 from ssvit.engine.randomness import permutation
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes import options
 from ssvit.evaluation.probes.linear import Classifiers, Linear, logits_of, losses
+from ssvit.evaluation.probes.options import Sgd as SgdOptions
 from ssvit.evaluation.probes.scaler import Scaler
 
 
-class Sgd(options.Sgd, Linear):
+class Sgd(Linear):
     """Train a linear layer for each learning rate by SGD on the same batches, initialised at zero."""
 
+    options: SgdOptions
     name: ClassVar[str] = "sgd"
 
     def train(self, train: Features, rows: Tensor) -> Classifiers:
@@ -28,13 +29,14 @@ class Sgd(options.Sgd, Linear):
 
         The layers form one matrix of r k outputs, so that the grid costs a few times as much as one layer.
         """
-        scaler, classes = Scaler.of_features(train.values[rows], self.standardize), len(train.classes)
+        options = self.options
+        scaler, classes = Scaler.of_features(train.values[rows], options.standardize), len(train.classes)
         features, labels = scaler(train.values), train.known_labels
-        layers = features.new_zeros(len(self.learning_rates) * classes, features.shape[1])
+        layers = features.new_zeros(len(options.learning_rates) * classes, features.shape[1])
         velocity = torch.zeros_like(layers)
-        rates = layers.new_tensor(self.learning_rates).repeat_interleave(classes)[:, None]
-        steps = self.epochs * math.ceil(len(rows) / self.batch_size)
-        order = batches(len(rows), batch_size=self.batch_size, epochs=self.epochs, seed=self.seed)
+        rates = layers.new_tensor(options.learning_rates).repeat_interleave(classes)[:, None]
+        steps = options.epochs * math.ceil(len(rows) / options.batch_size)
+        order = batches(len(rows), batch_size=options.batch_size, epochs=options.epochs, seed=options.seed)
         for step, batch in enumerate(order):
             chosen = rows[batch]
             x = features[chosen]
@@ -42,9 +44,9 @@ class Sgd(options.Sgd, Linear):
                 logits = (layers @ x.T).unflatten(0, (-1, classes)).requires_grad_()
                 # Losses are summed over the layers, so that the gradient of each does not depend on the grid's size.
                 (error,) = torch.autograd.grad(losses(logits, labels[chosen]).sum() / len(x), logits)
-            velocity.mul_(self.momentum).add_(layers, alpha=self.weight_decay).addmm_(error.flatten(0, 1), x)
+            velocity.mul_(options.momentum).add_(layers, alpha=options.weight_decay).addmm_(error.flatten(0, 1), x)
             layers.addcmul_(velocity, rates, value=-(1 + math.cos(math.pi * step / steps)) / 2)
-        settings = [{"learning_rate": rate} for rate in self.learning_rates]
+        settings = [{"learning_rate": rate} for rate in options.learning_rates]
         return Classifiers(settings, partial(logits_of, scaler, layers.unflatten(0, (-1, classes))), {})
 
 

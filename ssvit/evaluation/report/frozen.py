@@ -124,7 +124,7 @@ def features_of_probes(
     splits = dict.fromkeys(of_images, _split(encoders, options, device, paired=paired)) if of_images else {}
     for name, probe in probes.items():
         if probe.features == PATCHES:
-            limits = getattr(probe, "train_images", None), getattr(probe, "test_images", None)
+            limits = [getattr(probe.options, limit, None) for limit in ("train_images", "test_images")]
             masked, first = probe.truth == "masks", paired and not splits
             dtype = torch.float32 if masked else torch.float16  # probes of labels store more images
             of_patches = [

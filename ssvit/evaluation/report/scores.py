@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ssvit.config.declaration import Options
 from ssvit.data.batch import EvalTransform
 from ssvit.data.sources.base import is_multi_label
 from ssvit.devices import Precision
@@ -158,7 +157,7 @@ def score(name: str, probe: Probe, split: Split, progress: Callable[[int, int], 
         deviations={name: tuple(map(result.deviations.get, columns)) for name, result in results.items()},
         best=best,
         chosen_by=probe.chosen_by if is_known else "being the last layer",
-        options=probe.values() if isinstance(probe, Options) else {},
+        options=probe.options.values(),
         numbers={name: result.numbers for name, result in results.items()},
         chance=split.chance(balanced=probe.is_balanced) if probe.is_accuracy else None,
         balanced={

@@ -17,9 +17,9 @@ from ssvit.config.declaration import Run
 from ssvit.data.augment import changes
 from ssvit.data.augment import crop as crops
 from ssvit.data.augment.changes import OPERATIONS
-from ssvit.data.augment.crop import CenterCrop, InceptionCrop, RandomCrop, ResizeCrop, ShiftCrop, resample
-from ssvit.data.augment.options import MultiCrop as MultiCropOptions
-from ssvit.data.augment.views import MultiCrop, Views
+from ssvit.data.augment.crop import resample
+from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, ResizeCrop, ShiftCrop
+from ssvit.data.augment.views import Views
 from ssvit.data.batch import Batch
 from ssvit.data.sources.base import IGNORED
 from ssvit.data.sources.base_options import ImageFiles
@@ -38,17 +38,17 @@ STEPS = (
     changes.ColorJitter(0.8, 0.4, 0.4, 0.2, 0.1), changes.Grayscale(0.5), changes.GaussianBlur(0.5, (0.1, 2)),
     changes.Solarize(0.5), changes.Erasing(0.5, (0.02, 0.3333)),
 )  # fmt: skip
-CROPS = (
+CROPS = tuple(crop.build() for crop in (
     InceptionCrop(size=(20, 24)), InceptionCrop(size=16, **CHANGES), ShiftCrop(size=(30, 32)),
     ShiftCrop(size=32, **CHANGES), ResizeCrop(size=(16, 20), resize=24), ResizeCrop(size=16, resize=20, **CHANGES),
     CenterCrop(size=20), CenterCrop(size=20, fit="squash"),
-)  # fmt: skip
-VIEWS = MultiCrop(MultiCropOptions(**SMALL))
+))  # fmt: skip
+VIEWS = MultiCrop(**SMALL).build()
 OF_FLOATS = (*STEPS[:3], *STEPS[6:], *CROPS[::2], CROPS[7])
 
 
 def called(value: object) -> str:
-    return f"{type(value).__name__}{' with changes' if getattr(value, 'solarize', 0) else ''}"
+    return f"{type(value).__name__}{' with changes' if getattr(value, 'changes', ()) else ''}"
 
 
 def images(count: int, h: int = 32, w: int = 32, c: int = 3) -> torch.Tensor:
@@ -87,9 +87,10 @@ def test_an_image_is_a_function_of_seed_slot_and_view(augment: Any) -> None:
 
     for part in (torch.tensor([7]), torch.arange(3, 20), torch.arange(59, -1, -1)):
         same(part, pictures[part])
-        if isinstance(augment, crops.RandomCrop | CenterCrop | MultiCrop) and not getattr(augment, "solarize", 0):
-            same(part, list(pictures[part]), share=float(isinstance(augment, InceptionCrop)))
-    if not isinstance(augment, CenterCrop):
+        is_solarized = isinstance(augment, crops.RandomCrop) and augment.options.solarize
+        if augment in (*CROPS, VIEWS) and not is_solarized:
+            same(part, list(pictures[part]), share=float(isinstance(augment, crops.InceptionCrop)))
+    if not isinstance(augment, crops.CenterCrop):
         others = [augment(pictures, slots, 4, *views), augment(pictures, slots + 60, 3, *views)]
         others += [] if augment is VIEWS else [augment(pictures, slots, 3, 0)]
         assert all(not torch.equal(one, tensors(other)[0]) for other in others for one in whole[:1])
@@ -107,7 +108,7 @@ def test_a_crop_does_not_depend_on_how_many_are_made_together(inputs: torch.Tens
     found = []
     for values in (1 << 12, 1 << 17, 1 << 18):
         monkeypatch.setattr(crops, "_CHUNK", values)
-        found.append(InceptionCrop(size=32)(inputs, SLOTS[:90], seed=0))
+        found.append(InceptionCrop(size=32).build()(inputs, SLOTS[:90], seed=0))
     assert found[0].equal(found[1])
     assert found[1].equal(found[2])
 
@@ -133,11 +134,13 @@ def windows(image: torch.Tensor, h: int, w: int, flips: tuple[bool, ...] = (Fals
     }
 
 
-@pytest.mark.parametrize("crop", [ShiftCrop(size=(12, 10), padding=3), ResizeCrop(size=(9, 10), resize=12)])
-def test_windows_are_torchvisions_each_as_likely(crop: ShiftCrop | ResizeCrop) -> None:
+@pytest.mark.parametrize(
+    "crop", [ShiftCrop(size=(12, 10), padding=3).build(), ResizeCrop(size=(9, 10), resize=12).build()]
+)
+def test_windows_are_torchvisions_each_as_likely(crop: crops.ShiftCrop | crops.ResizeCrop) -> None:
     """Crops come from the image that torchvision pads by reflection, or resizes to a square."""
     picture = images(5, 12, 10, 2)[3]
-    wide = tvf.pad(picture, [3], padding_mode="reflect") if isinstance(crop, ShiftCrop) else None
+    wide = tvf.pad(picture, [3], padding_mode="reflect") if isinstance(crop, crops.ShiftCrop) else None
     wide = tvf.resize(picture, [12, 12], antialias=True) if wide is None else wide
     places, out = windows(wide, *crop.size), crop(picture.expand(COUNT, -1, -1, -1), SLOTS, 0)
     drawn = [places[one.numpy().tobytes()] for one in out]
@@ -147,32 +150,32 @@ def test_windows_are_torchvisions_each_as_likely(crop: ShiftCrop | ResizeCrop) -
 
 def test_an_image_too_small_for_a_window_is_an_error() -> None:
     with pytest.raises(UserError, match="an image of 10x8 pixels"):
-        ShiftCrop(size=20)(images(3, 8, 10), SLOTS[:3], 0)
+        ShiftCrop(size=20).build()(images(3, 8, 10), SLOTS[:3], 0)
 
 
-def boxes(crop: InceptionCrop, height: int, width: int, count: int = COUNT) -> tuple[torch.Tensor, torch.Tensor]:
+def boxes(crop: crops.InceptionCrop, height: int, width: int, count: int = COUNT) -> tuple[torch.Tensor, torch.Tensor]:
     return crop.sample(0, torch.arange(count), torch.tensor([[height, width]]).expand(count, 2))
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (32, 32), (20, 90)])
 def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int) -> None:
-    crop = InceptionCrop(size=8)
+    crop = InceptionCrop(size=8).build()
     found, flips = boxes(crop, height, width)
     torch.manual_seed(0)
     blank = torch.zeros(3, height, width)
-    peer = v2.RandomResizedCrop(8, crop.scale, crop.ratio)
+    peer = v2.RandomResizedCrop(8, crop.options.scale, crop.options.ratio)
     theirs = np.array([[*peer.make_params([blank]).values()] for _ in SLOTS])
     ours = found.numpy()
     for a, b in zip((*ours.T, ours[:, 2] * ours[:, 3], ours[:, 3] / ours[:, 2]),
                     (*theirs.T, theirs[:, 2] * theirs[:, 3], theirs[:, 3] / theirs[:, 2]), strict=True):  # fmt: skip
         assert ks_2samp(a, b).pvalue > 1e-3
     assert abs(flips.double().mean() - 0.5) < 4 * (0.25 / COUNT) ** 0.5
-    assert [boxes(InceptionCrop(size=8, flip=flip), 9, 9)[1].sum() for flip in (0, 1)] == [0, COUNT]
+    assert [boxes(InceptionCrop(size=8, flip=flip).build(), 9, 9)[1].sum() for flip in (0, 1)] == [0, COUNT]
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 50), (50, 1), (7, 300), (33, 47)])
 def test_boxes_lie_within_the_image(height: int, width: int) -> None:
-    top, left, h, w = boxes(InceptionCrop(size=8), height, width)[0].unbind(1)
+    top, left, h, w = boxes(InceptionCrop(size=8).build(), height, width)[0].unbind(1)
     assert torch.stack((top, left, h - 1, w - 1, height - top - h, width - left - w)).min() >= 0
 
 
@@ -180,14 +183,14 @@ def test_where_no_try_fits_the_crop_is_torchvisions() -> None:
     options = {"scale": (1.0, 1.0), "ratio": (0.5, 0.6)}
     for height, width in ((10, 100), (100, 10), (60, 60)):
         theirs = v2.RandomResizedCrop(8, **options).make_params([torch.zeros(3, height, width)])
-        ours = boxes(InceptionCrop(size=8, **options), height, width, 1)[0][0].tolist()
+        ours = boxes(InceptionCrop(size=8, **options).build(), height, width, 1)[0][0].tolist()
         assert ours == [theirs[side] for side in ("top", "left", "height", "width")]
 
 
 @pytest.mark.parametrize("size", [32, (16, 48), (5, 7), (90, 100)])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 40, 70), (5, 21, 9)])
 def test_crops_are_torchvisions_within_one_grey_level(size: int | tuple[int, int], shape: tuple[int, ...]) -> None:
-    crop, slots = InceptionCrop(size=size), torch.arange(40) + 1000
+    crop, slots = InceptionCrop(size=size).build(), torch.arange(40) + 1000
     c, h, w = shape
     batch = images(40, h, w, c)
     found, flips = crop.sample(3, slots, torch.tensor([[h, w]]).expand(40, 2))
@@ -213,28 +216,28 @@ def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -
 def test_center_crops_are_torchvisions(height: int, width: int) -> None:
     image = images(5, height, width)[4]
     squashed = {size: tvf.resize(image, list(size), antialias=True) for size in ((32, 32), (24, 40))}
-    cases = [(CenterCrop(size=size, fit="stretch"), expected) for size, expected in squashed.items()]
+    cases = [(CenterCrop(size=size, fit="stretch").build(), expected) for size, expected in squashed.items()]
     for rows, columns in squashed:  # the largest image that fits, between equal borders of zeros
         factor = min(rows / height, columns / width)
         whole = tvf.resize(image, [round(height * factor), round(width * factor)], antialias=True)
         free = rows - whole.shape[1], columns - whole.shape[2]
         padded = tvf.pad(whole, [free[1] // 2, free[0] // 2, -(-free[1] // 2), -(-free[0] // 2)])
-        cases.append((CenterCrop(size=(rows, columns), fit="pad"), padded))
+        cases.append((CenterCrop(size=(rows, columns), fit="pad").build(), padded))
     if min(height, width) > 40:
         theirs = v2.Compose([v2.Resize(40, antialias=True), v2.CenterCrop(32)])(image)
-        cases.append((CenterCrop(size=32, resize=40), theirs))
+        cases.append((CenterCrop(size=32, resize=40).build(), theirs))
     for crop, expected in cases:
         assert crop([image])[0].equal(expected)
         assert crop(image[None].repeat(5, 1, 1, 1))[4].equal(expected)
     plain = torch.full((2, 1, height, width), 9, dtype=torch.uint8)
-    assert CenterCrop(size=(24, 32))(plain).equal(torch.full((2, 1, 24, 32), 9, dtype=torch.uint8))  # covered
-    assert CenterCrop(size=(height, width), resize=25)(image[None])[0].equal(image)
+    assert CenterCrop(size=(24, 32)).build()(plain).equal(torch.full((2, 1, 24, 32), 9, dtype=torch.uint8))  # covered
+    assert CenterCrop(size=(height, width), resize=25).build()(image[None])[0].equal(image)
 
 
 @pytest.mark.parametrize("shape", [(13, 40), (40, 13), (24, 16), (50, 60), (5, 3)])
 @pytest.mark.parametrize("options", [{}, {"resize": 30}, {"fit": "stretch"}, {"fit": "pad"}])
 def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[str, Any]) -> None:
-    crop, mask = CenterCrop(size=(24, 16), **options), torch.zeros(shape, dtype=torch.uint8)
+    crop, mask = CenterCrop(size=(24, 16), **options).build(), torch.zeros(shape, dtype=torch.uint8)
     mask[shape[0] // 2 :] += 1
     mask[:, shape[1] // 2 :] += 2
     found = crop.mask(mask)
@@ -419,9 +422,10 @@ def test_erasing_replaces_the_pixels_of_the_rectangle_by_uniform_values() -> Non
 
 
 @pytest.mark.parametrize("crop", CROPS[1:6:2], ids=called)
-def test_every_crop_has_all_changes_one_after_the_other(crop: RandomCrop) -> None:
+def test_every_crop_has_all_changes_one_after_the_other(crop: crops.RandomCrop) -> None:
     pictures, slots = images(40), SLOTS[:40] + 7
-    plain = type(crop)(**{name: value for name, value in vars(crop).items() if name not in (*CHANGES, "changes")})
+    options = {name: value for name, value in crop.options.values().items() if name not in CHANGES}
+    plain = type(crop.options)(**options).build()
     assert plain.changes == ()
     for view in (0, 2):
         expected = plain(pictures, slots, 5, view)
@@ -441,15 +445,15 @@ def test_dinos_views_are_crops_with_their_changes() -> None:
     for number, (view, blur, solarize) in enumerate(zip(every, blurs, inverted, strict=True)):
         size, scale = (16, (0.4, 1.0)) if number < 2 else ((8, 10), (0.05, 0.4))
         changes = {"jitter": 0.8, "grayscale": 0.2, "blur": blur, "sigma": (0.1, 0.5), "solarize": solarize}
-        assert view.equal(InceptionCrop(size=size, scale=scale, **changes)(list(pictures), slots, 5, number))
+        assert view.equal(InceptionCrop(size=size, scale=scale, **changes).build()(list(pictures), slots, 5, number))
     assert (every[0] != every[1]).flatten(1).any(1).sum() > 30
-    assert set(MultiCrop(MultiCropOptions(**SMALL | {"local_views": 0}))(pictures, slots, 0)) == {"global"}
+    assert set(MultiCrop(**SMALL | {"local_views": 0}).build()(pictures, slots, 0)) == {"global"}
     with pytest.raises(UserError, match=r"^data\.augment: .*global and local"):
         _ = Batch(found, None, slots).images
 
 
 def test_users_define_groups_of_views() -> None:
-    plain, turned = CenterCrop(size=20), ShiftCrop(size=20, padding=0, flip=0, vertical_flip=1)
+    plain, turned = CenterCrop(size=20).build(), ShiftCrop(size=20, padding=0, flip=0, vertical_flip=1).build()
     augment, pictures = Views({"clean": [plain], "pair": [turned, plain]}), images(4, 20, 20)
     found = augment(pictures, SLOTS[:4], 0)
     assert found["clean"].equal(pictures[:, None])
@@ -467,12 +471,12 @@ def test_users_define_groups_of_views() -> None:
         (ShiftCrop, {"rotation": 200}, "rotation"), (ShiftCrop, {"magnitude": 31}, "magnitude"),
         (ShiftCrop, {"erasing": 1.5}, "erasing"), (ShiftCrop, {"erased_area": [0.5, 0.1]}, "erased_area"),
         (ShiftCrop, {"blur": 0.5, "sigma": [0.1, 9]}, "sigma"), (ShiftCrop, {"sigma": [2, 1]}, "sigma"),
-        (MultiCropOptions, {"local_size": 0}, "local_size"),
-        (MultiCropOptions, {"local_scale": [0.5, 2]}, "local_scale"),
-        (MultiCropOptions, {"blur": 0.5}, "blur"),
-        (MultiCropOptions, {"solarize": [0, 0, 2]}, "solarize"),
-        (MultiCropOptions, {**SMALL, "quarter_turns": True}, "quarter_turns"),
-        (MultiCropOptions, {**SMALL, "sigma": [0.1, 4.0]}, "sigma"),
+        (MultiCrop, {"local_size": 0}, "local_size"),
+        (MultiCrop, {"local_scale": [0.5, 2]}, "local_scale"),
+        (MultiCrop, {"blur": 0.5}, "blur"),
+        (MultiCrop, {"solarize": [0, 0, 2]}, "solarize"),
+        (MultiCrop, {**SMALL, "quarter_turns": True}, "quarter_turns"),
+        (MultiCrop, {**SMALL, "sigma": [0.1, 4.0]}, "sigma"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_named(make: Any, options: dict[str, Any], name: str) -> None:
@@ -495,4 +499,6 @@ def test_colours_of_other_channels_and_of_floats_are_not_changed(change: dict[st
 def test_a_crop_that_exceeds_the_resized_image_covers_it_instead(shape):
     """The shorter side would become 16, less than the width of the crop, and its border would be black."""
     images = torch.full((1, 3, *shape), 255, dtype=torch.uint8)
-    assert torch.equal(CenterCrop(size=(16, 32), resize=16)(images), torch.full((1, 3, 16, 32), 255, dtype=torch.uint8))
+    assert torch.equal(
+        CenterCrop(size=(16, 32), resize=16).build()(images), torch.full((1, 3, 16, 32), 255, dtype=torch.uint8)
+    )

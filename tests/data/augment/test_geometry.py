@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssvit.data.augment.changes import OPERATIONS, QuarterTurns, RandAugment, Rotation, VerticalFlip
-from ssvit.data.augment.crop import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
+from ssvit.data.augment.options import CenterCrop, InceptionCrop, ResizeCrop, ShiftCrop
 from ssvit.data.augment.options import MultiCrop as MultiCropOptions
 from ssvit.data.augment.views import MultiCrop
 
@@ -45,7 +45,7 @@ def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) 
 
 @pytest.mark.parametrize("sides", [(40, 40), (31, 47)])
 @pytest.mark.parametrize(
-    "crop",
+    "options",
     [
         InceptionCrop(size=(24, 20)), InceptionCrop(size=24, **TURNS), InceptionCrop(size=(60, 70)),
         InceptionCrop(size=40, rotation=180, **TURNS, **WHOLE), ShiftCrop(size=(30, 28), padding=6),
@@ -53,10 +53,11 @@ def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) 
         CenterCrop(size=(24, 18)), CenterCrop(size=24, resize=40), CenterCrop(size=24, fit="squash"),
         CenterCrop(size=(24, 30), fit="pad"), CenterCrop(size=40),
     ],
-    ids=lambda crop: f"{type(crop).__name__}-{crop.size}",
+    ids=lambda options: f"{type(options).__name__}-{options.size}",
 )  # fmt: skip
-def test_crops_show_the_pixels_that_their_geometry_names(crop: Any, sides: tuple[int, int]) -> None:
-    if getattr(crop, "rotation", 0) and sides[0] != sides[1]:
+def test_crops_show_the_pixels_that_their_geometry_names(options: Any, sides: tuple[int, int]) -> None:
+    crop = options.build()
+    if getattr(options, "rotation", 0) and sides[0] != sides[1]:
         pytest.skip("a crop of ratio 1 does not show the whole image, and a turn reflects its end")
     image, many = places(*sides), torch.tensor([sides] * COUNT)
     for view in (0, 3):

@@ -7,7 +7,7 @@ import torch
 from images import put, put_grey
 from torch import Tensor
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, datasets_options
 from ssvit.data.sources.base import class_text, subset
@@ -63,9 +63,11 @@ def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
     ).train
     order = torch.tensor([3, 0, 2])
     assert source.take(order).labels.equal(source.labels[order])
-    memory = Memory(torch.stack([CenterCrop(size=8)([source.read(i)])[0] for i in range(9)]), source.labels, CLASSES)
+    memory = Memory(
+        torch.stack([CenterCrop(size=8).build()([source.read(i)])[0] for i in range(9)]), source.labels, CLASSES
+    )
     for one in (source, memory):
-        loader = Loader(source=one, transform=CenterCrop(size=8), seed=0, batch_size=4)
+        loader = Loader(source=one, transform=CenterCrop(size=8).build(), seed=0, batch_size=4)
         for batch in loader.batches(0, 3):
             number = batch.images[:, 0, 0, 0].long()  # the grey of an image is its number in the table
             assert batch.labels.dtype == torch.bool

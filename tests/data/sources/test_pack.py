@@ -14,7 +14,7 @@ from PIL import Image
 from runs import final, kill_after
 
 from ssvit.cli.pack import command as pack_command
-from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets, packing, shards
 from ssvit.data.sources.base import Data
@@ -48,7 +48,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def batches(source) -> list[torch.Tensor]:
-    loader = Loader(source=source, transform=InceptionCrop(size=6), seed=0, batch_size=8)
+    loader = Loader(source=source, transform=InceptionCrop(size=6).build(), seed=0, batch_size=8)
     return [batch.images for batch in loader.batches(0, 6)]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import shapes
 from ssvit.data.sources.base import masks
 from ssvit.data.sources.shapes import render
@@ -110,7 +110,7 @@ def test_the_data_set_has_disjoint_images_and_their_masks():
     assert (train.shape, test.shape) == ((20, 3, 16, 24), (12, 3, 16, 24))
     assert len(torch.cat((train, test)).flatten(1).unique(dim=0)) == 32
     for source in (data.train, data.test, data.train.take(torch.tensor([7, 3]))):
-        found = masks(source, CenterCrop(size=(16, 24)).mask, torch.arange(len(source)))
+        found = masks(source, CenterCrop(size=(16, 24)).build().mask, torch.arange(len(source)))
         assert (found.flatten(1).amax(1) == source.labels + 1).all()
 
 

@@ -16,7 +16,7 @@ from command import error_of
 from images import class_names, picture, pixels, put, put_tar
 from PIL import Image
 
-from ssvit.data.augment.crop import InceptionCrop
+from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import datasets
 from ssvit.data.sources.base import Data, Source, Unreadable
@@ -136,7 +136,7 @@ def test_batches_are_those_of_the_same_files_for_any_number_of_workers(tmp_path:
     reference = Files(files, [n % 3 for n in ordered], CLASSES)
 
     def batches(source: Source, first: int, workers: int = 0) -> list[torch.Tensor]:
-        crop = InceptionCrop(size=6)
+        crop = InceptionCrop(size=6).build()
         loader = Loader(source=source, transform=crop, seed=1, batch_size=4, workers=workers, order="bijection")
         return [tensor for batch in loader.batches(first, 6) for tensor in batch.tensors]
 
@@ -184,7 +184,7 @@ def test_a_damaged_image_is_named_and_replaced(tmp_path: Path, case: Case) -> No
     with pytest.raises(Unreadable) as caught:
         data.train.read(place)
     assert str(caught.value) == f"{data.train.name(place)}: not an image of a known format"
-    loader = Loader(source=data.train, transform=InceptionCrop(size=6), seed=1, batch_size=12)
+    loader = Loader(source=data.train, transform=InceptionCrop(size=6).build(), seed=1, batch_size=12)
     with pytest.raises(UserError, match="1 of 12 image files cannot be read"):
         list(loader.batches(0, 1))
     assert list(loader.unreadable) == [data.train.name(place)]

@@ -11,7 +11,7 @@ import torchvision.datasets
 from images import put_grey
 from PIL import Image, features
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.loader import Loader
 from ssvit.data.sources import base_options as source_options
 from ssvit.data.sources import datasets, datasets_options
@@ -38,7 +38,7 @@ class Greys(Source):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> None:
-    transform = CenterCrop(size=2)
+    transform = CenterCrop(size=2).build()
 
     def shown(source: Source) -> tuple[list[int], dict[str, str]]:
         loader = Loader(source=source, transform=transform, seed=0, batch_size=10, workers=workers)
@@ -298,17 +298,17 @@ def test_masks_go_with_their_images(tmp_path: Path) -> None:
     for part in (data.train.take(torch.tensor([1, 0])), Selection(data.train, torch.tensor([1, 0]))):
         assert [part.mask(i)[0, 0].item() for i in (0, 1)] == [255, 1]
     assert (data.validation.mask(0) == 3).all()
-    assert masks(data.train, CenterCrop(size=5).mask, torch.tensor([1, 0, 1])).flatten(1).unique(dim=1).tolist() == [
-        [255], [1], [255],
-    ]  # fmt: skip
+    crop = CenterCrop(size=5).build()
+    found = masks(data.train, crop.mask, torch.tensor([1, 0, 1]))
+    assert found.flatten(1).unique(dim=1).tolist() == [[255], [1], [255]]
     plain = datasets.folder(datasets_options.Folder(root=root))
     assert plain.train.mask(0) is None
     assert plain.train.fingerprint == data.train.fingerprint
     with pytest.raises(UserError, match=r"1\.jpg has no mask"):
-        masks(plain.train, CenterCrop(size=5).mask, torch.tensor([0]))
+        masks(plain.train, crop.mask, torch.tensor([0]))
     of.unlink()
     with pytest.raises(UserError, match=r"3\.png: No such file"):
-        masks(data.validation, CenterCrop(size=5).mask, torch.tensor([0]))
+        masks(data.validation, crop.mask, torch.tensor([0]))
     assert Greys().mask(0) is None
     with pytest.raises(OptionError, match="masks=nowhere: no such folder"):
         datasets.folder(datasets_options.Folder(root=root, masks="nowhere"))

@@ -14,7 +14,7 @@ from PIL import Image
 from ranks import own_rank, results
 from tiny import Table
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.base import class_text
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
@@ -52,7 +52,7 @@ def case(count: int, k: int, *, multi_label: bool = False) -> tuple[Table, Memor
 
 def evaluation(source, side: int = 4, part: str = "test", **options) -> Classification:
     chosen = ClassificationOptions(**{"batch_size": 16} | options)
-    return Classification(chosen, source=source, transform=CenterCrop(size=side), part=part)
+    return Classification(chosen, source=source, transform=CenterCrop(size=side).build(), part=part)
 
 
 def calibration_error(probabilities, correct) -> tuple[float, list[list[float]]]:

@@ -11,7 +11,7 @@ import tiny
 import torch
 from command import error_of
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation import evaluators
@@ -28,11 +28,11 @@ from ssvit.evaluation.evaluators.options import (
     Prediction,
     Probing,
 )
-from ssvit.evaluation.probes.knn import Knn
+from ssvit.evaluation.probes.options import Knn
 from ssvit.figures.base import Figure
 from ssvit.figures.plot import Plot
 
-VIEW = CenterCrop(size=16)
+VIEW = CenterCrop(size=16).build()
 # The objective, and the options of its evaluation.
 EVALUATORS = {
     "prediction": (tiny.model, Prediction),
@@ -56,7 +56,7 @@ def build(name: str, source: Memory | None = None, **options: object) -> Evaluat
     source = tiny.labelled() if source is None else source
     chosen = EVALUATORS[name][1](**{"batch_size": 10} | options)
     if isinstance(chosen, Probing):
-        return online.Probing(chosen, probes={"knn": Knn(k=3)}, train=source, test=source, transform=VIEW)
+        return online.Probing(chosen, probes={"knn": Knn(k=3).build()}, train=source, test=source, transform=VIEW)
     augment = {"augment": tiny.transform(tiny.simclr())} if isinstance(chosen, Contrast) else {}
     return chosen.build(source=source, transform=VIEW, **augment)
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from ranks import own_rank, results, start
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation import options as features_options
@@ -25,14 +25,13 @@ from ssvit.evaluation.evaluators.online import Probing, describe, start_of
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.features import Frozen, Pixels, extract
 from ssvit.evaluation.probes.base import Probe, Result
-from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.ridge import Ridge
+from ssvit.evaluation.probes.options import Knn, Ridge
 from ssvit.evaluation.processes import all_gather_results
 from ssvit.training import loop
 
 CLASSES = ("dark", "pale", "red")
-VIEW = CenterCrop(size=16)
-PROBES = {"knn": Knn(k=4), "few_shot": Ridge(shots=3)}
+VIEW = CenterCrop(size=16).build()
+PROBES = {"knn": Knn(k=4).build(), "few_shot": Ridge(shots=3).build()}
 
 
 def labelled(count: int, seed: int) -> Memory:
@@ -306,7 +305,7 @@ START = {"step": 0, "train_images": 30, "test_images": 45, "knn4": 0.31}
 def test_a_line_compares_a_probe_with_its_baselines(changes, start, multi_label, verdicts):
     metrics = METRICS | changes
     baselines = {"random weights": start_of([START | start], metrics).get("knn4")}
-    line = describe(Knn(k=4), metrics, baselines, multi_label=multi_label)
+    line = describe(Knn(k=4).build(), metrics, baselines, multi_label=multi_label)
     assert (
         re.findall(r"((?:not )?(?:significantly )?(?:better|worse|different|equal))(?= than| from| to)", line)
         == verdicts

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.evaluation.evaluators import latent, prediction
 from ssvit.evaluation.evaluators.autoencoding import Autoencoding
@@ -58,7 +58,7 @@ def latent_model() -> Latent:
 
 
 def evaluator(kind, pictures: torch.Tensor, **options):
-    return kind(HeldOut(batch_size=16, **options), source=Memory(pictures), transform=CenterCrop(size=SIZE))
+    return kind(HeldOut(batch_size=16, **options), source=Memory(pictures), transform=CenterCrop(size=SIZE).build())
 
 
 def distance(a: int, b: int, columns: int = GRID[1]) -> float:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.attentive import AttentionPooling, Attentive, rate_factor
-from ssvit.evaluation.probes.logistic import Logistic
+from ssvit.evaluation.probes.attentive import AttentionPooling, rate_factor
+from ssvit.evaluation.probes.options import Attentive, Logistic
 
 CLASSES = ("a", "b", "c")
 
@@ -62,10 +62,10 @@ def test_learning_rates_rise_and_fall():
 
 def test_it_finds_what_the_mean_over_the_patches_hides():
     train, test = hidden(600, 0), hidden(300, 1)
-    probe = Attentive(learning_rates=[3e-3, 1e-2, 3e-2], weight_decays=[5e-4], epochs=30, batch_size=64)
+    probe = Attentive(learning_rates=[3e-3, 1e-2, 3e-2], weight_decays=[5e-4], epochs=30, batch_size=64).build()
     found = probe(train, test)
     means = [Features(of.values.float().mean((1, 2)), of.labels, CLASSES) for of in (train, test)]
-    of_means = Logistic(l2s=[1e-3, 1e-2, 1e-1])(*means)
+    of_means = Logistic(l2s=[1e-3, 1e-2, 1e-1]).build()(*means)
     assert found.scores["test"] > 0.95
     assert of_means.scores["test"] < 0.7
     assert found.per_image.mean().item() == found.scores["test"]
@@ -78,7 +78,7 @@ def test_it_finds_what_the_mean_over_the_patches_hides():
 def test_a_classifier_does_not_depend_on_the_others_of_its_grid():
     train, test = hidden(90, 0), hidden(30, 1)
     both, alone = (
-        Attentive(weight_decays=[5e-4], epochs=2, batch_size=16, learning_rates=rates)(train, test).numbers
+        Attentive(weight_decays=[5e-4], epochs=2, batch_size=16, learning_rates=rates).build()(train, test).numbers
         for rates in ([1e-2, 1e-1], [1e-2])
     )
     assert alone["validation_grid"] == both["validation_grid"][:1]

@@ -11,7 +11,8 @@ from sklearn.preprocessing import StandardScaler
 from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.options import HNSW, IVF
-from ssvit.evaluation.probes.knn import Knn, vote
+from ssvit.evaluation.probes.knn import vote
+from ssvit.evaluation.probes.options import Knn
 
 
 def features(count: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,7 +27,7 @@ def knn(train, train_labels, test, test_labels, *, classes, **options):
     """Accuracy by k."""
     names = tuple(map(str, range(classes)))
     both = Features(train, train_labels, names), Features(test, test_labels, names)
-    return Knn(**options)(*both).numbers["test"]
+    return Knn(**options).build()(*both).numbers["test"]
 
 
 def plain(similarities, indices, labels, truth, temperature, k):
@@ -77,13 +78,13 @@ def test_standardised_features_have_the_neighbours_that_sklearns_scaling_gives()
     found = knn(train, labels, test, truth, classes=3, k=[5], standardize=True)
     assert found == knn(scaled[0], labels, scaled[1], truth, classes=3, k=[5])
     assert found[5] > knn(train, labels, test, truth, classes=3, k=[5])[5] + 0.2
-    assert Knn(k=5, standardize=True).name == "knn5_standardized"
+    assert Knn(k=5, standardize=True).build().name == "knn5_standardized"
 
 
 def test_the_image_itself_is_left_out():
     train, labels = features(80, 8, 3, seed=0)
     both = 2 * [Features(train, labels, "abc")]
-    result = Knn(k=[1, 5])(*both, choose=True)
+    result = Knn(k=[1, 5]).build()(*both, choose=True)
     nearest = F.normalize(train.double()) @ F.normalize(train.double()).T
     ordered = nearest.fill_diagonal_(-2).sort(descending=True)
     expected = {k: plain(*ordered, labels, labels, 0.07, k) for k in (1, 5)}
@@ -97,10 +98,10 @@ IMAGES, LABELS = features(30, 4, 3, seed=0)
 
 def test_an_approximate_index_votes_as_the_exact_one_where_it_finds_all():
     both = 2 * [Features(IMAGES, LABELS, "abc")]
-    exact = Knn(k=[1, 5])(*both).scores
+    exact = Knn(k=[1, 5]).build()(*both).scores
     for index in (HNSW(), IVF(nlist=4, nprobe=4)):
-        probe = Knn(k=[1, 5], index=index)
+        probe = Knn(k=[1, 5], index=index).build()
         assert probe(*both).scores == exact
         assert probe.name == f"knn5_{type(index).__name__.lower()}"
     with pytest.raises(OptionError, match=r"^k=20: "):
-        Knn(k=[20], index=IVF(nlist=4, nprobe=1))(*both)
+        Knn(k=[20], index=IVF(nlist=4, nprobe=1)).build()(*both)

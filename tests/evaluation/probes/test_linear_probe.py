@@ -12,9 +12,10 @@ from sklearn.linear_model import LogisticRegression
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.linear import Classifiers, LinearScores, hold_out_by_class, logits_of, losses
-from ssvit.evaluation.probes.logistic import Logistic, fit
+from ssvit.evaluation.probes.logistic import fit
+from ssvit.evaluation.probes.options import Logistic, Sgd
 from ssvit.evaluation.probes.scaler import Scaler
-from ssvit.evaluation.probes.sgd import Sgd, batches
+from ssvit.evaluation.probes.sgd import batches
 
 CLASSES = 4
 RATES = (0.3, 0.003, 0.03)
@@ -45,7 +46,7 @@ SGD = Sgd(learning_rates=RATES, epochs=3, batch_size=32)
 
 
 def probed(probe, train=TRAIN, labels=LABELS, test=TEST, test_labels=TEST_LABELS, *, names=NAMES, **options):
-    return probe.changed(**options)(Features(train, labels, names), Features(test, test_labels, names))
+    return probe.changed(**options).build()(Features(train, labels, names), Features(test, test_labels, names))
 
 
 sgd, logistic = partial(probed, SGD), partial(probed, Logistic(l2s=L2S))
@@ -106,7 +107,7 @@ def test_the_sgd_probe_is_the_loop_that_one_would_write(standardize, options):
     for train, test in ((NOISE, TEST_NOISE), (TRAIN, TEST)):
         probe = SGD.changed(standardize=standardize, held_out=0.2, seed=4, **options)
         result = probed(probe, train, test=test)
-        logits = probe.train(Features(train, LABELS, NAMES), trained).logits(test, range(len(RATES)))
+        logits = probe.build().train(Features(train, LABELS, NAMES), trained).logits(test, range(len(RATES)))
         if standardize:
             train, test = standardized(train, train[trained]), standardized(test, train[trained])
         layers = {rate: trained_alone(train, LABELS, order, rate=rate, **options) for rate in RATES}
@@ -353,4 +354,4 @@ def test_classes_that_are_not_tested_or_not_trained_on_are_no_matter():
 )
 def test_classes_that_do_not_suffice_are_reported(labels, message):
     with pytest.raises(UserError, match=message):
-        SGD.check_classes(labels, TEST_LABELS, NAMES)
+        SGD.build().check_classes(labels, TEST_LABELS, NAMES)

@@ -12,10 +12,7 @@ from ssvit.errors import OptionError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.precision import average_precisions, mean_average_precision, share_of_class
 from ssvit.evaluation.probes import logistic, ridge
-from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.logistic import Logistic
-from ssvit.evaluation.probes.ridge import Ridge
-from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.evaluation.probes.options import Knn, Logistic, Ridge, Sgd
 
 CLASSES = ("cat", "dog", "owl", "yak")
 
@@ -56,14 +53,14 @@ def test_the_vote_is_the_mean_of_the_neighbours_classes() -> None:
             for weight, place in zip(weights, best.indices.tolist(), strict=True):
                 shares[row] += weight * train.labels[place]
             shares[row] /= sum(weights)
-        result = Knn(temperature=temperature, k=[2, 5])(train, test, choose=True)
+        result = Knn(temperature=temperature, k=[2, 5]).build()(train, test, choose=True)
         assert result.scores["5-NN"] == pytest.approx(mean_average_precision(shares.float(), test.labels))
         assert len(result.choice) == 1
 
 
 def test_least_squares_on_several_classes() -> None:
     train, test = split(80, 0), split(50, 1)
-    probe = Ridge(l2=[1e-3, 10.0])
+    probe = Ridge(l2=[1e-3, 10.0]).build()
     result = probe(train, test)
     x, y = ridge.whiten(train.values, train.values), 2 * train.labels.double() - 1
     precisions = {}
@@ -81,13 +78,15 @@ def test_least_squares_on_several_classes() -> None:
     weights = torch.linalg.solve(x.T @ x + chosen * torch.eye(7), x.T @ y)
     guesses = ridge.whiten(train.values, test.values) @ weights
     assert result.scores["all labels"] == pytest.approx(mean_average_precision(guesses, test.labels))
-    (few,) = Ridge(shots=3, seeds=2)(train, test).numbers
+    (few,) = Ridge(shots=3, seeds=2).build()(train, test).numbers
     assert all(4 <= fit["images"] <= 12 for fit in few["fits"])
     samples = ridge.sample(train.labels, 4, 0)
     assert [train.labels[places, k].all().item() for k, places in enumerate(samples)] == [True] * 4
-    assert Ridge(shots=99).remark(train.labels, CLASSES).startswith("shots=99: 4 of 4")
+    assert Ridge(shots=99).build().remark(train.labels, CLASSES).startswith("shots=99: 4 of 4")
     with pytest.raises(OptionError, match="shots=99: class 3"):
-        Ridge(shots=99).check_classes(train.labels * torch.tensor([True, True, True, False]), test.labels, CLASSES)
+        Ridge(shots=99).build().check_classes(
+            train.labels * torch.tensor([True, True, True, False]), test.labels, CLASSES
+        )
 
 
 def test_linear_layers_by_sigmoids() -> None:
@@ -99,7 +98,7 @@ def test_linear_layers_by_sigmoids() -> None:
         model = LogisticRegression(C=1 / (200 * 0.01), tol=1e-8, max_iter=1000).fit(train.values, train.labels[:, k])
         assert np.allclose(layer[k, :-1], model.coef_[0], atol=2e-3)
         assert layer[k, -1].item() == pytest.approx(model.intercept_[0], abs=2e-3)
-    for probe in (Logistic(l2s=[0.1, 0.01]), Sgd(learning_rates=[0.1, 0.5], epochs=4, batch_size=50)):
+    for probe in (Logistic(l2s=[0.1, 0.01]).build(), Sgd(learning_rates=[0.1, 0.5], epochs=4, batch_size=50).build()):
         result = probe(train, test)
         assert list(result.scores) == ["train", "validation", "test"]
         assert result.scores["test"] > share_of_class(test.labels) + 0.2

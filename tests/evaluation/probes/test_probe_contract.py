@@ -12,14 +12,8 @@ from ranks import results
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.options import HNSW
-from ssvit.evaluation.probes.attentive import Attentive
 from ssvit.evaluation.probes.base import Probe, check_labels
-from ssvit.evaluation.probes.knn import Knn
-from ssvit.evaluation.probes.logistic import Logistic
-from ssvit.evaluation.probes.retrieval import Retrieval
-from ssvit.evaluation.probes.ridge import Ridge
-from ssvit.evaluation.probes.segmentation import Segmentation
-from ssvit.evaluation.probes.sgd import Sgd
+from ssvit.evaluation.probes.options import Attentive, Knn, Logistic, Retrieval, Ridge, Segmentation, Sgd
 
 CLASSES = ("ant", "bee", "cat")
 OF_LABELS = {
@@ -29,7 +23,8 @@ OF_LABELS = {
     "retrieval": Retrieval(k=[1, 5]),
     "attentive": Attentive(learning_rates=[1e-3, 1e-2], weight_decays=[5e-4], epochs=2, batch_size=16),
 }  # fmt: skip
-PROBES = {**OF_LABELS, "segmentation": Segmentation(l2s=[0.1, 0.01])}
+OPTIONS = {**OF_LABELS, "segmentation": Segmentation(l2s=[0.1, 0.01])}
+PROBES = {name: options.build() for name, options in OPTIONS.items()}
 named = pytest.mark.parametrize("name", OF_LABELS)
 every = pytest.mark.parametrize("name", PROBES)
 
@@ -90,10 +85,10 @@ def test_the_same_features_give_the_same_bits_whatever_the_global_generator(name
     assert json.dumps(results[0].numbers) == json.dumps(results[1].numbers)
 
 
-@pytest.mark.parametrize("name", [name for name, probe in PROBES.items() if hasattr(probe, "seed")])
+@pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if hasattr(options, "seed")])
 def test_another_seed_gives_other_numbers(name):
     train, test = pair(name)
-    first, second = (PROBES[name].changed(seed=seed)(train, test).numbers for seed in (1, 2))
+    first, second = (OPTIONS[name].changed(seed=seed).build()(train, test).numbers for seed in (1, 2))
     assert json.dumps(first) != json.dumps(second)
 
 
@@ -133,7 +128,7 @@ def test_two_processes_have_the_results_of_one(tmp_path):
 @named
 def test_one_class_is_reported_in_one_line(name):
     labels = torch.zeros(9, dtype=torch.int64)
-    assert "two classes" in str(error_of(check_labels, OF_LABELS[name], labels, labels, ("ant",)))
+    assert "two classes" in str(error_of(check_labels, PROBES[name], labels, labels, ("ant",)))
 
 
 @every
@@ -152,7 +147,7 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
         multi_label = False
 
     with pytest.raises(UserError, match="multi-label"):
-        check_labels(Single(), train.labels, test.labels, CLASSES)
+        check_labels(Single(OPTIONS[name]), train.labels, test.labels, CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +160,7 @@ def test_images_of_several_classes_are_measured_or_refused_in_one_line(name):
         (Logistic, "l2s", [[0], [math.inf]]), (Logistic, "seed", [-1, None]), (Logistic, "iterations", [0]),
         (Attentive, "weight_decays", [[0.1, 0.1]]), (Attentive, "train_images", [0]), (Attentive, "epochs", [0]),
         (Attentive, "batch_size", [2.5]), (Segmentation, "train_images", [1]),
-        *((type(probe), "nothing", [1]) for probe in PROBES.values()),
+        *((type(options), "nothing", [1]) for options in OPTIONS.values()),
     ],
 )  # fmt: skip
 def test_options_are_refused_by_name(probe, option, values):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.retrieval import Retrieval
+from ssvit.evaluation.probes.options import Retrieval
 
 
 def images(count: int, seed: int, *, several: bool = False) -> Features:
@@ -48,7 +48,8 @@ def test_measures_equal_loops(several, standardize, monkeypatch):
     if not several:
         train.labels[17] = test.labels[3] = 7  # the only one of its class
         test.labels[4] = 8
-    probe = Retrieval(k=[1, 20], queries=None, standardize=standardize)
+    options = Retrieval(k=[1, 20], queries=None, standardize=standardize)
+    probe = options.build()
     result = probe(train, test, choose=True)
     if standardize:
         deviation, mean = torch.std_mean(train.values, dim=0, correction=0)
@@ -58,7 +59,7 @@ def test_measures_equal_loops(several, standardize, monkeypatch):
     assert result.per_image.tolist() == pytest.approx(expected["mAP"])
     assert list(result.scores) == list(expected)
     assert result.scores == pytest.approx({name: sum(values) / len(values) for name, values in expected.items()})
-    assert probe.changed(queries=6)(train, test).numbers["queries"] <= 6
+    assert options.changed(queries=6).build()(train, test).numbers["queries"] <= 6
     left_out = by_loops(train, train, leave_one_out=True)["mAP"]
     assert result.choice == (pytest.approx(sum(left_out) / len(left_out)),)
 
@@ -67,4 +68,4 @@ def test_queries_without_relevant_images_are_an_error():
     test = images(2, 1)
     test.labels[:] = 7
     with pytest.raises(UserError, match="no query shares its class"):
-        Retrieval(k=1)(images(5, 0), test)
+        Retrieval(k=1).build()(images(5, 0), test)

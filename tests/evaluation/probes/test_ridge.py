@@ -7,7 +7,8 @@ import torch
 from ssvit.engine.randomness import permutation
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features
-from ssvit.evaluation.probes.ridge import Ridge, RidgePath, sample
+from ssvit.evaluation.probes.options import Ridge
+from ssvit.evaluation.probes.ridge import RidgePath, sample
 
 PENALTIES = tuple(2.0**i for i in range(-10, 21, 5))
 # More rows than columns over several chunks, fewer, as many, and one more or fewer.
@@ -30,7 +31,7 @@ def blobs(images, classes=4, width=12, distance=1.0, seed=0):
 
 
 def ridge(train, train_labels, test, test_labels, *, names=tuple("abcd"), **options):
-    return Ridge(**options)(Features(train, train_labels, names), Features(test, test_labels, names))
+    return Ridge(**options).build()(Features(train, train_labels, names), Features(test, test_labels, names))
 
 
 def sets(images=40, test_images=100, **options):
@@ -137,12 +138,12 @@ def test_all_images_of_a_rare_class_are_used_which_is_stated():
     train, labels = blobs(5)
     kept = labels.sort(stable=True).indices[:-3]  # the last class has two images
     train, labels = train[kept], labels[kept]
-    few = Ridge(shots=[1, 4], seeds=2)
+    few = Ridge(shots=[1, 4], seeds=2).build()
     few.check_classes(labels, labels, names)
     remark = few.remark(labels, names)
     assert [name in remark for name in names] == [False, False, False, True]
-    assert (Ridge(shots=2).remark(labels, names), Ridge().remark(labels, names)) == ("", "")
+    assert (Ridge(shots=2).build().remark(labels, names), Ridge().build().remark(labels, names)) == ("", "")
     result = ridge(train, labels, train, labels, shots=[1, 4], seeds=2)
     assert [[fit["images"] for fit in number["fits"]] for number in result.numbers] == [[4, 4], [14, 14]]
     with pytest.raises(UserError, match=r"^shots=all: class 4 \(eel\)"):
-        Ridge().check_classes(labels, labels, (*names, "eel"))
+        Ridge().build().check_classes(labels, labels, (*names, "eel"))

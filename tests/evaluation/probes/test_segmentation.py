@@ -17,7 +17,8 @@ from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.features import Features, Frozen, PatchPixels
 from ssvit.evaluation.options import FeatureSpec
-from ssvit.evaluation.probes.segmentation import Segmentation, class_shares, label, mean_iou
+from ssvit.evaluation.probes.options import Segmentation
+from ssvit.evaluation.probes.segmentation import class_shares, label, mean_iou
 from ssvit.evaluation.report import frozen
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT
@@ -92,7 +93,7 @@ def test_the_layer_is_the_optimum_in_float64():
     train = features(12, 30)
     train.masks[1] = 255
     shares = class_shares(train.masks, GRID, K)
-    (layer,) = Segmentation(**FEW).fit(train.values, shares, [0.01])
+    (layer,) = Segmentation(**FEW).build().fit(train.values, shares, [0.01])
     counts = shares.sum(-1) > 0
     x, y = train.values[counts].double(), shares[counts].double()
     x = (x - x.mean(0)) / x.std(0, correction=0)
@@ -113,7 +114,7 @@ def test_the_layer_is_the_optimum_in_float64():
 
 def test_the_columns_are_those_of_plain_answers():
     train, test = features(20, 40), features(8, 50)
-    probe = Segmentation(**FEW)
+    probe = Segmentation(**FEW).build()
     found = probe(train, test)
     shares = class_shares(train.masks, GRID, K)
     most = int(torch.bincount(train.masks[train.masks != 255].long()).argmax())
@@ -133,7 +134,7 @@ def test_the_columns_are_those_of_plain_answers():
 def test_pixels_that_do_not_count_change_nothing():
     train, test = features(20, 60), features(8, 70)
     hidden = test.masks == 255
-    answers = Segmentation(**FEW)(train, test).predictions
+    answers = Segmentation(**FEW).build()(train, test).predictions
     other = torch.where(hidden, (answers + 1) % K, answers)
     assert mean_iou(answers, test.masks, K) == mean_iou(other, test.masks, K)
     # A patch whose pixels are all ignored has no effect on the fit, whatever its features are.
@@ -141,7 +142,7 @@ def test_pixels_that_do_not_count_change_nothing():
     loud = train.values.clone()
     loud[:, 0, 0] = 1e3
     shares = class_shares(train.masks, GRID, K)
-    fits = [Segmentation(**FEW).fit(values, shares, [0.1])[0].weights for values in (train.values, loud)]
+    fits = [Segmentation(**FEW).build().fit(values, shares, [0.1])[0].weights for values in (train.values, loud)]
     assert torch.equal(*fits)
 
 
@@ -171,7 +172,7 @@ def test_masks_of_one_class_are_told():
     train = features(4, 0)
     train.masks[:] = 0
     with pytest.raises(UserError, match="two classes in their masks"):
-        Segmentation(**FEW)(train, train)
+        Segmentation(**FEW).build()(train, train)
 
 
 QUICK = (

@@ -14,7 +14,7 @@ from PIL import Image
 from plots import Page, curves
 from sklearn.decomposition import PCA
 
-from ssvit.data.augment.crop import CenterCrop
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
 from ssvit.evaluation.baselines import PIXELS, RANDOM
@@ -206,7 +206,7 @@ def test_a_report_shows_patches_with_masks_or_without(is_segmented):
     source = Memory(images, torch.arange(8) % 2, ("a", "b"))
     masks = torch.zeros(8, 8, 8, dtype=torch.uint8) if is_segmented else None
     sets = FeatureSets({"layer1_patches": torch.rand(8, 2, 2, 6).half()}, source, torch.arange(8), masks)
-    split = Split(("layer1_patches",), sets, sets, CenterCrop(size=8, resize=None))
+    split = Split(("layer1_patches",), sets, sets, CenterCrop(size=8, resize=None).build())
     scores = Scores(
         probe="mine", columns=("test",), values={"layer1_patches": (0.5,)}, deviations={"layer1_patches": (None,)},
         best="layer1_patches", chosen_by="", options={}, numbers={}, predictions=masks,
