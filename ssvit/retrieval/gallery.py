@@ -20,7 +20,7 @@ from torch import Tensor
 from ssvit.data.sources.base import Unreadable
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError, printable, within
-from ssvit.evaluation.neighbours import Kind, check_k, nearest, relative_distances
+from ssvit.evaluation.neighbours import Index, check_k, nearest, relative_distances
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, standard_error
 from ssvit.figures import contact_sheet
@@ -160,7 +160,7 @@ def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> 
 
 
 def query(
-    store: Store, pictures: PictureSet, describe: Describer, method: Kind, *, k: int, standardize: bool = False
+    store: Store, pictures: PictureSet, describe: Describer, method: Index, *, k: int, standardize: bool = False
 ) -> list[dict[str, Any]]:
     """Find the k nearest neighbours in a store for each of `pictures`.
 

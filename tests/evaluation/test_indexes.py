@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ssvit.errors import OptionError
-from ssvit.evaluation.neighbours import HNSW, IVF, Flat, Neighbours, nearest, relative_distances
+from ssvit.evaluation.neighbours import Neighbours, nearest, relative_distances
+from ssvit.evaluation.neighbours_options import HNSW, IVF, Flat
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ IMAGES, QUERIES = clustered(3000, seed=1), clustered(100, seed=2)
 
 
 def build(kind: str = "flat", images: torch.Tensor = IMAGES, **options) -> faiss.Index:
-    return {"flat": Flat, "ivf": IVF, "hnsw": HNSW}[kind](**options).over(images)
+    return {"flat": Flat, "ivf": IVF, "hnsw": HNSW}[kind](**options).build().over(images)
 
 
 def search(kind: str, **options) -> Neighbours:
