@@ -25,7 +25,7 @@ class Bars(Figure):
 class Spread(Evaluator):
     """The standard deviation of the features over held-out images; near 0, all images have the same features."""
 
-    def __init__(self, options, *, source, transform):
+    def __init__(self, options, *, source, transform, display):
         images = options.images
         self.batch = next(evaluation_batches(source, transform, batch_size=images, limit=images))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,21 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.composed import Config
 from ssvit.data import fingerprints
-from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
-from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.probes.options import Ridge as RidgeOptions
 from ssvit.evaluation.probes.ridge import Ridge
-from ssvit.figures.display import Display
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.training import launch, loop, runtime
 from ssvit.training.estimate import estimate
+from ssvit.training.evaluators import build_evaluators
 from ssvit.training.loggers.base import Logger
 from ssvit.training.options import Pretrain, Training
 from ssvit.training.recipe import Recipe
@@ -96,7 +93,7 @@ class Session:
         """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
         recipe, data, objective, loader = self.build(config)
         state = State(self.processes, objective, recipe)
-        line = estimate(state, loader, _all_evaluators(config, data), recipes=self._recipes).line
+        line = estimate(state, loader, build_evaluators(config.options, data), recipes=self._recipes).line
         parameters = {
             "encoder": objective.encoder.parameters(),
             "objective": objective.parameters(),
@@ -117,16 +114,14 @@ class Session:
     def train(self, config: Config, folder: Path) -> None:
         """Build the run that a configuration describes, and train it in an open folder from its newest checkpoint."""
         recipe, data, objective, loader = self.build(config)
-        evaluators = _all_evaluators(config, data)
         images = config.options.data
         recorded = False
         if self.processes.is_main:
             start = config.options.encoder.checkpoint()
             initial = start and start.run_folder
             recorded = fingerprints.start(folder, len(loader.source) if loader.records else 0, initial)
-        if self.processes.any_process(recorded) and self.stage == FINETUNE:
-            for evaluator in evaluators.values():
-                evaluator.run_folder = folder
+        compares = self.processes.any_process(recorded) and self.stage == FINETUNE
+        evaluators = build_evaluators(config.options, data, folder if compares else None)
         run_identity = objective.metadata | {
             "stage": self.stage,
             "start": objective.encoder.origin,
@@ -207,64 +202,3 @@ class Session:
             records=self.stage == PRETRAIN,
         )
         return recipe, data, objective, loader
-
-
-def _all_evaluators(config: Config, data: Data) -> dict[str, Evaluator]:
-    """Return the evaluators and probes by name, with their intervals.
-
-    Evaluators with an automatic interval come last, and their interval is a multiple of the probes' interval.
-    """
-    eval_transform = config.build("data.view")
-    evaluators, probes = _evaluators(config, data, eval_transform), _probes(config, data, eval_transform)
-    automatic = {name: evaluator for name, evaluator in evaluators.items() if evaluator.automatic}
-    recipe = config.options.recipe
-    run = {name: getattr(recipe, name) for name in ("steps", "batch_size", "evaluate_every")}
-    multiple = recipe.evaluate_every
-    for probe in probes.values():
-        if probe.automatic:
-            probe.every = interval(images=probe.images, **run)
-        multiple = probe.every or multiple
-    for evaluator in automatic.values():
-        evaluator.every = -(-interval(images=evaluator.images, **run) // multiple) * multiple
-    display = Display.of_data(config.options.data)
-    for evaluator in (*evaluators.values(), *probes.values()):
-        evaluator.display = display
-    return {name: evaluators[name] for name in evaluators if name not in automatic} | probes | automatic
-
-
-def _evaluators(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
-    """Build the evaluators of a configuration.
-
-    The evaluator `test` becomes two: "validation" during training and "test" at the end. If one of the two splits is
-    missing, the evaluator of the available split runs during training and at the end.
-    """
-    evaluators: dict[str, Evaluator] = {}
-    for name in config.options.evaluators:
-        build = partial(config.build, f"evaluators.{name}", transform=eval_transform)
-        if name != "test":
-            evaluators[name] = build(source=data.validation_or_test)
-            continue
-        for part, source in (("validation", data.validation), ("test", data.test)):
-            if source is not None:
-                evaluators[part] = build(source=source, part=part)
-        if data.validation is not None and data.test is not None:
-            evaluators["test"].at_end = True
-    return evaluators
-
-
-def _probes(config: Config, data: Data, eval_transform: EvalTransform) -> dict[str, Evaluator]:
-    """Build the probes of a pre-training run, and print their remarks."""
-    options = config.options
-    if not isinstance(options, Pretrain) or not options.probes:
-        return {}
-    probing = Probing(
-        options.probing,
-        probes={name: config.build(f"probes.{name}") for name in options.probes},
-        train=data.train,
-        test=data.validation_or_test,
-        transform=eval_transform,
-        pretrained=options.encoder.checkpoint() is not None,
-    )
-    if is_main_process():
-        print_lines(*probing.remarks)
-    return {"probe": probing} if probing.probes else {}

@@ -14,6 +14,7 @@ from ssvit.config.declaration import completed
 from ssvit.data.augment.options import ResizeCrop
 from ssvit.data.sources.base import Data
 from ssvit.errors import Failure, OptionError
+from ssvit.evaluation.evaluators.options import Contrast
 from ssvit.studies import trials
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -50,8 +51,9 @@ def build(config) -> None:
     assert outputs.shape == (1, vit.num_prefix_tokens + vit.patches, vit.width)
     for transform in ("data.augment", "data.view"):
         assert config.build(transform).options.size == vit.image_size
-    for name in config.evaluators:
-        config.build(f"evaluators.{name}", source=[], transform=None)
+    for name, part in config.config.options.evaluators.items():
+        augment = {"augment": None} if isinstance(part, Contrast) else {}
+        config.build(f"evaluators.{name}", source=[], transform=None, **augment)
 
 
 @pytest.mark.parametrize("group", ["encoder", "target", "objective"])

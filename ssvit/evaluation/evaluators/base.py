@@ -3,11 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ssvit.figures.base import Figure
-from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.plot import History
 
 COST = 0.4  # relative to a training image: a third for the forward pass, plus neighbour search, fits and the figure
@@ -39,25 +37,18 @@ class Evaluation:
 class Evaluator:
     """Evaluate a model on a fixed set of held-out images; calls are independent of each other.
 
+    A run constructs an evaluator with its options, `source` (the held-out images), `transform` (of the evaluation) and
+    `display` (conversion of images to RGB for figures).
+
     Attributes:
         every: Steps between two evaluations; None for recipe.evaluate_every.
-        automatic: Whether the run sets the steps by `interval` instead.
         at_end: Whether to evaluate only after the last step.
         images: Number of images of an evaluation, for the estimate of the run's duration; 0 if negligible.
-        display: Conversion to RGB images for figures, set by the run from the options of its data set.
-        run_folder: Folder of the run, set by a fine-tuning whose initial weights have fingerprints of their images.
     """
 
     every: int | None = None
-    automatic: bool = False
     at_end: bool = False
     images: int = 0
-    display: Display = PLAIN
-    run_folder: Path | None = None
-
-    def set_interval(self, every: int | Literal["auto"]) -> None:
-        """Set `every` and `automatic` from an option of the type `Every`."""
-        self.every, self.automatic = (None, True) if every == "auto" else (every, False)
 
     def due(self, step: int, steps: int, evaluate_every: int) -> bool:
         """Return whether to evaluate after `step` of `steps` updates."""

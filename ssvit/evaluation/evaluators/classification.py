@@ -8,6 +8,7 @@ Shapes use n images of the source, k classes.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,7 @@ from ssvit.evaluation.leakage import Overlap, fingerprints_of, overlap, sentence
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.figures import plot
 from ssvit.figures.base import Figure
+from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import RED, Gallery, Picture
 from ssvit.figures.plot import History, Level, Panel, Plot, curve
@@ -42,7 +44,11 @@ class Classification(Evaluator):
         options: Options of the evaluation.
         source: Images with labels.
         transform: Transform of the evaluation.
+        display: Conversion of images to RGB for figures.
         part: Name of the images in texts and figures, "test" or "validation".
+        at_end: Whether to evaluate only after the last step.
+        run_folder: Folder with the fingerprints of the images of the pre-training, if any, with which the images are
+            compared.
     """
 
     def __init__(
@@ -51,10 +57,13 @@ class Classification(Evaluator):
         *,
         source: Source,
         transform: EvalTransform,
+        display: Display = PLAIN,
         part: str = "test",
+        at_end: bool = False,
+        run_folder: Path | None = None,
     ) -> None:
-        self.options = options
-        self.source, self.transform, self.part = source, transform, part
+        self.options, self.part, self.at_end, self.run_folder = options, part, at_end, run_folder
+        self.source, self.transform, self.display = source, transform, display
         self.images = len(source)
         self._overlap: Overlap | None = None  # with the pre-training, the same in each evaluation
         self.real = None if options.real is None else read_real(options.real, source)

@@ -4,14 +4,13 @@ Shapes use b, n images, v = 2 views, c channels, h, w pixels, d width, e width o
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssvit.data.augment.views import Views
-from ssvit.data.batch import EvalTransform
-from ssvit.data.sources.base import Source
 from ssvit.evaluation.evaluators.base import Shown
 from ssvit.evaluation.evaluators.held_out import HeldOut, collapsed_features, describe_spread, spread_of
 from ssvit.evaluation.evaluators.options import Contrast as ContrastOptions
@@ -25,15 +24,14 @@ class Contrast(HeldOut):
 
     Args:
         options: Options of the evaluation.
-        source: Held-out images.
-        transform: Transform of the evaluation.
         augment: Augmentation that makes the views, as in training.
+        images: Arguments of `HeldOut`.
     """
 
     fewest = 2
 
-    def __init__(self, options: ContrastOptions, *, source: Source, transform: EvalTransform, augment: Views) -> None:
-        super().__init__(options, source=source, transform=transform)
+    def __init__(self, options: ContrastOptions, *, augment: Views, **images: Any) -> None:
+        super().__init__(options, **images)
         self.augment = augment
 
     def show(self, objective: SimCLR | ContrastiveTuning, metrics: Mapping[str, float], history: History) -> Shown:

@@ -16,6 +16,7 @@ from ssvit.data.sources.base import Source
 from ssvit.errors import UserError
 from ssvit.evaluation.evaluators.base import PlottingEvaluator
 from ssvit.evaluation.evaluators.options import HeldOut as HeldOutOptions
+from ssvit.figures.display import PLAIN, Display
 
 _SHOWN = 12  # images in a mosaic
 LEAST_DEVIATION = 0.1  # collapse threshold of features, at which the mean cosine of two images is 0.99
@@ -26,8 +27,10 @@ class HeldOut(PlottingEvaluator):
 
     fewest = 1
 
-    def __init__(self, options: HeldOutOptions, *, source: Source, transform: EvalTransform) -> None:
-        self.source, self.transform, self.options = source, transform, options
+    def __init__(
+        self, options: HeldOutOptions, *, source: Source, transform: EvalTransform, display: Display = PLAIN
+    ) -> None:
+        self.source, self.transform, self.display, self.options = source, transform, display, options
         self.images = min(options.images, len(source))
 
     @cached_property

@@ -11,18 +11,18 @@ Shapes use n images, d width.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.batch import EvalTransform
-from ssvit.data.sources.base import Source
 from ssvit.evaluation import options as features_options
 from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
 from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
 from ssvit.evaluation.evaluators.options import LabelFree as LabelFreeOptions
 from ssvit.evaluation.features import Frozen
+from ssvit.evaluation.features_options import AUTO
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
 from ssvit.objectives.base import Objective
 
@@ -33,11 +33,17 @@ TITLES = {"rankme": "RankMe", "rankme_centered": "RankMe without the mean"}
 
 
 class LabelFree(HeldOut):
-    """Evaluate the backbone of any objective after each layer and the final norm, with the pooling of the encoder."""
+    """Evaluate the backbone of any objective after each layer and the final norm, with the pooling of the encoder.
 
-    def __init__(self, options: LabelFreeOptions, *, source: Source, transform: EvalTransform) -> None:
-        super().__init__(options, source=source, transform=transform)
-        self.set_interval(options.every)
+    Args:
+        options: Options of the evaluation.
+        automatic: Steps between two evaluations with every=auto; None for recipe.evaluate_every.
+        images: Arguments of `HeldOut`.
+    """
+
+    def __init__(self, options: LabelFreeOptions, *, automatic: int | None = None, **images: Any) -> None:
+        super().__init__(options, **images)
+        self.every = automatic if options.every == AUTO else options.every
 
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Return each measure at the last layer, and at each layer with names such as "rankme_layer3".

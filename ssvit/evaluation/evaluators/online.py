@@ -52,6 +52,7 @@ class Probing(PlottingEvaluator):
         test: Held-out images.
         transform: Transform of the evaluation.
         pretrained: Whether training starts from pre-trained weights.
+        automatic: Steps between two evaluations with every=auto; None for recipe.evaluate_every.
 
     Attributes:
         probes: Probes for which the images suffice.
@@ -67,10 +68,11 @@ class Probing(PlottingEvaluator):
         test: Source,
         transform: EvalTransform,
         pretrained: bool = False,
+        automatic: int | None = None,
     ) -> None:
         self.start = INITIAL if pretrained else RANDOM
         self.options = options
-        self.set_interval(options.every)
+        self.every = automatic if options.every == features_options.AUTO else options.every
         self.probes: list[Probe] = []
         self.remarks: list[str] = []
         if train.labels is None or test.labels is None:

@@ -1,8 +1,7 @@
 """Define the options of the evaluators."""
 
 import os
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Run, Whole
 from ssvit.errors import OptionError, RootOptionError
@@ -46,8 +45,6 @@ class PatchCollapse(HeldOut):
 
 class Contrast(HeldOut):
     """Evaluate contrastive methods."""
-
-    built_from: ClassVar[Mapping[str, str]] = {"augment": "data.augment"}
 
 
 class LabelFree(HeldOut):

@@ -61,10 +61,10 @@ def measure(
     predictions = Predictions.of_logits(probabilities[is_known].log(), batch)
     paths = [path for path, label, _ in read if label >= 0]
     source = Files(paths, labels[is_known], classes, pixels=classifier.pixels)
-    options = ClassificationOptions()
-    evaluator = OtherImages(options, source=source, transform=classifier.transform, part="labelled")
     encoder, shown = classifier.checkpoint.encoder, range(min(3, classifier.pixels.channels))
-    evaluator.display = Display.of_pixels(classifier.pixels, mean=encoder["mean"], std=encoder["std"], shown=shown)
+    display = Display.of_pixels(classifier.pixels, mean=encoder["mean"], std=encoder["std"], shown=shown)
+    view = {"transform": classifier.transform, "display": display}
+    evaluator = OtherImages(ClassificationOptions(), source=source, part="labelled", **view)
     result = evaluator(predictions, [{"step": 0}])  # type: ignore[arg-type]
     metrics, lines = dict(result.metrics), list(result.lines)
     if len(paths) < len(read):

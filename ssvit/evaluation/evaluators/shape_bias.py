@@ -8,8 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from ssvit.data.batch import EvalTransform
-from ssvit.data.sources.base import Source
 from ssvit.data.sources.shapes import conflicts
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator
 from ssvit.evaluation.evaluators.options import ShapeBias as ShapeBiasOptions
@@ -40,11 +38,10 @@ class ShapeBias(Evaluator):
 
     Args:
         options: The options.
-        source: Has no effect.
-        transform: Has no effect.
+        images: Have no effect, since the images are rendered.
     """
 
-    def __init__(self, options: ShapeBiasOptions, *, source: Source, transform: EvalTransform) -> None:
+    def __init__(self, options: ShapeBiasOptions, **images: object) -> None:
         self.options, self.images = options, options.images
 
     def __call__(self, objective: Classify, history: History | None = None) -> Evaluation:
