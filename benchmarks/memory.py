@@ -47,6 +47,7 @@ from ssvit.objectives.teacher import local
 from ssvit.training import launch
 from ssvit.training.benchmark import Steps
 from ssvit.training.options import Pretrain
+from ssvit.training.session import build_objective
 
 T = TypeVar("T")
 # The freed blocks of a measured process return to the operating system at once.
@@ -165,7 +166,7 @@ def build(config: Config, mode: FakeTensorMode | None) -> tuple[Steps, list[Tens
     use_operators_of_gpus()
     recipe = config.options.recipe
     processes = launch.start(recipe, config.options.fabric)
-    objective = config.build("objective")
+    objective = build_objective(config.options)
     encoder = objective.encoder
     pixels = torch.zeros(1, encoder.channels, *encoder.image_size, dtype=torch.uint8)
     views = named(config.build("data.augment")(pixels, torch.arange(1), recipe.seed))

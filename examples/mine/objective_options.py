@@ -15,7 +15,7 @@ class HiddenPatches(Objective):
     also: ClassVar = {"/target": "mean_color"}
     sets: ClassVar = {"encoder": {"pooling": "patch_mean"}}
 
-    built_from: ClassVar = {"encoder": "encoder", "target": "target"}
+    needs_target = True
     samples_patches = True
 
     hidden: Share = 0.5

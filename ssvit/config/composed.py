@@ -79,10 +79,7 @@ class Config:
 
         Args:
             name: Dotted name of its options, such as data.augment.
-            objects: Arguments in addition to its options. Parts in `Options.built_from` that are missing here are
-                built.
+            objects: Arguments in addition to its options.
         """
-        part = at(self.options, name)
-        built = {key: self.build(group) for key, group in part.built_from.items() if key not in objects}
         with within(name):
-            return part.build(**built, **objects)
+            return at(self.options, name).build(**objects)

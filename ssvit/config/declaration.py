@@ -67,8 +67,6 @@ class Options(BaseModel):
             OptionError: Two options contradict each other.
         """
 
-    built_from: ClassVar[Mapping[str, str]] = {}
-    """Arguments of the constructor in addition to the options, each with the group that describes it."""
     also: ClassVar[Mapping[str, str]] = {}
     """Choices that this choice makes in other groups, such as {"/target": "mean_color"}."""
     sets: ClassVar[Mapping[str, Any]] = {}
@@ -83,17 +81,12 @@ class Options(BaseModel):
         return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     def build(self, **objects: object) -> Any:
-        """Build the part that these options describe.
-
-        The part is called with the options; if it inherits from their class, it is instantiated with their values.
+        """Build the part that these options describe: call it with the options and with other objects that it needs.
 
         Args:
             objects: Arguments of the constructor in addition to the options, such as an encoder.
         """
-        part = code_of(type(self))
-        if isinstance(part, type) and issubclass(part, type(self)):
-            return part.model_construct(self.model_fields_set, **dict(self))
-        return part(self, **objects)
+        return code_of(type(self))(self, **objects)
 
     def loaded(self) -> "Options | None":
         """Return the options of the part in a checkpoint if these options load one; None otherwise."""

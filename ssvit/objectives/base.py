@@ -99,9 +99,9 @@ class Objective(nn.Module):
 
     A method is one module and one YAML file.
 
-    An objective that learns classes has an option `classes`. It is constructed with the class names and with the
-    argument `labels`, the labels of the training images. If its options set `needs_image_count`, an objective is
-    constructed with the argument `images`, the number of training images.
+    An objective is constructed with its options and the argument `encoder`. If its options set `needs_target`, it also
+    receives `target`; with `needs_labels`, `classes` (the class names) and `labels` (of the training images); and with
+    `needs_image_count`, `images` (the number of training images).
 
     Attributes:
         options: Options of the objective.

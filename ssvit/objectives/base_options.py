@@ -1,6 +1,5 @@
 """Define the options that all objectives share, and their requirements for other parts of a run."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ssvit.config.declaration import Options, Run
@@ -38,22 +37,22 @@ class Objective(Options):
     """Define the base class of the options of an objective.
 
     Attributes:
-        built_from: Arguments of the objective's constructor, by name, with the part of the run that provides each.
         views: Names of the required views of an image. A single view is called "image".
         accepts_local_views: Whether any number of local views is accepted.
         samples_patches: Whether patches are sampled by index, so that training images must have the size of the
             encoder's images.
+        needs_target: Whether the objective is constructed with a target of patches.
         needs_labels: Whether the objective is constructed with the classes and the labels of the training images.
         needs_image_count: Whether the objective is constructed with the number of training images.
         needs_patches: Whether the patch outputs of a ViT are required.
         needs_distinct_images: Whether the images of a batch must differ, since each is compared with the others.
     """
 
-    built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder"}
     views: ClassVar[tuple[str, ...]] = ("image",)
     accepts_local_views: ClassVar[bool] = False
     samples_patches: ClassVar[bool] = False
     needs_patches: ClassVar[bool] = True
+    needs_target: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = False
     needs_distinct_images: ClassVar[bool] = False

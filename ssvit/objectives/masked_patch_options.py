@@ -1,7 +1,6 @@
 """Define the options of masked patch prediction."""
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from ssvit.config.declaration import Count, Fraction, Options, Run, Share
@@ -65,7 +64,7 @@ class MaskedPatch(Objective):
         "evaluators": {"held_out": {"_part_": "evaluator/prediction"}},
     }
 
-    built_from: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "target": "target"}
+    needs_target: ClassVar[bool] = True
     samples_patches: ClassVar[bool] = True
     needs_standardizing: ClassVar[bool] = True  # before cosines, which a few features would dominate
 

@@ -18,7 +18,7 @@ from ssvit.data.sources.base import Data, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
-from ssvit.errors import UserError, print_lines
+from ssvit.errors import UserError, print_lines, within
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.probes.options import Ridge as RidgeOptions
@@ -179,7 +179,7 @@ class Session:
         continuation = options.continuation if isinstance(options, Pretrain) else None
         if continuation is not None:
             objects["encoder"] = restrict(config.build("encoder"), continuation.trained, continuation.lora)
-        objective = config.build("objective", **objects)
+        objective = build_objective(options, **objects)
         if continuation is not None:
             objective = config.build("continuation", objective=objective)
         backend, reason = runtime.backend(self.processes.device, self.processes.world, recipe, objective.encoder)
@@ -202,3 +202,19 @@ class Session:
             records=self.stage == PRETRAIN,
         )
         return recipe, data, objective, loader
+
+
+def build_objective(options: Training, **objects: object) -> Objective:
+    """Build the objective of a run with its encoder and, if its options set `needs_target`, its target.
+
+    Args:
+        options: Options of the run.
+        objects: Further arguments of the objective's constructor. An encoder or a target among them is not built.
+    """
+    for name in ("encoder", "target") if options.objective.needs_target else ("encoder",):
+        if name not in objects:
+            with within(name):
+                objects[name] = getattr(options, name).build()
+    with within("objective"):
+        objective: Objective = options.objective.build(**objects)
+    return objective

@@ -16,6 +16,7 @@ from ssvit.data.sources.base import Data
 from ssvit.errors import Failure, OptionError
 from ssvit.evaluation.evaluators.options import Contrast
 from ssvit.studies import trials
+from ssvit.training.session import build_objective
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TEACHER = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
@@ -45,7 +46,7 @@ def build(config) -> None:
         own = {"classes": ["a", "b"]} if "classes" in config.objective else {}
         if config.config.options.objective.needs_image_count:
             own["images"] = 8
-        objective = config.build("objective", **own)
+        objective = build_objective(config.config.options, **own)
         vit = objective.encoder
         outputs = vit.encode(torch.zeros(1, vit.patches, vit.width))
     assert outputs.shape == (1, vit.num_prefix_tokens + vit.patches, vit.width)
