@@ -142,9 +142,9 @@ PARTS: dict[str, dict[str, Row]] = {
         "sgd": Row("ssvit.evaluation.probes.sgd.Sgd"),
     },
     "index": {
-        "flat": Row("ssvit.evaluation.neighbours.Flat"),
-        "hnsw": Row("ssvit.evaluation.neighbours.HNSW"),
-        "ivf": Row("ssvit.evaluation.neighbours.IVF"),
+        "flat": Row("ssvit.evaluation.neighbours.flat", "ssvit.evaluation.neighbours_options.Flat"),
+        "hnsw": Row("ssvit.evaluation.neighbours.hnsw", "ssvit.evaluation.neighbours_options.HNSW"),
+        "ivf": Row("ssvit.evaluation.neighbours.ivf", "ssvit.evaluation.neighbours_options.IVF"),
     },
     "logger": {
         "tensorboard": Row("ssvit.training.loggers.tensorboard.TensorBoard"),

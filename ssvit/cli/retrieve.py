@@ -35,7 +35,7 @@ def run(config: Config) -> None:
     from ssvit.retrieval.pictures import PictureSet, opener
     from ssvit.retrieval.store import Store
 
-    index_options, name = config.build("index"), str(config.choices.get("data"))
+    name = str(config.choices.get("data"))
     data = None if options.data is None else extraction.data_set()
     if data is not None and not files:
         pictures = PictureSet.of_split(data, options.split, name)
@@ -51,7 +51,7 @@ def run(config: Config) -> None:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:
             standardize = len(store) >= FEWEST and extraction.needs_standardizing(config.line)
-        records = gallery.query(store, pictures, describe, index_options, k=options.k, standardize=standardize)
+        records = gallery.query(store, pictures, describe, options.index, k=options.k, standardize=standardize)
         if options.output is not None:
             atomic_io.replace(Path(options.output), (json.dumps(records, indent=1) + "\n").encode())
         if options.sheet is not None:

@@ -11,7 +11,7 @@ from ssvit.config.command_line import CommandLine, Plain
 from ssvit.config.declaration import Options, select
 from ssvit.config.dotted import at, put
 from ssvit.config.filling import fill, source_of
-from ssvit.errors import MISSING, OptionError, within
+from ssvit.errors import MISSING, OptionError
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,5 @@ class Config:
             raise OptionError(self.option(error.name), error.value, error.expectation) from None
 
     def build(self, name: str, /, **objects: object) -> Any:
-        """Build a part.
-
-        Args:
-            name: Dotted name of its options, such as data.augment.
-            objects: Arguments in addition to its options.
-        """
-        with within(name):
-            return at(self.options, name).build(**objects)
+        """Build a part, see `Options.build_part`."""
+        return self.options.build_part(name, **objects)

@@ -88,6 +88,11 @@ class Options(BaseModel):
         """
         return code_of(type(self))(self, **objects)
 
+    def build_part(self, name: str, /, **objects: object) -> Any:
+        """Build the part whose options have a dotted name below these, such as data.augment, which errors contain."""
+        with within(name):
+            return at(self, name).build(**objects)
+
     def loaded(self) -> "Options | None":
         """Return the options of the part in a checkpoint if these options load one; None otherwise."""
         return None

@@ -1,4 +1,4 @@
-"""Search nearest neighbours by cosine with faiss: exact (`Flat`), k-means cells (`IVF`) or a graph (`HNSW`).
+"""Search nearest neighbours by cosine with faiss: exact (`flat`), k-means cells (`ivf`) or a graph (`hnsw`).
 
 An index is rebuilt from the vectors for each search. Cosines are inner products of unit vectors in float32.
 
@@ -6,7 +6,7 @@ Shapes use m queries, n images searched, d width, k neighbours.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,75 +35,45 @@ class Neighbours(NamedTuple):
     indices: Tensor  # (m, k) int64
 
 
-class Index:
-    """Define the base class of the kinds of indexes, which are built over unit vectors.
-
-    Args:
-        options: The options.
-    """
-
-    options: Any
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-
-    def over(self, vectors: Tensor) -> faiss.Index:
-        """Build the index of unit vectors (n, d) float32."""
-        raise NotImplementedError
+def flat(options: neighbours_options.Flat, *, vectors: Tensor) -> faiss.Index:
+    """Build an index of unit vectors (n, d) float32 that compares a query with each of them."""
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors.numpy())
+    return index
 
 
-class Flat(Index):
-    """Search exactly, by comparison with each image."""
-
-    def over(self, vectors: Tensor) -> faiss.Index:
-        """Build the index of unit vectors (n, d) float32."""
-        index = faiss.IndexFlatIP(vectors.shape[1])
-        index.add(vectors.numpy())
-        return index
-
-
-class IVF(Index):
-    """Search the images of the `nprobe` nearest of `nlist` cells."""
-
-    options: neighbours_options.IVF
-
-    def over(self, vectors: Tensor) -> faiss.Index:
-        """Build the index of unit vectors (n, d) float32."""
-        n, d = vectors.shape
-        nlist = self.options.nlist or min(n, round(4 * math.sqrt(n)))
-        if nlist > n:
-            raise OptionError("nlist", nlist, f"must be at most {n}, the number of images")
-        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, nlist, faiss.METRIC_INNER_PRODUCT)
-        index.cp.spherical = True
-        index.cp.seed = key(self.options.seed, "ivf") & 0x7FFFFFFF
-        index.cp.max_points_per_centroid = 64
-        index.cp.min_points_per_centroid = 1  # avoids a warning for the small cells of a small store
-        index.train(vectors.numpy())
-        index.add(vectors.numpy())
-        index.nprobe = min(self.options.nprobe or round(math.sqrt(nlist)), nlist)
-        return index
+def ivf(options: neighbours_options.IVF, *, vectors: Tensor) -> faiss.Index:
+    """Build an index of unit vectors (n, d) float32 that searches the `nprobe` nearest of `nlist` cells."""
+    n, d = vectors.shape
+    nlist = options.nlist or min(n, round(4 * math.sqrt(n)))
+    if nlist > n:
+        raise OptionError("nlist", nlist, f"must be at most {n}, the number of images")
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, nlist, faiss.METRIC_INNER_PRODUCT)
+    index.cp.spherical = True
+    index.cp.seed = key(options.seed, "ivf") & 0x7FFFFFFF
+    index.cp.max_points_per_centroid = 64
+    index.cp.min_points_per_centroid = 1  # avoids a warning for the small cells of a small store
+    index.train(vectors.numpy())
+    index.add(vectors.numpy())
+    index.nprobe = min(options.nprobe or round(math.sqrt(nlist)), nlist)
+    return index
 
 
-class HNSW(Index):
-    """Search a graph in which each image has `links` neighbours.
+def hnsw(options: neighbours_options.HNSW, *, vectors: Tensor) -> faiss.Index:
+    """Build an index of unit vectors (n, d) float32 that searches a graph in which each has `links` neighbours.
 
     The graph is built on one thread: with several threads, faiss 1.9 is not deterministic.
     """
-
-    options: neighbours_options.HNSW
-
-    def over(self, vectors: Tensor) -> faiss.Index:
-        """Build the index of unit vectors (n, d) float32."""
-        index = faiss.IndexHNSWFlat(vectors.shape[1], self.options.links, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = self.options.ef_construction
-        with threadpool_limits(1, user_api="openmp"):
-            index.add(vectors.numpy())
-        index.hnsw.efSearch = self.options.ef_search
-        return index
+    index = faiss.IndexHNSWFlat(vectors.shape[1], options.links, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = options.ef_construction
+    with threadpool_limits(1, user_api="openmp"):
+        index.add(vectors.numpy())
+    index.hnsw.efSearch = options.ef_search
+    return index
 
 
 def search(
-    queries: Tensor, train: Tensor, k: int, *, excluded: Tensor | None = None, index: Index | None = None
+    queries: Tensor, train: Tensor, k: int, *, excluded: Tensor | None = None, index: Options | None = None
 ) -> Neighbours:
     """Search the k nearest neighbours, with the queries distributed over all processes. The cosine with 0 is 0.
 
@@ -114,7 +84,7 @@ def search(
         train: Features of the images searched, (n, d), of any length.
         k: Number of neighbours.
         excluded: Index of each query in train, (m,), which is excluded from its neighbours; -1 for none.
-        index: The index; None for exact search.
+        index: Options of the index; None for exact search.
 
     Raises:
         OptionError: If fewer than k images can be neighbours.
@@ -122,7 +92,7 @@ def search(
     """
     check_k(k, len(train), excludes=excluded is not None)
     queries, train = _unit(queries, "query"), _unit(train, "training")
-    built = (index or Flat(neighbours_options.Flat())).over(train)
+    built = (index or neighbours_options.Flat()).build(vectors=train)
     rank, world = rank_and_world()
     part = queries.tensor_split(world)[rank]
     excluded = None if excluded is None else excluded.tensor_split(world)[rank]

@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssvit.config.declaration import Options
 from ssvit.data.sources.base import Unreadable
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError, printable, within
-from ssvit.evaluation.neighbours import Index, check_k, nearest, relative_distances
+from ssvit.evaluation.neighbours import check_k, nearest, relative_distances
+from ssvit.evaluation.neighbours_options import Flat
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, standard_error
 from ssvit.figures import contact_sheet
@@ -160,7 +162,7 @@ def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> 
 
 
 def query(
-    store: Store, pictures: PictureSet, describe: Describer, method: Index, *, k: int, standardize: bool = False
+    store: Store, pictures: PictureSet, describe: Describer, index: Options | None, *, k: int, standardize: bool = False
 ) -> list[dict[str, Any]]:
     """Find the k nearest neighbours in a store for each of `pictures`.
 
@@ -170,7 +172,7 @@ def query(
         store: The store.
         pictures: The queries.
         describe: Computes their features.
-        method: Index of the search, exact or approximate.
+        index: Options of the search index; None for exact search.
         k: Number of neighbours.
         standardize: Whether to standardise features to mean 0 and standard deviation 1 over the store.
 
@@ -190,7 +192,7 @@ def query(
         raise StoreError(f"{store.folder}: all features are equal; set standardize=false")
     vectors = F.normalize(scaler.scaled(store.features))
     with within("index"):
-        search_index = method.over(vectors)
+        search_index = (index or Flat()).build(vectors=vectors)
     parts = list(describe(pictures, range(len(pictures.names))))
     if not parts:
         raise UserError(f"none of the {len(pictures.names)} pictures can be read")

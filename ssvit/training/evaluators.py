@@ -1,18 +1,16 @@
 """Build the evaluators and the probes of a training run."""
 
 from pathlib import Path
-from typing import Any
 
-from ssvit.data.sources.base import Data
+from ssvit.data.sources.base import Data, Source
 from ssvit.engine.processes import is_main_process
-from ssvit.errors import print_lines, within
+from ssvit.errors import print_lines
 from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Classification, Contrast, LabelFree
 from ssvit.evaluation.features_options import AUTO
 from ssvit.figures.display import Display
 from ssvit.training.options import Pretrain, Training
-from ssvit.training.recipe import Recipe
 
 
 def build_evaluators(options: Training, data: Data, run_folder: Path | None = None) -> dict[str, Evaluator]:
@@ -30,58 +28,48 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
     Returns:
         Evaluators by name. Those with an automatic interval come last, and it is a multiple of the probes' interval.
     """
-    view: dict[str, Any] = {"transform": options.data.view.build(), "display": Display.of_data(options.data)}
-    probing = _probing(options, data, **view)
-    multiple = next((probe.every for probe in probing.values() if probe.every), options.recipe.evaluate_every)
-    held_out, evaluators = data.validation_or_test, dict[str, Evaluator]()
+    recipe, transform, test = options.recipe, options.data.view.build(), data.validation_or_test
+    run = {"steps": recipe.steps, "batch_size": recipe.batch_size, "evaluate_every": recipe.evaluate_every}
+    probes: dict[str, Evaluator] = {}
+    if isinstance(options, Pretrain) and options.probes:
+        sizes = options.probing
+        probing = Probing(
+            sizes,
+            probes={name: options.build_part(f"probes.{name}") for name in options.probes},
+            train=data.train,
+            test=test,
+            transform=transform,
+            pretrained=options.encoder.checkpoint() is not None,
+            automatic=interval(
+                images=min(sizes.train_images, len(data.train)) + min(sizes.test_images, len(test)), **run
+            ),
+        )
+        if is_main_process():
+            print_lines(*probing.remarks)
+        probes = {"probe": probing} if probing.probes else {}
+    multiple = next((probe.every for probe in probes.values() if probe.every), recipe.evaluate_every)
+    evaluators: dict[str, Evaluator] = {}
+    automatic: dict[str, Evaluator] = {}
+    display = Display.of_data(options.data)
+
+    def built(name: str, source: Source, **needs: object) -> Evaluator:
+        objects = {"source": source, "transform": transform, "display": display, **needs}
+        evaluator: Evaluator = options.build_part(f"evaluators.{name}", **objects)
+        return evaluator
+
     for name, part in options.evaluators.items():
-        with within(f"evaluators.{name}"):
-            if isinstance(part, Classification):
-                splits = {"validation": data.validation, "test": data.test}
-                for split, source in splits.items():
-                    at_end = split == "test" and None not in splits.values()
-                    if source is not None:
-                        evaluators[split] = part.build(
-                            source=source, part=split, at_end=at_end, run_folder=run_folder, **view
-                        )
-                continue
-            needs: dict[str, Any] = {}
-            if isinstance(part, Contrast):
-                needs["augment"] = options.data.augment.build()
-            if isinstance(part, LabelFree):
-                affordable = _interval(options.recipe, min(part.images, len(held_out)))
-                needs["automatic"] = -(-affordable // multiple) * multiple
-            evaluators[name] = part.build(source=held_out, **view, **needs)
-    automatic = [name for name, part in options.evaluators.items() if getattr(part, "every", None) == AUTO]
-    last = {name: evaluators.pop(name) for name in automatic}
-    return evaluators | probing | last
-
-
-def _probing(options: Training, data: Data, **view: Any) -> dict[str, Evaluator]:
-    """Build the probes of a pre-training run, and print their remarks."""
-    if not isinstance(options, Pretrain) or not options.probes:
-        return {}
-    train, test, sizes = data.train, data.validation_or_test, options.probing
-    images = min(sizes.train_images, len(train)) + min(sizes.test_images, len(test))
-    probes = {}
-    for name, part in options.probes.items():
-        with within(f"probes.{name}"):
-            probes[name] = part.build()
-    probing = Probing(
-        options.probing,
-        probes=probes,
-        train=train,
-        test=test,
-        transform=view["transform"],
-        pretrained=options.encoder.checkpoint() is not None,
-        automatic=_interval(options.recipe, images),
-    )
-    if is_main_process():
-        print_lines(*probing.remarks)
-    return {"probe": probing} if probing.probes else {}
-
-
-def _interval(recipe: Recipe, images: int) -> int:
-    return interval(
-        images=images, steps=recipe.steps, batch_size=recipe.batch_size, evaluate_every=recipe.evaluate_every
-    )
+        if isinstance(part, Classification):
+            splits = {"validation": data.validation, "test": data.test}
+            sources = {split: source for split, source in splits.items() if source is not None}
+            for split, source in sources.items():
+                at_end = split == "test" and len(sources) == 2
+                evaluators[split] = built(name, source, part=split, at_end=at_end, run_folder=run_folder)
+        elif isinstance(part, Contrast):
+            evaluators[name] = built(name, test, augment=options.data.augment.build())
+        elif isinstance(part, LabelFree):
+            affordable = interval(images=min(part.images, len(test)), **run)
+            group = automatic if part.every == AUTO else evaluators
+            group[name] = built(name, test, automatic=-(-affordable // multiple) * multiple)
+        else:
+            evaluators[name] = built(name, test)
+    return evaluators | probes | automatic

@@ -18,7 +18,7 @@ from ssvit.data.sources.base import Data, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
-from ssvit.errors import UserError, print_lines, within
+from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.probes.options import Ridge as RidgeOptions
@@ -213,8 +213,6 @@ def build_objective(options: Training, **objects: object) -> Objective:
     """
     for name in ("encoder", "target") if options.objective.needs_target else ("encoder",):
         if name not in objects:
-            with within(name):
-                objects[name] = getattr(options, name).build()
-    with within("objective"):
-        objective: Objective = options.objective.build(**objects)
+            objects[name] = options.build_part(name)
+    objective: Objective = options.build_part("objective", **objects)
     return objective

@@ -31,7 +31,7 @@ IMAGES, QUERIES = clustered(3000, seed=1), clustered(100, seed=2)
 
 
 def build(kind: str = "flat", images: torch.Tensor = IMAGES, **options) -> faiss.Index:
-    return {"flat": Flat, "ivf": IVF, "hnsw": HNSW}[kind](**options).build().over(images)
+    return {"flat": Flat, "ivf": IVF, "hnsw": HNSW}[kind](**options).build(vectors=images)
 
 
 def search(kind: str, **options) -> Neighbours:

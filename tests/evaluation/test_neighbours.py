@@ -156,7 +156,7 @@ def test_processes_together_find_what_one_does(tmp_path, world):
 def test_a_graph_finds_more_neighbours_than_the_candidates_that_it_keeps():
     """Features with a large common mean are difficult: k candidates would yield fewer than k neighbours."""
     vectors = torch.nn.functional.normalize(20 + normal(2000, 32), dim=1)
-    index = HNSW(links=4, ef_construction=10, ef_search=1).build().over(vectors)
+    index = HNSW(links=4, ef_construction=10, ef_search=1).build(vectors=vectors)
     assert (nearest(index, vectors[:200], 200).indices >= 0).all()
 
 

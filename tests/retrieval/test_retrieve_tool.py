@@ -369,12 +369,12 @@ def test_no_picture_is_read_for_an_impossible_query(tmp_path):
     store = opened(tmp_path / "store")
     idle = colours(batch_size=0)  # an error if it is used
     with pytest.raises(OptionError, match="k=4: must be at most 3"):
-        gallery.query(store, pictures, idle, neighbours_options.Flat().build(), k=4)
+        gallery.query(store, pictures, idle, neighbours_options.Flat(), k=4)
     with pytest.raises(OptionError, match=r"index\.nlist=5: must be at most 4"):
-        gallery.query(store, pictures, idle, neighbours_options.IVF(nlist=5).build(), k=3)
+        gallery.query(store, pictures, idle, neighbours_options.IVF(nlist=5), k=3)
     gone = PictureSet.of_files({str(tmp_path): None})
     with pytest.raises(UserError, match="none of the 1 pictures can be read"):
-        gallery.query(store, gone, colours(), neighbours_options.Flat().build(), k=1)
+        gallery.query(store, gone, colours(), neighbours_options.Flat(), k=1)
 
 
 def test_pictures_with_equal_features_cannot_be_standardised(tmp_path):
@@ -382,7 +382,7 @@ def test_pictures_with_equal_features_cannot_be_standardised(tmp_path):
     gallery.index(str(tmp_path / "store"), pictures, colours())
     with pytest.raises(UserError, match="standardize=false"):
         gallery.query(opened(tmp_path / "store"), PictureSet.of_files({"x": None}), colours(),
-                      neighbours_options.Flat().build(), k=1, standardize=True)  # fmt: skip
+                      neighbours_options.Flat(), k=1, standardize=True)  # fmt: skip
 
 
 def test_unreadable_files_do_not_prevent_the_addition_of_others(tmp_path):
@@ -407,7 +407,7 @@ def test_a_sheet_shows_neighbours_whose_files_are_gone_and_reduces_large_picture
         Path(path).unlink()
     paint(Path(first), 0, (1000, 700))
     one = PictureSet.of_files({first: "ant"})
-    records = gallery.query(opened(tmp_path / "store"), one, colours(), neighbours_options.Flat().build(), k=3)
+    records = gallery.query(opened(tmp_path / "store"), one, colours(), neighbours_options.Flat(), k=3)
     assert sorted(neighbour["image"] for neighbour in records[0]["neighbours"]) == sorted(others)
     sheet = gallery.sheet(records, load, PLAIN)
     assert [picture.image.shape[1:] for picture in sheet.rows[0]] == [(238, 340), *[(1, 1)] * 3]
@@ -423,5 +423,5 @@ def test_classes_of_one_picture_each_have_no_metrics(tmp_path):
     pictures = pictures_of(tmp_path, 2)
     gallery.index(str(tmp_path / "store"), pictures, colours())
     store = opened(tmp_path / "store")
-    records = gallery.query(store, pictures, colours(), neighbours_options.Flat().build(), k=1)
+    records = gallery.query(store, pictures, colours(), neighbours_options.Flat(), k=1)
     assert not any("baseline" in line for line in gallery.report(records, store))

@@ -74,8 +74,7 @@ class Knn(Probe):
         """
         options = self.options
         queries, keys = standardized(test.values, train.values) if options.standardize else (test.values, train.values)
-        index = None if options.index is None else options.index.build()
-        nearest = search(queries, keys, options.k[-1], excluded=excluded, index=index)
+        nearest = search(queries, keys, options.k[-1], excluded=excluded, index=options.index)
         if (nearest.indices < 0).any():
             expected = "must be smaller: the index finds fewer neighbours; index=flat finds all"
             raise OptionError("k", options.k[-1], expected)
