@@ -142,9 +142,9 @@ PARTS: dict[str, dict[str, Row]] = {
         "sgd": Row("ssvit.evaluation.probes.sgd.Sgd"),
     },
     "index": {
-        "flat": Row("ssvit.evaluation.neighbours.flat", "ssvit.evaluation.neighbours_options.Flat"),
-        "hnsw": Row("ssvit.evaluation.neighbours.hnsw", "ssvit.evaluation.neighbours_options.HNSW"),
-        "ivf": Row("ssvit.evaluation.neighbours.ivf", "ssvit.evaluation.neighbours_options.IVF"),
+        "flat": Row("ssvit.evaluation.neighbours.flat", "ssvit.evaluation.options.Flat"),
+        "hnsw": Row("ssvit.evaluation.neighbours.hnsw", "ssvit.evaluation.options.HNSW"),
+        "ivf": Row("ssvit.evaluation.neighbours.ivf", "ssvit.evaluation.options.IVF"),
     },
     "logger": {
         "tensorboard": Row("ssvit.training.loggers.tensorboard.TensorBoard"),

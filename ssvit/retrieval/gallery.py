@@ -22,7 +22,7 @@ from ssvit.data.sources.base import Unreadable
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError, printable, within
 from ssvit.evaluation.neighbours import check_k, nearest, relative_distances
-from ssvit.evaluation.neighbours_options import Flat
+from ssvit.evaluation.options import Flat
 from ssvit.evaluation.probes.scaler import Scaler
 from ssvit.evaluation.statistics import above_chance, standard_error
 from ssvit.figures import contact_sheet

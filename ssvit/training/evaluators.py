@@ -8,7 +8,7 @@ from ssvit.errors import print_lines
 from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Classification, Contrast, LabelFree
-from ssvit.evaluation.features_options import AUTO
+from ssvit.evaluation.options import AUTO
 from ssvit.figures.display import Display
 from ssvit.training.options import Pretrain, Training
 
@@ -65,6 +65,7 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
                 at_end = split == "test" and len(sources) == 2
                 evaluators[split] = built(name, source, part=split, at_end=at_end, run_folder=run_folder)
         elif isinstance(part, Contrast):
+            assert options.data.augment is not None
             evaluators[name] = built(name, test, augment=options.data.augment.build())
         elif isinstance(part, LabelFree):
             affordable = interval(images=min(part.images, len(test)), **run)

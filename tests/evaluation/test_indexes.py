@@ -7,7 +7,7 @@ import torch
 
 from ssvit.errors import OptionError
 from ssvit.evaluation.neighbours import Neighbours, nearest, relative_distances
-from ssvit.evaluation.neighbours_options import HNSW, IVF, Flat
+from ssvit.evaluation.options import HNSW, IVF, Flat
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from ranks import results
 
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation.neighbours import Neighbours, nearest, search
-from ssvit.evaluation.neighbours_options import HNSW
+from ssvit.evaluation.options import HNSW
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from ssvit.data.sources.base_options import RGB
 from ssvit.data.sources.decode import load
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
-from ssvit.evaluation import neighbours_options
+from ssvit.evaluation import options as neighbours_options
 from ssvit.figures.display import PLAIN
 from ssvit.models import vit_options
 from ssvit.models.vit import ViT

@@ -22,7 +22,7 @@ from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
 from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
 from ssvit.evaluation.evaluators.options import LabelFree as LabelFreeOptions
 from ssvit.evaluation.features import Frozen
-from ssvit.evaluation.features_options import AUTO
+from ssvit.evaluation.options import AUTO
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
 from ssvit.objectives.base import Objective
 
