@@ -169,7 +169,7 @@ def build(config: Config, mode: FakeTensorMode | None) -> tuple[Steps, list[Tens
     objective = build_objective(config.options)
     encoder = objective.encoder
     pixels = torch.zeros(1, encoder.channels, *encoder.image_size, dtype=torch.uint8)
-    views = named(config.build("data.augment")(pixels, torch.arange(1), recipe.seed))
+    views = named(config.options.build_part("data.augment")(pixels, torch.arange(1), recipe.seed))
     count = recipe.batch_size // (processes.world * recipe.accumulate)
     with mode or nullcontext():
         if mode is not None:  # the initialisation depends on values, which fake tensors do not have

@@ -56,8 +56,8 @@ def build(names: Sequence[str], config: Config) -> tuple[dict[str, Steps], float
     Returns:
         The steps by name, and the GFLOP of the matrix products in ssvit's step of an image.
     """
-    session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
-    recipe, _, ours, loader = session.build(config)
+    session = Session(config.options, Path(config.options.outputs), stage=PRETRAIN)
+    recipe, _, ours, loader = session.build(config.options)
     gflop = gflop_of_image(ours, loader)
     images = next(loader.batches(0, 1))
     scaled = images._replace(views={key: view / 255 for key, view in images.views.items()})

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import AfterValidator, BeforeValidator
 
-from ssvit.config.declaration import Count, Expect, Options, Run
+from ssvit.config.declaration import Count, Expect, Options, Tree
 from ssvit.engine import processes
 from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized
@@ -45,10 +45,10 @@ class Fabric(Options):
         """Return the number of processes; None if it depends on the machine."""
         return processes.count(self.devices, self.num_nodes)
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the encoder can be sharded over processes."""
-        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.strategy == "fsdp":
-            raise OptionError("strategy", "fsdp", f"requires a ViT, and the encoder is {run.encoder.label}")
+        if isinstance(tree.encoder, Normalized) and not tree.encoder.has_patches and self.strategy == "fsdp":
+            raise OptionError("strategy", "fsdp", f"requires a ViT, and the encoder is {tree.encoder.label}")
 
 
 Precision = Literal["bf16", 32]

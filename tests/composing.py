@@ -10,7 +10,8 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import find_command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
+from ssvit.retrieval.extraction import Extraction
 
 
 class Values(dict):
@@ -28,12 +29,12 @@ class Values(dict):
 
     def check(self) -> Any:
         """Check what the parts require of each other. Returns the recipe."""
-        Run(self.config.options).check()
+        Tree(self.config.options).check()
         return self.config.options.recipe
 
     def build(self, name: str, **objects: object) -> Any:
         """Build a part, such as data.augment."""
-        return self.config.build(name, **objects)
+        return self.config.options.build_part(name, **objects)
 
 
 def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) -> Values:
@@ -41,6 +42,13 @@ def composed(*options: str, tool: str = "pretrain", incomplete: bool = False) ->
     command = find_command(tool)
     config = command.compose(command.line(options), incomplete=incomplete)
     return Values(config.values, config)
+
+
+def extraction(*options: str, store: str | None = None) -> Extraction:
+    """The extraction of features of the command embed with these options."""
+    config = composed(*options, tool="embed").config
+    line = config.line
+    return Extraction(config.options, typed_names=line.typed, choice="", say=line.say, store=store)
 
 
 def untrained(folder: Path, *options: str, seed: int = 0, stage: str = PRETRAIN) -> Path:

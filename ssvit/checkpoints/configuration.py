@@ -7,14 +7,13 @@ choices of those names.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import JsonValue, TypeAdapter
 
-from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, default, parts
 from ssvit.config.dotted import at
 from ssvit.engine.atomic_io import check_schema
@@ -88,24 +87,6 @@ class Configuration:
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of_run(cls, config: Config) -> "Configuration":
-        """Return the configuration to store for a run, in which data=pretrained is replaced by the original choices.
-
-        It also lists the weights from which the run starts and those of its teacher ("origins").
-        """
-        choices = dict(config.choices)
-        if choices.get("data") == "pretrained":
-            pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
-            choices = config.line.brought | {group: choices[group] for group in choices if group not in pretrained}
-        rows = [row for option, part in parts(config.options) for row in part.origins(option)]
-        origins = {"origins": rows} if rows else {}
-        # The data set takes the values of other options again in later commands.
-        values = {"data": None} | config.values | {"command": config.line.identity} | origins
-        values["data"] = config.written["data"]
-        stored = cls.of_values(values, choices)
-        return replace(stored, defaults=dict(_defaults(config.options)))
-
-    @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
         """Return the configuration of composed options without their builders."""
         return cls(_without_builders(config), dict(choices))
@@ -173,7 +154,7 @@ class Configuration:
         return None
 
 
-def _defaults(options: Options) -> Iterator[tuple[str, Any]]:
+def defaults_of(options: Options) -> Iterator[tuple[str, Any]]:
     """Yield the full names and the defaults of options at any depth."""
     for prefix, part in (("", options), *((f"{name}.", part) for name, part in parts(options))):
         for name, declared in type(part).model_fields.items():

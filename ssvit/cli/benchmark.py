@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ssvit.cli import pretrain
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Count, Name, Run
+from ssvit.config.declaration import Count, Name, Tree
 from ssvit.errors import OptionError, file_to_write
 from ssvit.training.options import Pretrain
 
@@ -72,7 +72,7 @@ def cases(config: Config) -> list[Config]:
         for batch_size in options.batch_sizes or [options.recipe.batch_size]
     ]
     for case in changed:
-        Run(case.options).check()
+        Tree(case.options).check()
     return changed
 
 
@@ -86,7 +86,7 @@ def run(config: Config) -> None:
     from ssvit.training.benchmark import rate_table, step_and_loader
 
     options: Benchmark = config.options
-    rates = {rate.name: rate for case in checked for rate in step_and_loader(case, rounds=options.rounds)}
+    rates = {rate.name: rate for case in checked for rate in step_and_loader(case.options, rounds=options.rounds)}
     title = ", ".join(f"{name}={config.choices[name]}" for name in ("objective", "encoder", "data"))
     print(rate_table(title, list(rates.values())))
     if options.output is not None:
@@ -104,7 +104,7 @@ def inference(config: Config, functions: Callable[[Any, Any], Mapping[str, Any]]
     single = config.changed({"fabric.devices": 1})
     sizes = [single.changed({"data.image_size": size}) for size in options.image_sizes] or [single]
     for case in sizes:
-        Run(case.options).check()
+        Tree(case.options).check()
 
     from ssvit.kernels.latency import latencies, latency_table, paths
     from ssvit.training import launch

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Expect, Name, Positive, Run
+from ssvit.config.declaration import Expect, Name, Positive, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError
 from ssvit.studies import methods
@@ -57,8 +57,8 @@ class Compare(Study):
 def run(config: Config) -> Path:
     """Compute the missing rows, then the table and the figure; return their folder."""
     options: Compare = config.options
-    Run(options).check()
-    check_images(config)
+    Tree(options).check()
+    check_images(options)
     chosen = {name: stages(name, config.line) for name in options.objectives}
     for name, parts in chosen.items():
         if options.teacher is None and any(_TEACHER in option for stage in parts for option in stage.options):
@@ -78,7 +78,7 @@ def run(config: Config) -> Path:
 
 
 class Comparison(Trials):
-    """Run the commands of a comparison."""
+    """Tree the commands of a comparison."""
 
     options: Compare
 

@@ -10,22 +10,22 @@ from pathlib import Path
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.cli import pretrain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.training.options import Pretrain
 
 
 def run(config: Config) -> None:
     """Print the cost (`ssvit.training.benchmark.measure`) as a line of JSON."""
     options: Pretrain = config.options
-    Run(options).check()
+    Tree(options).check()
 
     from ssvit.training import runtime
     from ssvit.training.benchmark import measure
     from ssvit.training.session import Session
 
-    session = Session(config, Path(options.outputs), stage=PRETRAIN)
+    session = Session(options, Path(options.outputs), stage=PRETRAIN)
     with runtime.detect_lost_peers():
-        recipe, _, objective, loader = session.build(config)
+        recipe, _, objective, loader = session.build(options)
         cost = measure(session.processes, objective, loader, recipe)
     print(json.dumps(cost))
 

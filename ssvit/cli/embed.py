@@ -32,7 +32,8 @@ def run(config: Config) -> Path:
                 files[part] = listed(folders)
     if loose or options.data is None:
         files[""] = listed(loose)
-    extraction = Extraction(config)
+    line, name = config.line, str(config.choices.get("data"))
+    extraction = Extraction(options, typed_names=line.typed, choice=name, say=line.say)
     config.line.announce()
 
     from ssvit.retrieval import gallery
@@ -40,7 +41,7 @@ def run(config: Config) -> Path:
 
     splits = {part: PictureSet.of_files(of_part, extraction.pixels) for part, of_part in files.items()}
     if options.data is not None and by_name is None:
-        data, name = extraction.data_set(), str(config.choices.get("data"))
+        data = extraction.data_set()
         if options.split == ALL and data.undivided is not None:  # the held-out images are a random choice
             data = replace(data, train=data.undivided, test=None)
         parts = [part for part in PARTS if getattr(data, part) is not None] if options.split == ALL else [options.split]

@@ -11,7 +11,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config import composition
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
 from ssvit.engine import atomic_io
 from ssvit.engine.progress import progress
@@ -36,7 +36,7 @@ def run(config: Config) -> Path | None:
     Returns the path of the output, or None without output.
     """
     options: Evaluate = config.options
-    Run(options).check()
+    Tree(options).check()
     checkpoint = options.encoder.checkpoint()
     with within("features"):
         specs = options.features.specs(checkpoint.encoder)
@@ -51,7 +51,8 @@ def run(config: Config) -> Path | None:
         config.line.say(options.data.view.note)
     others = against.others(options, checkpoint)
     if options.report:
-        folder = Path(options.output or folder_of(checkpoint, config))
+        choice = config.line.origin("data", config.choices["data"])
+        folder = Path(options.output or folder_of(checkpoint, options.data, choice, options.outputs))
         folder_to_write("output", folder)
     config.line.announce()
 
@@ -61,9 +62,9 @@ def run(config: Config) -> Path | None:
     from ssvit.training import launch
     from ssvit.training.recipe import Recipe
 
-    probes = {name: config.build(f"probes.{name}") for name in options.chosen}
-    data = frozen.images(config, probes)
-    encoders = frozen.encoders_of(config, data, checkpoint, specs, others)
+    probes = {name: options.build_part(f"probes.{name}") for name in options.chosen}
+    data = frozen.images(options, probes)
+    encoders = frozen.encoders_of(options, data, checkpoint, specs, others)
     splits = launch.in_all_processes(
         Recipe(precision="32-true"),  # the encoders have a precision of their own
         options.fabric,

@@ -14,7 +14,7 @@ from ssvit.checkpoints.run_folder import RunFolder, rows
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import print_lines
@@ -36,10 +36,18 @@ def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Finetune = config.options
     options.check_study()
-    config = finetuning.with_schedule(config)
-    Run(config.options).check()
+    config = with_schedule(config)
+    Tree(config.options).check()
     config = named(config, _default_name(config) if options.name is None else options.name)
     return with_random_weights(config) if options.checkpoint == SCRATCH else config
+
+
+def with_schedule(config: Config) -> Config:
+    """Return the configuration with the schedule for its images and weights."""
+    changes, lines = finetuning.chosen_schedule(config.options, config.line.values)
+    for line in lines:
+        config.line.say(line)
+    return config.changed(changes)
 
 
 def _default_name(config: Config) -> str:
@@ -64,7 +72,7 @@ def dry_run(config: Config) -> Config:
 
     config.line.announce()
     folder = Path(options.outputs, str(options.name))
-    Session(config, folder, stage=FINETUNE, recipes=_recipes(options)).preview(config)
+    Session(options, folder, stage=FINETUNE, recipes=_recipes(options)).preview(options)
     if options.compare:
         for side, changes in comparison.sides(options.scratch_recipe).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
@@ -101,17 +109,18 @@ def run(config: Config) -> Path:
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
+            folder.open(config.stored(), overwrite=options.overwrite)
             config.line.announce()
             print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
 
         from ssvit.training.session import Session
 
-        session = Session(config, folder.path, stage=FINETUNE, recipes=_recipes(options))
+        session = Session(options, folder.path, stage=FINETUNE, recipes=_recipes(options))
 
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)
-            return session.run(name, with_random_weights(changed) if changed.options.checkpoint == SCRATCH else changed)
+            changed = with_random_weights(changed) if changed.options.checkpoint == SCRATCH else changed
+            return session.run(name, changed.options, changed.stored())
 
         if options.compare:
             pretraining, batch_size = _pretraining(options), options.recipe.batch_size
@@ -131,10 +140,10 @@ def run(config: Config) -> Path:
         elif options.sweep:
             comparison.choose(trained, folder=folder.path, **options.table4.values())
         else:
-            session.train(config, folder.path)
-            train, is_study = session.data(config).train, options.development is not None
+            session.train(options, folder.path)
+            train, is_study = session.data(options).train, options.development is not None
             if options.check_frozen and not is_study and len(train) < _FEW * len(train.classes):
-                _check_frozen(session, finetuning.with_schedule(config.changed({"development": 0.5})))
+                _check_frozen(session, with_schedule(config.changed({"development": 0.5})))
     return folder.path
 
 
@@ -145,13 +154,15 @@ def _check_frozen(session: "Session", config: Config) -> None:
         session: The session.
         config: The configuration with a part of the training images held out.
     """
-    if config.options.checkpoint == SCRATCH or config.options.recipe.batch_size > len(session.data(config).train):
+    options: Finetune = config.options
+    if options.checkpoint == SCRATCH or options.recipe.batch_size > len(session.data(options).train):
         return
-    if (frozen := session.frozen(config)) is None:
+    if (frozen := session.frozen(options)) is None:
         if is_main_process():
             print_lines("few labels: not compared with frozen features, which requires two labels of each class")
         return
-    (*_, tuned) = comparison.scored(session.run("half", config), comparison.VALIDATION_OR_TEST)
+    finetuned = session.run("half", options, config.stored())
+    (*_, tuned) = comparison.scored(finetuned, comparison.VALIDATION_OR_TEST)
     if tuned.images is None or not is_main_process():
         return
     error = error_of_difference(frozen, (tuned.accuracy, tuned.images))

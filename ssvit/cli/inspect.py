@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ssvit.analysis.options import Inspect
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import aligned, print_lines, within
 from ssvit.loading.options import LoadEncoder
@@ -18,7 +18,7 @@ from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 def run(config: Config) -> None:
     """Print a table of the encoders, and write it with the figures; unreadable images are reported and skipped."""
     options: Inspect = config.options
-    Run(options).check()
+    Tree(options).check()
     for name, encoder in options.against.items():
         if isinstance(encoder, LoadEncoder):
             with within(f"against.{name}"):
@@ -39,14 +39,14 @@ def run(config: Config) -> None:
     from ssvit.models.encoder import frozen
 
     device = device_of(options.device)
-    data, view = config.build("data"), config.build("data.view")
+    data, view = options.build_part("data"), options.build_part("data.view")
     train = read_pictures(data.train, view, options.train_images, **options.reading)
     pictures = read_pictures(data.validation_or_test, view, options.count, **options.reading)
     encoders, biases = {}, {}
     sizes = {"patch_size": options.patch_size, "batch_size": options.batch_size}
     for name, part in parts.items():
         torch.manual_seed(key(options.seed, "weights"))
-        encoders[name] = frozen(config.build(part).to(device))
+        encoders[name] = frozen(options.build_part(part).to(device))
         show = progress(name, " images")
         biases[name] = bias.measure(encoders[name], train, pictures, **sizes, seed=options.seed, progress=show)
     values = similarity.cka([*encoders.values()], pictures.images, options.batch_size)

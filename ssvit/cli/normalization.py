@@ -45,7 +45,7 @@ def run(config: Config) -> dict[str, Any]:
 
     from ssvit.data import normalization
 
-    source = config.build("data").train
+    source = options.build_part("data").train
     pixels = chosen.pixels if isinstance(chosen, ImageFiles) else RGB
     measured, lines = normalization.measure(
         source, pixels, workers=options.workers, progress=progress("images", " images")

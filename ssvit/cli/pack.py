@@ -28,7 +28,7 @@ def run(config: Config) -> Path:
     from ssvit.data.sources import packing
 
     output = Path(options.output)
-    data = config.build("data")
+    data = options.build_part("data")
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
     print_lines(f"next: data=shards data.root={shlex.quote(text_of(output))}")
     return output

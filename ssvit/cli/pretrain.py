@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, Run
+from ssvit.config.declaration import Options, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
@@ -27,7 +26,7 @@ from ssvit.values import text_of
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Pretrain = config.options
-    Run(options).check()
+    Tree(options).check()
     config.line.announce()
     return named(config, options.name)
 
@@ -39,7 +38,7 @@ def dry_run(config: Config) -> Config:
 
     from ssvit.training.session import Session
 
-    Session(config, Path(options.outputs, str(options.name)), stage=PRETRAIN).preview(config)
+    Session(options, Path(options.outputs, str(options.name)), stage=PRETRAIN).preview(options)
     return config
 
 
@@ -50,14 +49,14 @@ def run(config: Config) -> Path:
     start = options.encoder if options.encoder.checkpoint() else None
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
+            folder.open(config.stored(), overwrite=options.overwrite)
             if start:
                 print_lines(f"{options.name}: starts from {_written(start)['path']}")
 
         from ssvit.training.session import Session
 
-        session = Session(config, folder.path, stage=PRETRAIN)
-        session.train(config, folder.path)
+        session = Session(options, folder.path, stage=PRETRAIN)
+        session.train(options, folder.path)
         others = [part for part in (start, options.objective.reference) if part is not None]
         if others and session.labelled and options.probes:
             session.end()
@@ -109,7 +108,7 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
 def _next(config: Config, *, labelled: bool) -> str:
     """Return the next command: the fine-tuning experiment that belongs to this one, or a general command."""
     choices, command = config.choices, config.line.command
-    if are_first_images(choices["data"], config.value("data.images")):
+    if are_first_images(choices["data"], config.values["data"].get("images")):
         return command("finetune")
     experiment = f"finetune_{choices.get('experiment')}"
     if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():

@@ -29,13 +29,13 @@ def run(config: Config) -> None:
         print_lines(*remove(options.store, [*map(str, options.images)]))
         return
     files = listed(options.images) if options.images or options.data is None else {}
-    extraction = Extraction(config, store=options.store)
+    line, name = config.line, str(config.choices.get("data"))
+    extraction = Extraction(options, typed_names=line.typed, choice=name, say=line.say, store=options.store)
 
     from ssvit.retrieval import gallery
     from ssvit.retrieval.pictures import PictureSet, opener
     from ssvit.retrieval.store import Store
 
-    name = str(config.choices.get("data"))
     data = None if options.data is None else extraction.data_set()
     if data is not None and not files:
         pictures = PictureSet.of_split(data, options.split, name)
@@ -44,13 +44,13 @@ def run(config: Config) -> None:
     describe = extraction.describer()
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
-        repeated = config.line.retyped(r"encoder\.|data" if extraction.changes else r"encoder\.")
+        repeated = line.retyped(r"encoder\.|data" if extraction.changes else r"encoder\.")
         query = ["action=query", f"store={text_of(options.store)}", *repeated, "sheet=sheet.png"]
-        lines.append(f"next: {config.line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
+        lines.append(f"next: {line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:
-            standardize = len(store) >= FEWEST and extraction.needs_standardizing(config.line)
+            standardize = len(store) >= FEWEST and extraction.needs_standardizing(line)
         records = gallery.query(store, pictures, describe, options.index, k=options.k, standardize=standardize)
         if options.output is not None:
             atomic_io.replace(Path(options.output), (json.dumps(records, indent=1) + "\n").encode())
@@ -60,7 +60,7 @@ def run(config: Config) -> None:
             load = opener(extraction.pixels, sets)
             atomic_io.replace(Path(options.sheet), gallery.sheet(records, load, extraction.display()).png())
         lines = gallery.report(records, store)
-    config.line.announce()
+    line.announce()
     print_lines(*lines)
 
 

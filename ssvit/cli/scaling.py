@@ -15,7 +15,7 @@ from annotated_types import MinLen
 from ssvit.config.command import Command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Count, Distinct, Expect, Name, Run
+from ssvit.config.declaration import Count, Distinct, Expect, Name, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError, typed, within
 from ssvit.models.timm_options import Timm
@@ -66,7 +66,7 @@ def run(config: Config) -> Path:
     """Compute the missing rows, then the table and the figure; return their folder."""
     options: Scaling = config.options
     points = check(config)
-    check_images(config, most=max(images or 0 for images in options.images))
+    check_images(options, most=max(images or 0 for images in options.images))
     grid = Grid(config, {})
     for seed in range(options.seed, options.seed + options.seeds):
         for objective, point in itertools.product(options.objectives, points):
@@ -98,7 +98,7 @@ def check(config: Config) -> list[dict[str, Any]]:
     for point in points:
         with within("encoder"):
             encoder = options.encoder.changed(**shape(point))
-        Run(options.changed(encoder=encoder)).check()
+        Tree(options.changed(encoder=encoder)).check()
     return points
 
 
@@ -143,7 +143,7 @@ def shape(point: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 class Grid(Trials):
-    """Run the commands of a grid."""
+    """Tree the commands of a grid."""
 
     def row(self, objective: str, point: dict[str, Any], seed: int) -> None:
         """Compute the row of a ViT with a point's depth, width and patch size.

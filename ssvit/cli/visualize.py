@@ -8,7 +8,7 @@ from pathlib import Path
 from ssvit.analysis.options import Visualize, plotted
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import print_lines
@@ -21,7 +21,7 @@ def run(config: Config) -> None:
     """Plot the figures and print the numbers; unreadable images are reported and skipped."""
     options: Visualize = config.options
     paths = folder.paths(options.images)
-    Run(options.changed(data=None) if paths else options).check()
+    Tree(options.changed(data=None) if paths else options).check()
     checkpoint = options.encoder.checkpoint()
     layer, pooling = plotted(vit(checkpoint.encoder), layer=options.layer, pooling=options.pooling)
     config.line.announce()
@@ -32,10 +32,11 @@ def run(config: Config) -> None:
     from ssvit.figures.display import Display
 
     device = inside.device_of(options.device)
-    source: Source = Files(paths, pixels=pixel_format(checkpoint)) if paths else config.build("data").validation_or_test
-    pictures = inside.read_pictures(source, config.build("data.view"), options.count, **options.reading)
+    held_out = None if paths else options.build_part("data").validation_or_test
+    source: Source = held_out or Files(paths, pixels=pixel_format(checkpoint))
+    pictures = inside.read_pictures(source, options.build_part("data.view"), options.count, **options.reading)
     report = inside.analyse(
-        config.build("encoder").to(device), pictures, layer=layer, pooling=pooling, shown=options.shown,
+        options.build_part("encoder").to(device), pictures, layer=layer, pooling=pooling, shown=options.shown,
         batch_size=options.batch_size, display=Display.of_data(options.data),
     )  # fmt: skip
     report.numbers |= {"checkpoint": str(checkpoint.path), "step": checkpoint.step}

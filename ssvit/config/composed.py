@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ssvit.checkpoints.configuration import Configuration, defaults_of
 from ssvit.config.command_line import CommandLine, Plain
-from ssvit.config.declaration import Options, select
+from ssvit.config.declaration import Options, parts, select
 from ssvit.config.dotted import at, put
 from ssvit.config.filling import fill, source_of
 from ssvit.errors import MISSING, OptionError
@@ -46,10 +47,6 @@ class Config:
             values[name] += self.line.arguments
         return values
 
-    def value(self, name: str) -> Any:
-        """Return the value of an option such as recipe.lr; None if there is no such option."""
-        return at(self.values, name)
-
     def changed(self, changes: Mapping[str, object]) -> "Config":
         """Return a configuration with other values of some options, such as {"recipe.lr": 0.1}."""
         config = replace(self, written=copy.deepcopy(self.written))
@@ -74,6 +71,18 @@ class Config:
         except OptionError as error:
             raise OptionError(self.option(error.name), error.value, error.expectation) from None
 
-    def build(self, name: str, /, **objects: object) -> Any:
-        """Build a part, see `Options.build_part`."""
-        return self.options.build_part(name, **objects)
+    def stored(self) -> Configuration:
+        """Return the configuration for the config.yaml of a run, in which data=pretrained is the original choice.
+
+        It also lists the weights from which the run starts and those of its teacher ("origins").
+        """
+        choices = dict(self.choices)
+        if choices.get("data") == "pretrained":
+            pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
+            choices = self.line.brought | {group: choices[group] for group in choices if group not in pretrained}
+        rows = [row for option, part in parts(self.options) for row in part.origins(option)]
+        origins = {"origins": rows} if rows else {}
+        # The data set takes the values of other options again in later commands.
+        values = {"data": None} | self.values | {"command": self.line.identity} | origins
+        values["data"] = self.written["data"]
+        return replace(Configuration.of_values(values, choices), defaults=dict(defaults_of(self.options)))

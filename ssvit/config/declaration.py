@@ -105,11 +105,11 @@ class Options(BaseModel):
         """
         return []
 
-    def check(self, run: "Run") -> None:
+    def check(self, tree: "Tree") -> None:
         """Check that this part is compatible with all parts of a run, before torch is imported.
 
         Args:
-            run: The validated options of all parts of the run. A part that is None is unknown and is not checked.
+            tree: The validated options of all parts of the command. A part that is None is unknown and is not checked.
 
         Raises:
             OptionError: An option of this part does not fit the other parts; its name is relative to this part.
@@ -117,7 +117,7 @@ class Options(BaseModel):
         """
 
 
-class Run:
+class Tree:
     """Provide the options of a run, against which each part checks its requirements.
 
     A part that the command does not have is None and is not checked.

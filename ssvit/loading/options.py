@@ -9,7 +9,7 @@ from annotated_types import Len
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
-from ssvit.config.declaration import Count, Expect, Name, Options, Run, Runs
+from ssvit.config.declaration import Count, Expect, Name, Options, Runs, Tree
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.base_options import PixelFormat
 from ssvit.errors import OptionError, pair, typed
@@ -147,11 +147,11 @@ class LoadLayers(Options):
         """Return rows about the checkpoint, and about the weights of which its training made use."""
         return [] if self.checkpoint is None else origin(option.rpartition(".")[2], self.checkpoint, str(self.path))
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that both encoders have the same patch size and number of channels."""
-        if self.checkpoint is None or not isinstance(run.encoder, ViT):
+        if self.checkpoint is None or not isinstance(tree.encoder, ViT):
             return
-        encoders = run.encoder, vit(self.checkpoint.encoder)
+        encoders = tree.encoder, vit(self.checkpoint.encoder)
         expected, loaded = ("x".join(map(str, (e.channels, *pair("patch_size", e.patch_size)))) for e in encoders)
         if expected != loaded:
             raise OptionError("path", self.path, f"must have patches of {expected}, as the encoder; has {loaded}")
@@ -172,11 +172,11 @@ class Reference(LoadEncoder):
             name = error.name if error.name in type(self).model_fields else "path"
             raise OptionError(name, getattr(self, name), error.expectation) from None
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the model accepts the channels of the encoder's images."""
         channels = self.loaded().channels
-        if isinstance(run.encoder, Normalized) and channels != run.encoder.channels:
-            expected = f"must have images of {run.encoder.channels} channels, as the encoder; has {channels}"
+        if isinstance(tree.encoder, Normalized) and channels != tree.encoder.channels:
+            expected = f"must have images of {tree.encoder.channels} channels, as the encoder; has {channels}"
             raise OptionError("path", self.path, expected)
 
 

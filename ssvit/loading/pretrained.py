@@ -145,26 +145,26 @@ def _pixels_of_encoder(checkpoint: Checkpoint, arguments: Mapping[str, object]) 
     return {f"data.{name}": plain(value) for name, value in options.items() if f"data.{name}" not in arguments}
 
 
-def size_of_images(checkpoint: Checkpoint, config: Config, option: str, images: Sequence[str] = ()) -> object:
-    """Return the `usual_size` of foreign weights for the images of a command, and print it.
+def size_of_images(
+    checkpoint: Checkpoint, source: DataSet | None, option: str, images: Sequence[str] = ()
+) -> tuple[Any, str]:
+    """Return the `usual_size` of foreign weights for the images of a command, and a description of it.
 
     Args:
         checkpoint: The foreign weights.
-        config: Configuration of the command, with the data set.
+        source: Options of the data set.
         option: Name of the option that sets the size.
         images: Files or folders of images that are used instead of the data set.
     """
-    source = config.options.data
     if images:
         sample: Sample | None = Sample.of_paths(folder.paths(images), _SAMPLED)
     else:
         sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
     median = sample.median_side() if sample else None
     if median is None:  # the images are not files, or cannot be read
-        median = min(pair(option, config.value("data.image_size") or usual_size(checkpoint)))
+        median = min(pair(option, getattr(source, "image_size", None) or usual_size(checkpoint)))
     size = usual_size(checkpoint, median)
-    config.line.say(f"{option}={typed(size)}: the images have a median side of {median} pixels")
-    return size
+    return size, f"{option}={typed(size)}: the images have a median side of {median} pixels"
 
 
 def _with_format(checkpoint: Checkpoint, config: Config) -> Config:
@@ -174,12 +174,14 @@ def _with_format(checkpoint: Checkpoint, config: Config) -> Config:
     within the limits of foreign weights, if no option sets it.
     """
     values = config.line.values
-    if "channels" not in (config.value("data") or {}) and "encoder.channels" not in values:
+    if "channels" not in (config.values["data"] or {}) and "encoder.channels" not in values:
         config = config.changed({"encoder.channels": checkpoint.encoder["channels"]})
     if checkpoint.describes_images or "experiment" in values or "data.image_size" in values:
         return config
     with config.names_as_typed():
-        return config.changed({"data.image_size": size_of_images(checkpoint, config, "data.image_size")})
+        size, line = size_of_images(checkpoint, config.options.data, "data.image_size")
+    config.line.say(line)
+    return config.changed({"data.image_size": size})
 
 
 def _without_token(checkpoint: Checkpoint, config: Config) -> Config:
@@ -203,7 +205,7 @@ def _without_fixed_options(config: Config) -> Config:
     trained = open_checkpoint(values["path"], values).encoder
     if values.get("distillation_token") and not trained.get("distillation_token"):
         expected = "must have a distillation token, which distillation=… requires, or be null for random weights"
-        raise OptionError("checkpoint", config.value("checkpoint"), expected)
+        raise OptionError("checkpoint", config.values["checkpoint"], expected)
     typed_options = {name.removeprefix("encoder.") for name in config.line.values}
     inapplicable = set(CHANGEABLE) - options_class(trained).model_fields.keys() - typed_options  # set by the objective
     fixed = _FIXED.difference(_REFERRED) | inapplicable
@@ -213,7 +215,8 @@ def _without_fixed_options(config: Config) -> Config:
 
 def _with_small_rate(checkpoint: Checkpoint, config: Config) -> Config:
     """Set AdamW and a small learning rate for weights of another project, unless other options determine them."""
-    typed, trains_part = config.line.typed, config.value("continuation") or config.value("objective.heads_only")
+    typed, values = config.line.typed, config.values
+    trains_part = values.get("continuation") or values["objective"].get("heads_only")
     if not checkpoint.foreign or trains_part or typed.keys() & _OF_OPTIMIZER:
         return config
     changes = {name: value for name, value in _SMALL_RATE.items() if name not in typed}

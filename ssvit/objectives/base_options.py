@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from ssvit.config.declaration import Options, Run
+from ssvit.config.declaration import Options, Tree
 from ssvit.data.sources.base_options import Augmentation
 from ssvit.errors import OptionError, RootOptionError, pair, typed
 from ssvit.models.encoder_options import ANY_ENCODER, Normalized
@@ -78,35 +78,35 @@ class Objective(Options):
             OptionError: The objective cannot train this encoder.
         """
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check the encoder, the views of the augmentation and their size, and repeated augmentation.
 
         Raises:
             OptionError: The objective cannot train this encoder with this augmentation, or with copies of an image.
         """
-        if isinstance(run.encoder, Normalized) and not run.encoder.has_patches and self.needs_patches:
+        if isinstance(tree.encoder, Normalized) and not tree.encoder.has_patches and self.needs_patches:
             expected = f"must be a ViT for this objective; {ANY_ENCODER}"
-            raise RootOptionError("encoder", run.encoder.label, expected)
-        if isinstance(run.encoder, Normalized):
-            self.check_encoder(run.encoder)
-        if isinstance(run.augment, Augmentation):
-            self._check_views(run.augment)
+            raise RootOptionError("encoder", tree.encoder.label, expected)
+        if isinstance(tree.encoder, Normalized):
+            self.check_encoder(tree.encoder)
+        if isinstance(tree.augment, Augmentation):
+            self._check_views(tree.augment)
         if self.samples_patches:
-            self.check_size(run)
-        if self.needs_distinct_images and run.recipe and run.recipe.repeats > 1:
-            raise RootOptionError("recipe.repeats", run.recipe.repeats, "must be 1: the objective contrasts images")
+            self.check_size(tree)
+        if self.needs_distinct_images and tree.recipe and tree.recipe.repeats > 1:
+            raise RootOptionError("recipe.repeats", tree.recipe.repeats, "must be 1: the objective contrasts images")
 
-    def check_size(self, run: Run) -> None:
+    def check_size(self, tree: Tree) -> None:
         """Check that training images have the size of the encoder's images.
 
         Raises:
             OptionError: The sizes differ.
         """
-        if isinstance(run.augment, Augmentation) and isinstance(run.encoder, ViT):
-            size = pair("image_size", run.encoder.image_size)
-            if run.augment.size != size:
+        if isinstance(tree.augment, Augmentation) and isinstance(tree.encoder, ViT):
+            size = pair("image_size", tree.encoder.image_size)
+            if tree.augment.size != size:
                 expected = f"must be encoder.image_size={typed(size)}: the objective samples patches of such images"
-                raise RootOptionError("data.augment.size", run.augment.size, expected)
+                raise RootOptionError("data.augment.size", tree.augment.size, expected)
 
     def _check_views(self, augment: Augmentation) -> None:
         if not set(self.views) <= set(augment.views):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le, MinLen
 
-from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Run
+from ssvit.config.declaration import Count, Expect, Fraction, NotNegative, Options, Part, Positive, Tree
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.errors import OptionError, UserError
 from ssvit.models.encoder_options import Normalized
@@ -115,12 +115,12 @@ class Classify(Objective):
         """
         check_trained(self.trained, encoder)
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that the labels of the images are supported."""
-        super().check(run)
-        if not isinstance(run.data, DataSet):
+        super().check(tree)
+        if not isinstance(tree.data, DataSet):
             return
-        if run.data.labelled is False:
+        if tree.data.labelled is False:
             raise UserError(NO_LABELS)
-        if run.data.multi_label is not None:
-            self.check_labels(run.data.multi_label)
+        if tree.data.multi_label is not None:
+            self.check_labels(tree.data.multi_label)

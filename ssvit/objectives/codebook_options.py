@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Name, Options, Part, Run, Size
+from ssvit.config.declaration import Count, Name, Options, Part, Size, Tree
 from ssvit.errors import OptionError, pair
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Patches
@@ -56,17 +56,17 @@ class Codebook(Patches):
         if self.layer is None:
             raise OptionError("layer", None, "must be set with target.checkpoint; a middle layer is common")
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that images are larger than a window and have enough patches for the clusters."""
-        super().check(run)
-        if not isinstance(run.encoder, ViT):
+        super().check(tree)
+        if not isinstance(tree.encoder, ViT):
             return
-        size, patch = pair("image_size", run.encoder.image_size), pair("patch_size", run.encoder.patch_size)
+        size, patch = pair("image_size", tree.encoder.image_size), pair("patch_size", tree.encoder.patch_size)
         if self.checkpoint is None and any(
             (window - part + 1) // 2 >= side for window, part, side in zip(self.window_size, patch, size, strict=True)
         ):
             raise OptionError("window", self.window, f"must be smaller for images of {size[0]}x{size[1]} pixels")
-        minimum = math.ceil(MIN_PATCHES * self.clusters / math.prod(run.encoder.grid))
+        minimum = math.ceil(MIN_PATCHES * self.clusters / math.prod(tree.encoder.grid))
         if self.images < minimum:
             expected = f"must be at least {minimum}: {MIN_PATCHES} patches for each of {self.clusters} clusters"
             raise OptionError("images", self.images, expected)

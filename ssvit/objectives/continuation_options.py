@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from ssvit.config.declaration import Expect, Fraction, Options, Positive, Run, Share, Whole
+from ssvit.config.declaration import Expect, Fraction, Options, Positive, Share, Tree, Whole
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import Lora, ViT
@@ -42,17 +42,17 @@ class Continuation(Options):
         if self.lora is not None and self.trained == "all":
             raise OptionError("trained", "all", "must be a number with lora, which updates the layers below")
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the run starts from the weights of a ViT, and that no labels or other rules determine training."""
-        if run.encoder is not None and not run.from_checkpoint:
+        if tree.encoder is not None and not tree.from_checkpoint:
             raise RootOptionError("checkpoint", None, "must be a run or a file of weights to continue from")
         for rule, expected in (
             ("needs_labels", "must be null for this objective; ssvit finetune trains on labels"),
             ("heads_only", "must be null: this objective selects the trained weights itself"),
         ):
-            if getattr(run.objective, rule, False):
+            if getattr(tree.objective, rule, False):
                 raise RootOptionError("continuation", "…", expected)
-        if isinstance(run.encoder, Normalized):
-            check_trained(self.trained, run.encoder)
-            if self.anchor is not None and not isinstance(run.encoder, ViT):
-                raise OptionError("anchor", "{…}", f"must be null with {run.encoder.label}")
+        if isinstance(tree.encoder, Normalized):
+            check_trained(self.trained, tree.encoder)
+            if self.anchor is not None and not isinstance(tree.encoder, ViT):
+                raise OptionError("anchor", "{…}", f"must be null with {tree.encoder.label}")

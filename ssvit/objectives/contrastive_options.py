@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Fraction, Positive, Run, Share
+from ssvit.config.declaration import Count, Fraction, Positive, Share, Tree
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import ViT
@@ -55,11 +55,11 @@ class SimCLR(Objective):
         if self.keep < 1 and not (isinstance(encoder, ViT) and encoder.omits_patches):
             raise OptionError("keep", self.keep, "must be 1 for an encoder that cannot omit patches")
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also the size of images whose patches are sampled."""
-        super().check(run)
+        super().check(tree)
         if self.keep < 1:
-            self.check_size(run)
+            self.check_size(tree)
 
     def count(self, patches: int) -> int:
         """Return the number of encoded patches per view: the fraction of all patches, rounded, at least one."""
@@ -103,14 +103,14 @@ class ContrastiveTuning(Objective):
         """
         check_trained(self.trained or "all", encoder)
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that the run starts from trained weights, and that the queue holds the images of a step."""
-        super().check(run)
-        if run.encoder is not None and not run.from_checkpoint:
+        super().check(tree)
+        if tree.encoder is not None and not tree.from_checkpoint:
             expected = "must be a run or weights of another project: contrastive tuning starts from a trained encoder"
             raise RootOptionError("checkpoint", None, expected)
-        if run.recipe and self.queue < run.recipe.batch_size:
-            expected = f"must hold the images of a step, recipe.batch_size={run.recipe.batch_size}"
+        if tree.recipe and self.queue < tree.recipe.batch_size:
+            expected = f"must hold the images of a step, recipe.batch_size={tree.recipe.batch_size}"
             raise OptionError("queue", self.queue, expected)
 
     @property

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Fraction, NotNegative, Positive, Run, Share
+from ssvit.config.declaration import Count, Fraction, NotNegative, Positive, Share, Tree
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.objectives.base_options import Objective
 from ssvit.objectives.schedule import Between, Schedule, ScheduleFunction
@@ -45,12 +45,12 @@ class Dino(Objective):
     last_layer: Annotated[ScheduleFunction, Between(0)] = Schedule(start=0.0, end=1.0, shape="step", over=0.01)
     """`Schedule` of a factor of the prototypes' gradient; 0 freezes them, and disables their weight decay."""
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that the recipe keeps no second average of the weights in addition to the teacher."""
-        super().check(run)
-        if run.recipe and run.recipe.ema:
+        super().check(tree)
+        if tree.recipe and tree.recipe.ema:
             expected = "must be 0: the teacher is a moving average of the weights already (objective.teacher_momentum)"
-            raise RootOptionError("recipe.ema", run.recipe.ema, expected)
+            raise RootOptionError("recipe.ema", tree.recipe.ema, expected)
 
 
 class IBot(Dino):

@@ -3,7 +3,7 @@
 import math
 from typing import ClassVar, Literal
 
-from ssvit.config.declaration import Count, Fraction, Options, Run, Share
+from ssvit.config.declaration import Count, Fraction, Options, Share, Tree
 from ssvit.errors import OptionError
 from ssvit.models.vit_options import Decoder, ViT
 from ssvit.objectives.base_options import Objective, check_omits
@@ -36,10 +36,10 @@ class Masking(Options):
         """Return the number of corrupted patches per image: the fraction of its units, rounded, at least one unit."""
         return max(1, round(self.corrupted * patches / self.unit**2)) * self.unit**2
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the encoder's patch grid can be corrupted."""
-        if isinstance(run.encoder, ViT):
-            self.grid_of_units(run.encoder.grid)
+        if isinstance(tree.encoder, ViT):
+            self.grid_of_units(tree.encoder.grid)
 
     def grid_of_units(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of units on a grid of patches.

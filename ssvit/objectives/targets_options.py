@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ssvit.config.declaration import Count, Options, Pair, Run
+from ssvit.config.declaration import Count, Options, Pair, Tree
 from ssvit.errors import OptionError, pair, typed
 from ssvit.models.vit_options import ViT
 
@@ -17,11 +17,11 @@ class Patches(Options):
     channels: Count = 3
     """Number of image channels."""
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the encoder has the same patch size and channels."""
-        if not isinstance(run.encoder, ViT):
+        if not isinstance(tree.encoder, ViT):
             return
-        expected = {"patch_size": pair("patch_size", run.encoder.patch_size), "channels": run.encoder.channels}
+        expected = {"patch_size": pair("patch_size", tree.encoder.patch_size), "channels": tree.encoder.channels}
         for name, value in expected.items():
             if getattr(self, name) != value:
                 raise OptionError(name, getattr(self, name), f"must be encoder.{name}={typed(value)}")

@@ -1,7 +1,7 @@
 """Find the checkpoint and the features of the commands on pictures. Torch is imported when the encoder is loaded."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.choices import options_of
 from ssvit.config.command_line import CommandLine
-from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
@@ -31,7 +30,10 @@ class Extraction:
     """Select the checkpoint and the layer whose outputs are the features of pictures.
 
     Args:
-        config: Composed configuration whose options are a `Pictures`.
+        options: Options of the command.
+        typed_names: Names of the typed options.
+        choice: Name of the data set.
+        say: Receives lines to print.
         store: Folder of an existing store; its features determine layer, pooling, precision and image size where the
             options leave them open.
 
@@ -43,9 +45,17 @@ class Extraction:
         changes: Options of the pixel format and the normalisation that differ from the checkpoint's.
     """
 
-    def __init__(self, config: Config, *, store: str | None = None) -> None:
-        self.options: Pictures = config.options
-        say, encoder = config.line.say, self.options.encoder.values()
+    def __init__(
+        self,
+        options: Pictures,
+        *,
+        typed_names: Collection[str],
+        choice: str,
+        say: Callable[[str], None],
+        store: str | None = None,
+    ) -> None:
+        self.options = options
+        encoder = options.encoder.values()
         path, identity = self.options.checkpoint, "" if store is None else encoder_of(store)
         if store is not None and path == NEWEST and Path(of_store := encoder_of(store, "checkpoint")).exists():
             path = of_store or path
@@ -55,7 +65,7 @@ class Extraction:
         )  # fmt: skip
         self.stored = identity if identity.startswith(self.checkpoint.checksum[:16]) else ""
         layer, pooling, norm = (getattr(self.options.features, name) for name in ("layer", "pooling", "norm"))
-        chosen, origin = self._chosen(config, store)
+        chosen, origin = self._chosen(choice, store)
         if layer == AUTO:
             layer, origin = chosen.layer if chosen else "last", f" ({origin})"
         with within("features"):
@@ -65,12 +75,12 @@ class Extraction:
         depth = self.checkpoint.encoder.get("depth", 1)
         say(f"features: layer {self.spec.layer} of {depth}, {self.spec.pooling}{origin}")
         self._trained_size = pair("image_size", self.checkpoint.encoder["image_size"])
-        self.image_size = checked_size(self.checkpoint, self._size(config, store))
+        self.image_size = checked_size(self.checkpoint, self._size(say, store))
         self.transform = eval_transform(self.checkpoint).for_size(self.image_size)
         self.pixels = pixel_format(self.checkpoint)
-        if "data.view.fit" in config.line.typed:
-            self.transform = self.transform.changed(fit=config.value("data.view.fit"))
-        source, typed_names = self.options.data, config.line.typed.keys()
+        source = options.data
+        if source is not None and "data.view.fit" in typed_names:
+            self.transform = self.transform.changed(fit=source.view.fit)
         formats = {name: getattr(source, name) for name in PixelFormat.model_fields if f"data.{name}" in typed_names}
         with within("data"):
             self.pixels = self.pixels.changed(**formats)
@@ -84,7 +94,7 @@ class Extraction:
         self.shown = getattr(self.options.data, "shown", (0, 1, 2))
         bands("data.shown", self.shown, self.pixels.channels)
 
-    def _chosen(self, config: Config, store: str | None) -> tuple[FeatureSpec | None, str]:
+    def _chosen(self, choice: str, store: str | None) -> tuple[FeatureSpec | None, str]:
         """Return the spec of the store, or that chosen by the first probe of an evaluation, and its origin.
 
         The spec is None if there is neither; the command then uses the last layer with the encoder's default pooling.
@@ -96,7 +106,7 @@ class Extraction:
             return None, ""
         if self.checkpoint.graph is not None:
             return None, "the only features of the exported graph"
-        file = report_for(self.checkpoint, config)
+        file = report_for(self.checkpoint, self.options.data, choice, self.options.outputs)
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             report, _ = read_json(file)
             specs = (spec_of(probe["best"]) for probe in report["measured"])
@@ -132,7 +142,7 @@ class Extraction:
             raise OptionError(name, error.value, error.expectation) from None
         return options
 
-    def _size(self, config: Config, store: str | None) -> object:
+    def _size(self, say: Callable[[str], None], store: str | None) -> object:
         """Return the typed image size, or else that of the store, the checkpoint or the images.
 
         Raises:
@@ -140,7 +150,9 @@ class Extraction:
         """
         size, default = self.options.image_size, size_of(self.stored) or self._trained_size
         if size is None and not self.checkpoint.describes_images and not self.stored:
-            return size_of_images(self.checkpoint, config, "image_size", self.options.images)
+            size, line = size_of_images(self.checkpoint, self.options.data, "image_size", self.options.images)
+            say(line)
+            return size
         if self.stored and size is not None and pair("image_size", size) != default:
             raise OptionError("image_size", size, f"must be {typed(default)}, the image size of store={store}")
         return size or default

@@ -93,18 +93,17 @@ def stages(name: str, line: CommandLine) -> list[Stage]:
     raise OptionError("objectives", name, f"must be one of {', '.join(sorted(names))}")
 
 
-def check_images(config: Config, *, most: int = 0) -> None:
+def check_images(options: Study, *, most: int = 0) -> None:
     """Check that images have labels and suffice for the runs of a study.
 
     Args:
-        config: Configuration of the study.
+        options: Options of the study.
         most: Maximum number of pre-training images in the option "images"; options of fine-tuning have a separate one.
 
     Raises:
         UserError: If images have no labels.
         OptionError: If there are too few images.
     """
-    options: Study = config.options
     source = options.data
     data_set = source if isinstance(source, DataSet) else DataSet()
     option = next((option for option in reversed(options.finetune) if option.startswith(_SUBSET)), _SUBSET)
@@ -112,7 +111,7 @@ def check_images(config: Config, *, most: int = 0) -> None:
     required = {("images", most): most, ("finetune", option): int(subset) if subset.isdigit() else 0}
     labelled, available = data_set.labelled, data_set.count(at_most=max(required.values()))
     if labelled is None or (available is None and any(required.values())):  # the options do not determine them
-        train = config.build("data").train
+        train = options.build_part("data").train
         labelled, available = train.labels is not None, len(train)
     if not labelled:
         raise UserError(NO_LABELS)

@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
-from ssvit.config.composed import Config
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.errors import aligned
@@ -26,6 +25,7 @@ from ssvit.objectives.schedule import Progress
 from ssvit.training import runtime
 from ssvit.training.estimate import few
 from ssvit.training.loop import update
+from ssvit.training.options import Training
 from ssvit.training.recipe import Recipe
 from ssvit.training.runtime import Processes
 from ssvit.training.session import Session
@@ -168,16 +168,16 @@ def measure_steps(steps: Mapping[str, Steps], *, gflop: float, rounds: int, refe
     return [*(replace(rate, share=rate.per_work_second * gflop / peak.per_work_second) for rate in rates), peak]
 
 
-def step_and_loader(config: Config, *, rounds: int) -> list[Rate]:
+def step_and_loader(options: Training, *, rounds: int) -> list[Rate]:
     """Measure a training step, matrix products and the loader in one process.
 
     Args:
-        config: Configuration of a pre-training run, which is not trained.
+        options: Options of a run, which is not trained.
         rounds: Number of rounds.
     """
     torch.compiler.reset()  # a new batch size would otherwise compile a dynamic shape
-    session = Session(config, Path(config.options.outputs), stage=PRETRAIN)
-    recipe, _, objective, loader = session.build(config)
+    session = Session(options, Path(options.outputs), stage=PRETRAIN)
+    recipe, _, objective, loader = session.build(options)
     device = session.processes.device
     case = f"step, {recipe.batch_size} images, {runtime.precision(recipe, device)}"
     gflop = recipe.passes * gflop_of_image(objective, loader)

@@ -4,10 +4,11 @@ The rules follow trials on held-out training images (docs/finetuning.md). No tor
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ssvit.checkpoints.checkpoint import SCRATCH
-from ssvit.config.composed import Config
 from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet, ImageFiles
 from ssvit.training.options import Finetune
@@ -77,28 +78,32 @@ def schedule(steps: int) -> dict[str, int]:
     return {"steps": steps, "warmup": steps // 10, "evaluate_every": every, "save_every": every}
 
 
-def with_schedule(config: Config) -> Config:
-    """Return the configuration of a fine-tuning with the schedule for its images and weights.
+def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that the schedule for the images and the weights changes, and a description of them.
 
     Typed options are kept, and so is the schedule of a file of options; a default batch size is at most the number of
     training images.
+
+    Args:
+        options: Options of the fine-tuning.
+        typed: Names of the typed options.
+
+    Returns:
+        Values of options by their dotted names, and lines to print.
     """
-    options: Finetune = config.options
-    typed = config.line.values
-    is_automatic = options.preset == AUTO and not _COMPLETE & typed.keys()
+    is_automatic = options.preset == AUTO and not _COMPLETE.intersection(typed)
     if not is_automatic and "recipe.batch_size" in typed:
-        return config
-    images = _training_images(config)
+        return {}, []
+    images = _training_images(options)
     share = (options.fabric.processes or 1) * options.recipe.accumulate
     if not is_automatic:
         fitting = images // share * share
         if not 0 < fitting < options.recipe.batch_size:
-            return config
-        config.line.say(f"recipe.batch_size={fitting}: there are {images:,} training images")
-        return config.changed({"recipe.batch_size": fitting})
+            return {}, []
+        return {"recipe.batch_size": fitting}, [f"recipe.batch_size={fitting}: there are {images:,} training images"]
     checkpoint = options.encoder.checkpoint()
     rule = RANDOM if checkpoint is None or options.checkpoint == SCRATCH else FOREIGN if checkpoint.foreign else OWN
-    own = {name.removeprefix("recipe."): config.value(name) for name in typed if name.startswith("recipe.")}
+    own = {name: value for name, value in options.recipe if f"recipe.{name}" in typed}
     batch_size = own.get("batch_size", max(share, min(rule.batch_size(images), images) // share * share))
     recipe = rule.options(images, batch_size=batch_size, steps=own.get("steps"))
     chosen = {f"recipe.{name}": value for name, value in recipe.items() if name not in own}
@@ -107,17 +112,15 @@ def with_schedule(config: Config) -> Config:
     if options.sweep:
         chosen.pop("recipe.lr", None)
     weights = {OWN: "weights of a run", FOREIGN: "weights of another project", RANDOM: "random weights"}[rule]
-    config.line.say(f"preset=auto: {images:,} labelled images, {weights}:")
-    config.line.say("  " + " ".join(f"{name}={text_of(value)}" for name, value in chosen.items()))
+    described = " ".join(f"{name}={text_of(value)}" for name, value in chosen.items())
     if options.compare:
         rates = {name: value for name, value in RANDOM.rates.items() if name not in own}
         chosen["scratch_recipe"] = {**rates, **options.scratch_recipe}
-    return config.changed(chosen)
+    return chosen, [f"preset=auto: {images:,} labelled images, {weights}:", f"  {described}"]
 
 
-def _training_images(config: Config) -> int:
+def _training_images(options: Finetune) -> int:
     """Return the number of training images of a run, which is read from the images if it is small or unknown."""
-    options: Finetune = config.options
     source, images = options.data, options.subset.images
     development = options.table4.development if options.sweep else options.development
     count = source.count(at_most=_MOST) if isinstance(source, DataSet) else None
@@ -131,6 +134,6 @@ def _training_images(config: Config) -> int:
 
     from ssvit.data.sources.base import Data, subset
 
-    data: Data = config.build("data")
+    data: Data = options.build_part("data")
     data = replace(data, train=subset(data.train, **dict(options.subset)))
     return len((data if development is None else data.without_test(development)).train)

@@ -17,8 +17,8 @@ from ssvit.config.declaration import (
     Part,
     Parts,
     Positive,
-    Run,
     Runs,
+    Tree,
     Whole,
 )
 from ssvit.data.sources.base_options import DataSet, Subset
@@ -84,9 +84,9 @@ class Training(RunOptions):
     figures: Figures = "end"
     """When figures are drawn: at the end of the run, after each evaluation, or none."""
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that a checkpoint can store the class of the encoder by name."""
-        if not is_stored(run.encoder):
+        if not is_stored(tree.encoder):
             expected = "must be a declared choice of the group encoder, whose name a checkpoint stores"
             raise OptionError("encoder", type(self.encoder).__name__, expected)
 

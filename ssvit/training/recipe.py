@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Len
 
-from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Run, Share, Whole
+from ssvit.config.declaration import Count, Expect, NotNegative, Options, Positive, Share, Tree, Whole
 from ssvit.data.sources.base_options import DataSet, Subset, check_shares
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError
@@ -86,14 +86,14 @@ class Recipe(Options):
             expected = "must not be measured on test images; probe/…_choice is the accuracy on training images"
             raise OptionError("best", self.best, expected)
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check the batch size against the processes and the number of images."""
-        count = run.fabric.processes if isinstance(run.fabric, Fabric) else None
+        count = tree.fabric.processes if isinstance(tree.fabric, Fabric) else None
         if count is not None:
             check_shares(batch_size=self.batch_size, accumulate=self.accumulate, processes=count)
-        images = run.subset.images if isinstance(run.subset, Subset) else None
-        if images is None and isinstance(run.data, DataSet):
-            images = run.data.count(at_most=self.batch_size)
+        images = tree.subset.images if isinstance(tree.subset, Subset) else None
+        if images is None and isinstance(tree.data, DataSet):
+            images = tree.data.count(at_most=self.batch_size)
         if images is not None and self.batch_size > images:
             raise OptionError("batch_size", self.batch_size, f"must be at most the {images} training images")
 

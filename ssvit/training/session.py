@@ -11,7 +11,6 @@ from torch import Tensor
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder, rows
-from ssvit.config.composed import Config
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, missing_labels, subset
@@ -38,24 +37,23 @@ class Session:
     """Run the training stages of one command, which share the processes and the images.
 
     Args:
-        config: Configuration with the recipe, the devices and the data source.
+        options: Options of a run of the command: its recipe, devices and images.
         folder: Folder of all runs of the command.
         stage: Stage in the identity of each run: pretrain or finetune.
         recipes: Recipes of all runs in their order; none for a single run.
     """
 
-    def __init__(self, config: Config, folder: Path, *, stage: str, recipes: Sequence[Recipe] = ()) -> None:
+    def __init__(self, options: Training, folder: Path, *, stage: str, recipes: Sequence[Recipe] = ()) -> None:
         self.folder, self.stage = folder, stage
-        self._recipes = list(recipes or [config.options.recipe])
-        self.processes = launch.start(config.options.recipe, config.options.fabric)
+        self._recipes = list(recipes or [options.recipe])
+        self.processes = launch.start(options.recipe, options.fabric)
         with runtime.detect_lost_peers():
-            self._data: Data = config.build("data")
+            self._data: Data = options.build_part("data")
         if self._data.summary and is_main_process():
-            print_lines(self._data.summary, config.options.data.view.note)
+            print_lines(self._data.summary, options.data.view.note)
 
-    def data(self, config: Config) -> Data:
-        """Return the images of the run that a configuration describes."""
-        options: Training = config.options
+    def data(self, options: Training) -> Data:
+        """Return the images of a run."""
         data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
         return data if options.development is None else data.without_test(options.development)
 
@@ -65,35 +63,35 @@ class Session:
         return self._data.train.labels is not None
 
     @runtime.detect_lost_peers()
-    def run(self, name: str, config: Config) -> list[dict[str, Any]]:
-        """Train the run that a configuration describes, in a subfolder, and return its rows of metrics."""
+    def run(self, name: str, options: Training, configuration: Configuration) -> list[dict[str, Any]]:
+        """Train a run in a subfolder, with its configuration as config.yaml, and return its rows of metrics."""
         with RunFolder(str(self.folder), name) as folder:
             if is_main_process():
-                folder.open(Configuration.of_run(config), overwrite=config.options.overwrite)
+                folder.open(configuration, overwrite=options.overwrite)
             self.processes.barrier()  # no process may look for checkpoints while rank 0 clears the folder
-            self.train(config, folder.path)
+            self.train(options, folder.path)
         return rows(folder.path)
 
     @runtime.detect_lost_peers()
-    def frozen(self, config: Config) -> tuple[float, int] | None:
+    def frozen(self, options: Training) -> tuple[float, int] | None:
         """Return the accuracy of ridge regression on the initial features, and its images; None if it is not defined.
 
-        It is trained on the training images of a configuration and measured on its held-out images.
+        It is trained on the training images of a run and measured on its held-out images.
         """
-        _, data, objective, _ = self.build(config)
+        _, data, objective, _ = self.build(options)
         test = data.validation_or_test
         probing = Probing(
             ProbingOptions(train_images=len(data.train), test_images=len(test)),
-            probes={"ridge": Ridge(RidgeOptions())}, train=data.train, test=test, transform=config.build("data.view"),
+            probes={"ridge": Ridge(RidgeOptions())}, train=data.train, test=test, transform=options.data.view.build(),
         )  # fmt: skip
         return (probing.measure(objective)["ridge"], len(test)) if probing.probes else None
 
     @runtime.detect_lost_peers()
-    def preview(self, config: Config) -> None:
-        """Print sizes, time and memory of the run that a configuration describes; nothing is trained or written."""
-        recipe, data, objective, loader = self.build(config)
+    def preview(self, options: Training) -> None:
+        """Print sizes, time and memory of a run; nothing is trained or written."""
+        recipe, data, objective, loader = self.build(options)
         state = State(self.processes, objective, recipe)
-        line = estimate(state, loader, build_evaluators(config.options, data), recipes=self._recipes).line
+        line = estimate(state, loader, build_evaluators(options, data), recipes=self._recipes).line
         parameters = {
             "encoder": objective.encoder.parameters(),
             "objective": objective.parameters(),
@@ -111,17 +109,17 @@ class Session:
             )
 
     @runtime.detect_lost_peers()
-    def train(self, config: Config, folder: Path) -> None:
-        """Build the run that a configuration describes, and train it in an open folder from its newest checkpoint."""
-        recipe, data, objective, loader = self.build(config)
-        images = config.options.data
+    def train(self, options: Training, folder: Path) -> None:
+        """Build a run, and train it in an open folder from its newest checkpoint."""
+        recipe, data, objective, loader = self.build(options)
+        images = options.data
         recorded = False
         if self.processes.is_main:
-            start = config.options.encoder.checkpoint()
+            start = options.encoder.checkpoint()
             initial = start and start.run_folder
             recorded = fingerprints.start(folder, len(loader.source) if loader.records else 0, initial)
         compares = self.processes.any_process(recorded) and self.stage == FINETUNE
-        evaluators = build_evaluators(config.options, data, folder if compares else None)
+        evaluators = build_evaluators(options, data, folder if compares else None)
         run_identity = objective.metadata | {
             "stage": self.stage,
             "start": objective.encoder.origin,
@@ -130,7 +128,7 @@ class Session:
             "contents": data.train.contents,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **{name: value for name in ("range", "background") if (value := getattr(images, name, None))},
-            "view": {name: value for name, value in config.value("data.view").items() if name != "_part_"},
+            "view": images.view.values(),
             "precision": self.processes.precision,
         }
         trained = loop.train(
@@ -141,8 +139,8 @@ class Session:
             folder,
             evaluators=evaluators,
             run_identity=run_identity,
-            loggers=self._loggers(config, folder) if self.processes.is_main else (),
-            figures=config.options.figures,
+            loggers=self._loggers(options, folder) if self.processes.is_main else (),
+            figures=options.figures,
             announced=self._recipes,
         )
         self._recipes = [] if trained else self._recipes[1:]  # the estimate is printed once
@@ -151,14 +149,14 @@ class Session:
         """End the communication between the processes, each of which continues independently."""
         launch.destroy_process_group()
 
-    def _loggers(self, config: Config, folder: Path) -> list[Logger]:
+    def _loggers(self, options: Training, folder: Path) -> list[Logger]:
         """Build the loggers of a run. Its name is the path of its folder below the parent of the command's folder."""
         name = str(folder.relative_to(self.folder.parent))
-        run = {"folder": folder, "name": name, "hyperparameters": Configuration.of_values(config.values, {}).values}
-        return [config.build(f"logger.{logger}", **run) for logger in config.options.logger]
+        run = {"folder": folder, "name": name, "hyperparameters": options.values()}
+        return [logger.build(**run) for logger in options.logger.values()]
 
-    def build(self, config: Config) -> tuple[Recipe, Data, Objective, Loader]:
-        """Build the recipe, the data, the objective with its initial weights, and the data loader of a configuration.
+    def build(self, options: Training) -> tuple[Recipe, Data, Objective, Loader]:
+        """Build the recipe, the data, the objective with its initial weights, and the data loader of a run.
 
         Returns:
             The recipe with the chosen backend, the data, the objective and the loader.
@@ -166,8 +164,7 @@ class Session:
         Raises:
             UserError: The objective requires labels, and the data set has none.
         """
-        options: Training = config.options
-        images, recipe, data = options.data, options.recipe, self.data(config)
+        images, recipe, data = options.data, options.recipe, self.data(options)
         torch.manual_seed(key(recipe.seed, "weights"))
         objects: dict[str, object] = {}
         if options.objective.needs_labels:
@@ -178,17 +175,17 @@ class Session:
             objects["images"] = len(data.train)
         continuation = options.continuation if isinstance(options, Pretrain) else None
         if continuation is not None:
-            objects["encoder"] = restrict(config.build("encoder"), continuation.trained, continuation.lora)
+            objects["encoder"] = restrict(options.encoder.build(), continuation.trained, continuation.lora)
         objective = build_objective(options, **objects)
         if continuation is not None:
-            objective = config.build("continuation", objective=objective)
+            objective = continuation.build(objective=objective)
         backend, reason = runtime.backend(self.processes.device, self.processes.world, recipe, objective.encoder)
         if recipe.backend == "auto" and is_main_process():
             print_lines(f"recipe.backend=auto: {backend} ({reason})")
         recipe = recipe.changed(backend=backend)
         loader = Loader(
             source=data.train,
-            transform=config.build("data.augment"),
+            transform=options.build_part("data.augment"),
             seed=recipe.seed,
             batch_size=recipe.batch_size,
             accumulate=recipe.accumulate,

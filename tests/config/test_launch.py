@@ -28,10 +28,10 @@ RUN = ROOT / "tests" / "fixtures" / "outputs" / "masked_patch_shapes"
 COMPOSED = """
 import sys
 from ssvit.cli import find_command
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 command = find_command("pretrain")
 config = command.compose(command.line(["objective=mae"]))
-Run(config.options).check()
+Tree(config.options).check()
 print(*(name for name in sys.modules if name.startswith("ssvit.")))
 """
 

@@ -104,8 +104,8 @@ def test_preset_auto_measures_the_composited_pixels(tmp_path: Path) -> None:
         find_command("pretrain").line([f"data={tmp_path}", "data.background=white"])
     )
     assert (config.options.data.channels, config.options.data.background) == (1, "#ffffff")
-    assert config.value("data.mean") == pytest.approx([values.mean()], abs=0.002)
-    assert config.value("data.std") == pytest.approx([values.std()], abs=0.002)
+    assert config.values["data"]["mean"] == pytest.approx([values.mean()], abs=0.002)
+    assert config.values["data"]["std"] == pytest.approx([values.std()], abs=0.002)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from command import TINY, one_line
-from composing import composed
+from composing import composed, extraction
 from images import picture, put
 from peers import HEADS, of_timm
 from safetensors.torch import save_file
@@ -39,7 +39,7 @@ def work(tmp_path, monkeypatch):
 
 
 def extracted(*options: str, store: str | None = None) -> Extraction:
-    return Extraction(composed("output=f.npz", *FOREIGN, *options, tool="embed").config, store=store)
+    return extraction("output=f.npz", *FOREIGN, *options, store=store)
 
 
 def features(names: list[str], size: int) -> np.ndarray:

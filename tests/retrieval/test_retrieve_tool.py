@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from command import TINY, one_line
-from composing import composed
+from composing import composed, extraction
 from images import picture, put
 from PIL import Image
 
@@ -237,7 +237,7 @@ def evaluated(work: Path, best: object, step: int = 6) -> Path:
 
 
 def extracted(*options: str, store: Path | None = None) -> Extraction:
-    return Extraction(composed("output=out.npz", *options, tool="embed").config, store=store and str(store))
+    return extraction("output=out.npz", *options, store=store and str(store))
 
 
 @pytest.mark.parametrize(

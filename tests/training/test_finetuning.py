@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from ssvit.cli import find_command
-from ssvit.training.finetuning import FOREIGN, OWN, RANDOM, with_schedule
+from ssvit.cli.finetune import with_schedule
+from ssvit.training.finetuning import FOREIGN, OWN, RANDOM
 from ssvit.training.recipe import Recipe
 
 IMAGES = (1, 2, 9, 40, 99, 500, 2000, 9999, 10_000, 50_000, 10**6, 10**9)

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
+from ssvit.cli.finetune import with_schedule
 from ssvit.loading.finding import open_checkpoint
-from ssvit.training.finetuning import with_schedule
 
 RUN = "masked_patch_shapes"
 IMAGES = TINY[:4]

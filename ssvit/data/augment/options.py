@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from annotated_types import Ge, Le, Len
 from pydantic import BeforeValidator, Field
 
-from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Pair, Run, ShareLimits, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Pair, ShareLimits, Tree, Whole
 from ssvit.data.sources.base_options import Augmentation, PixelFormat
 from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized, grid
@@ -29,14 +29,14 @@ def reach(sigma: Sequence[float]) -> int:
 class Crop(Augmentation):
     """The base class of crops."""
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the encoder's patch size divides the size of the crop."""
-        self.check_patches(run, "size")
+        self.check_patches(tree, "size")
 
-    def check_patches(self, run: Run, name: str) -> None:
+    def check_patches(self, tree: Tree, name: str) -> None:
         """Check that the encoder's patch size divides an image whose size is the option `name`."""
-        if isinstance(run.encoder, ViT):
-            size, patch_size = getattr(self, name), run.encoder.patch_size
+        if isinstance(tree.encoder, ViT):
+            size, patch_size = getattr(self, name), tree.encoder.patch_size
             try:
                 grid(size, patch_size)
             except OptionError:
@@ -99,11 +99,11 @@ class RandomCrop(Crop):
         """Return height and width of each kind of view."""
         return (self.size,)
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that the augmentations are defined for the channels and the dtype of the images."""
-        super().check(run)
-        channels = run.encoder.channels if isinstance(run.encoder, Normalized) else 3
-        of_floats = isinstance(run.data, PixelFormat) and run.data.range is not None
+        super().check(tree)
+        channels = tree.encoder.channels if isinstance(tree.encoder, Normalized) else 3
+        of_floats = isinstance(tree.data, PixelFormat) and tree.data.range is not None
         for change in ("randaugment", "jitter", "grayscale"):
             if not (value := getattr(self, change)):
                 continue
@@ -155,11 +155,11 @@ class MultiCrop(InceptionCrop):
         """Return height and width of global and of local views."""
         return self.size, self.local_size
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that the encoder's patch size divides local views."""
-        super().check(run)
+        super().check(tree)
         if self.local_views:
-            self.check_patches(run, "local_size")
+            self.check_patches(tree, "local_size")
 
 
 class ShiftCrop(RandomCrop):

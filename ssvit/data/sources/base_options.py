@@ -8,7 +8,7 @@ from typing import IO, Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import BeforeValidator, Field, model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, Name, OneOf, Options, Pair, Part, Run, Size, Whole
+from ssvit.config.declaration import Count, Expect, Fraction, Name, OneOf, Options, Pair, Part, Size, Tree, Whole
 from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.errors import OptionError, RootOptionError, number
 from ssvit.models.encoder_options import Normalized
@@ -113,12 +113,12 @@ class DataSet(Images):
         """Return up to about `most` training images; None for a data set that does not consist of files."""
         return None
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check the number of channels against the encoder, and that validation images exist if they are required."""
-        if isinstance(run.encoder, Normalized) and self.image_channels not in (None, run.encoder.channels):
+        if isinstance(tree.encoder, Normalized) and self.image_channels not in (None, tree.encoder.channels):
             expected = f"must be {self.image_channels}, the channels of the images"
-            raise RootOptionError("encoder.channels", run.encoder.channels, expected)
-        if self.validated is False and run.development == VALIDATION:
+            raise RootOptionError("encoder.channels", tree.encoder.channels, expected)
+        if self.validated is False and tree.development == VALIDATION:
             raise RootOptionError("development", VALIDATION, NO_VALIDATION)
 
 
@@ -144,10 +144,10 @@ class Subset(Options):
         if self.part[0] >= self.part[1]:
             raise OptionError("part", self.part, "must be [from, to] with from < to")
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the source has enough images."""
-        if self.images is not None and isinstance(run.data, DataSet):
-            images = run.data.count(at_most=self.images)
+        if self.images is not None and isinstance(tree.data, DataSet):
+            images = tree.data.count(at_most=self.images)
             if images is not None and self.images > images:
                 raise OptionError("images", self.images, f"must be at most {images}, the number of images")
 
@@ -273,9 +273,9 @@ class ImageFiles(HeldOut, PixelFormat):
             return {**values, "background": values.get("mean", cls.model_fields["mean"].default)}
         return values
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check also that the images have the channels of the option `shown`."""
-        super().check(run)
+        super().check(tree)
         bands("shown", self.shown, self.channels)
 
     @property

@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Literal
 
-from ssvit.config.declaration import Count, Expect, NotNegative, Options, Run, Whole
+from ssvit.config.declaration import Count, Expect, NotNegative, Options, Tree, Whole
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.evaluation.options import AUTO
 from ssvit.objectives.classify_options import Classify
@@ -60,12 +60,12 @@ class LabelFree(HeldOut):
 class ShapeBias(HeldOut):
     """Measure whether a classifier decides by shape or by texture (Geirhos et al. 2019)."""
 
-    def check(self, run: Run) -> None:
+    def check(self, tree: Tree) -> None:
         """Check that the run trains a classifier of the rendered shapes with both cues."""
-        if not isinstance(run.objective, Classify | None):
+        if not isinstance(tree.objective, Classify | None):
             expected = "must be supervised, or classify in fine-tuning, for evaluator=[shape_bias]"
-            raise RootOptionError("objective", type(run.objective).__name__, expected)
-        if not getattr(run.data, "textures", False):
+            raise RootOptionError("objective", type(tree.objective).__name__, expected)
+        if not getattr(tree.data, "textures", False):
             raise RootOptionError("data.textures", False, "must be true, with data=shapes, for evaluator=[shape_bias]")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.config.composed import Config
+from ssvit.data.sources.base_options import DataSet
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import UserError
 
@@ -22,13 +22,19 @@ def path_of(source: Mapping[str, Any]) -> str | None:
     return path and str(Path(path, source.get("task") or source.get("config") or "").absolute())
 
 
-def folder_of(checkpoint: Checkpoint, config: Config) -> Path:
-    """Return the default folder of the report of a checkpoint on the data set of a command.
+def folder_of(checkpoint: Checkpoint, data: DataSet, choice: str, outputs: str) -> Path:
+    """Return the default folder of the report of a checkpoint on a data set.
 
     It is `FOLDER` in the folder of the run for the run's data set, and has a subfolder for each other data set.
+
+    Args:
+        checkpoint: The checkpoint.
+        data: Options of the data set.
+        choice: Name of the data set.
+        outputs: Folder of all runs.
     """
-    home, source = checkpoint.home(config.options.outputs), config.options.data.values()
-    choice, path = config.line.origin("data", config.choices["data"]), path_of(source)
+    home, source = checkpoint.home(outputs), data.values()
+    path = path_of(source)
     with suppress(UserError, OSError, LookupError, TypeError):
         run = Configuration.read(home / "config.yaml")
         if checkpoint.run_folder and (run.choices["data"], path_of(run.values["data"])) == (choice, path):
@@ -41,14 +47,14 @@ def folder_of(checkpoint: Checkpoint, config: Config) -> Path:
     return folder
 
 
-def report_for(checkpoint: Checkpoint, config: Config) -> Path:
+def report_for(checkpoint: Checkpoint, data: DataSet | None, choice: str, outputs: str) -> Path:
     """Return the file of the report whose choice of a layer applies to the pictures of a command.
 
     It is the report on the data set of the command, else that on the data set of the run. For pictures of no data set,
-    it is the report on the data set of the run, else the newest.
+    it is the report on the data set of the run, else the newest. Arguments are those of `folder_of`.
     """
-    home = checkpoint.home(config.options.outputs) / FOLDER
+    home = checkpoint.home(outputs) / FOLDER
     files = [home / _REPORT, *sorted(home.glob(f"*/{_REPORT}"), key=lambda file: -file.stat().st_mtime)]
-    if config.options.data is not None:
-        files = [folder_of(checkpoint, config) / _REPORT, home / _REPORT]
+    if data is not None:
+        files = [folder_of(checkpoint, data, choice, outputs) / _REPORT, home / _REPORT]
     return next(filter(Path.is_file, files), home / _REPORT)

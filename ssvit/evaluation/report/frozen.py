@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.config.composed import Config
 from ssvit.config.declaration import Options
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.fingerprints import fingerprints, read_fingerprints
@@ -65,18 +64,17 @@ class Evaluated(NamedTuple):
         return features if features == self.prefix else f"{self.prefix}{features}"
 
 
-def images(config: Config, probes: Mapping[str, Probe]) -> Data:
+def images(options: Evaluate, probes: Mapping[str, Probe]) -> Data:
     """Build the images of an evaluation.
 
     Args:
-        config: Configuration of the evaluation.
+        options: Options of the evaluation.
         probes: Probes by name.
 
     Raises:
         UserError: If images or labels do not suffice for the probes.
     """
-    options: Evaluate = config.options
-    data: Data = config.build("data")
+    data: Data = options.build_part("data")
     part, test = data.test_or_validation
     missing = missing_labels(data.train, **{part: test})
     if missing and any(probe.truth == "labels" for probe in probes.values()):
@@ -149,12 +147,12 @@ def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Dat
 
 
 def encoders_of(
-    config: Config, data: Data, checkpoint: Checkpoint, specs: Sequence[FeatureSpec], others: Sequence[Other]
+    options: Evaluate, data: Data, checkpoint: Checkpoint, specs: Sequence[FeatureSpec], others: Sequence[Other]
 ) -> list[Evaluated]:
     """Return the encoder of the checkpoint, the baselines, and the encoders for comparison.
 
     Args:
-        config: Configuration of the evaluation.
+        options: Options of the evaluation.
         data: The images, as `images` returns them.
         checkpoint: The evaluated checkpoint.
         specs: Descriptions of its features.
@@ -170,7 +168,6 @@ def encoders_of(
             encoder: Encoder = options.build()
         return encoder
 
-    options: Evaluate = config.options
     view, source = options.data.view, options.data
     weights = f"{checkpoint.checksum}, resized as {options.encoder.resize}"
     function = frozen(built(options.encoder), specs, weights)

@@ -13,7 +13,7 @@ from command import error_of
 from scipy.stats import chisquare, ks_2samp, kstest
 from torchvision.transforms import v2
 
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.data.augment import changes
 from ssvit.data.augment import crop as crops
 from ssvit.data.augment.changes import OPERATIONS
@@ -489,10 +489,10 @@ def test_colours_of_other_channels_and_of_floats_are_not_changed(change: dict[st
         InceptionCrop(size=32, **change),
         {"image_size": 32, "patch_size": 4, "width": 64, "depth": 1, "heads": 1},
     )
-    crop.check(Run(SimpleNamespace(encoder=ViT(**sized))))
+    crop.check(Tree(SimpleNamespace(encoder=ViT(**sized))))
     for run in (SimpleNamespace(encoder=ViT(**sized, channels=5)), SimpleNamespace(data=ImageFiles(range=[0, 1]))):
-        InceptionCrop(size=32, blur=0.5, solarize=0.2).check(Run(run))
-        assert error_of(crop.check, Run(run)).name == next(iter(change))
+        InceptionCrop(size=32, blur=0.5, solarize=0.2).check(Tree(run))
+        assert error_of(crop.check, Tree(run)).name == next(iter(change))
 
 
 @pytest.mark.parametrize("shape", [(20, 20), (30, 20), (20, 60)])

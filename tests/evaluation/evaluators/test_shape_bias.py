@@ -8,7 +8,7 @@ import tiny
 import torch
 from command import error_of
 
-from ssvit.config.declaration import Run
+from ssvit.config.declaration import Tree
 from ssvit.data.sources.shapes import CLASSES, conflicts
 from ssvit.data.sources.shapes_options import Shapes
 from ssvit.evaluation.evaluators.options import ShapeBias
@@ -61,5 +61,5 @@ def test_a_classifier_is_evaluated_on_images_with_conflicting_cues():
 )
 def test_other_objectives_and_images_without_textures_of_classes_are_refused(objective, textures, name):
     run = SimpleNamespace(objective=objective, data=Shapes(textures=textures))
-    assert error_of(ShapeBias().check, Run(run)).name == name
-    ShapeBias().check(Run(SimpleNamespace(objective=classify_options.Classify(), data=Shapes(textures=True))))
+    assert error_of(ShapeBias().check, Tree(run)).name == name
+    ShapeBias().check(Tree(SimpleNamespace(objective=classify_options.Classify(), data=Shapes(textures=True))))
