@@ -112,7 +112,9 @@ class Session:
     def train(self, options: Training, folder: Path) -> None:
         """Build a run, and train it in an open folder from its newest checkpoint."""
         recipe, data, objective, loader = self.build(options)
-        images = options.data
+        images, view = options.data, options.data.view.values()
+        if view["size"][0] == view["size"][1]:
+            view["size"] = view["size"][0]  # as in runs of former versions
         recorded = False
         if self.processes.is_main:
             start = options.encoder.checkpoint()
@@ -128,7 +130,7 @@ class Session:
             "contents": data.train.contents,
             **({} if loader.order == PERMUTATION else {"order": loader.order}),
             **{name: value for name in ("range", "background") if (value := getattr(images, name, None))},
-            "view": images.view.values(),
+            "view": view,
             "precision": self.processes.precision,
         }
         trained = loop.train(

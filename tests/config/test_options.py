@@ -74,12 +74,12 @@ class Trap:
         if name.split(".")[0] in ("torch", "numpy", "torchvision"):
             raise SystemExit(f"{name} was imported")
 sys.meta_path.insert(0, Trap())
-from ssvit.config.declaration import Run, select
+from ssvit.config.declaration import Tree, select
 from ssvit.errors import Failure, OptionError, UserError
 from ssvit.training.options import Pretrain
 for line in sys.stdin:
     try:
-        Run(select(Pretrain, json.loads(line))).check()
+        Tree(select(Pretrain, json.loads(line))).check()
         print("null")
     except UserError as error:
         print(json.dumps([getattr(error, "name", None), str(error)]))

@@ -82,7 +82,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
         config = command.compose(command.line([*common, *options]))
         assert (config.options.data.background, config.options.data.channels) == ("#336699", 3)
         assert config.options.data.view == pad
-        source = config.build("data").train
+        source = config.options.data.build().train
         assert (source.read(0).int() - load(source.name(0).replace("set/", "flat/"))).abs().max() <= 1
     small = [f"recipe.{name}" for name in ("steps=1", "batch_size=4", "warmup=0", "evaluate_every=1", "save_every=1")]
     tuned = find_command("finetune").call(

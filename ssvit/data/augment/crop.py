@@ -244,6 +244,10 @@ class CenterCrop:
     def __init__(self, options: CenterCropOptions) -> None:
         self.options, self.size, self.bytes_per_image = options, options.size, options.bytes_per_image
 
+    def __str__(self) -> str:
+        """Return the options, by which files of features identify the transform."""
+        return str(self.options)
+
     def __call__(
         self, images: Tensor | Sequence[Tensor], slots: Tensor | None = None, seed: int = 0, view: int = 0
     ) -> Tensor:
