@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
+from ssvit.config.declaration import Options
+from ssvit.config.typed import flatten
 from ssvit.errors import OptionError
 from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from ssvit.inference import Classifier, Encoder
+    from ssvit.options import Evaluate, Finetune, Pretrain
 
 # Short names of options of the commands that train.
 _SHORT = {name: f"recipe.{name}" for name in Recipe.model_fields}
@@ -106,7 +109,7 @@ class Evaluation:
 
 
 def pretrain(
-    data: str | Path | None = None,
+    data: "str | Path | Pretrain | None" = None,
     *,
     checkpoint: "str | Path | Run | None" = None,
     verbose: bool = True,
@@ -117,7 +120,7 @@ def pretrain(
 
     Args:
         data: Name of a data set, or path of a folder of images; None for the default, or the images of the run in
-            `checkpoint`.
+            `checkpoint`. Or all options as one object (`ssvit.options.Pretrain`).
         checkpoint: Run or file of foreign weights to start from; None for random weights.
         verbose: Whether to print the output of the command.
         config_dir: Folder with additional configuration files.
@@ -133,7 +136,7 @@ def pretrain(
 
 
 def finetune(
-    checkpoint: "str | Path | Run | None" = None,
+    checkpoint: "str | Path | Run | Finetune | None" = None,
     *,
     data: str | Path | None = None,
     verbose: bool = True,
@@ -143,7 +146,8 @@ def finetune(
     """Fine-tune a pre-trained encoder as a classifier, as the command `ssvit finetune`.
 
     Args:
-        checkpoint: Run, name of a run, or file of foreign weights; None for the newest run.
+        checkpoint: Run, name of a run, or file of foreign weights; None for the newest run. Or all options as one
+            object (`ssvit.options.Finetune`).
         data: Name of a data set, or path of a folder of images; None for the images of the pre-training run.
         verbose: Whether to print the output of the command.
         config_dir: Folder with additional configuration files.
@@ -159,7 +163,7 @@ def finetune(
 
 
 def evaluate(
-    checkpoint: "str | Path | Run | None" = None,
+    checkpoint: "str | Path | Run | Evaluate | None" = None,
     *,
     data: str | Path | None = None,
     verbose: bool = True,
@@ -169,7 +173,8 @@ def evaluate(
     """Evaluate frozen features, as the command `ssvit evaluate`.
 
     Args:
-        checkpoint: Run, name of a run, or file of foreign weights; None for the newest run.
+        checkpoint: Run, name of a run, or file of foreign weights; None for the newest run. Or all options as one
+            object (`ssvit.options.Evaluate`).
         data: Name of a data set, or path of a folder of images; None for the images of the pre-training run.
         verbose: Whether to print the output of the command.
         config_dir: Folder with additional configuration files.
@@ -237,14 +242,17 @@ def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:
 
 def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
     """Run a command and return its output folder."""
-    # These two parameters of the functions have defaults, which are the defaults of the command.
-    options = {
-        name: value for name, value in options.items() if value is not None or name not in ("checkpoint", "data")
-    }
+    typed: dict[str, Any] = {}
+    for name in ("checkpoint", "data"):  # parameters of the functions, whose defaults are those of the command
+        if isinstance(options[name], Options):
+            typed |= flatten(options.pop(name))
+        elif options[name] is None:
+            del options[name]
     if "checkpoint" in options:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
+    options = {**typed, **dict(_flat(options))}
     arguments = [] if config_dir is None else ["--config-dir", str(config_dir)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
@@ -252,7 +260,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return cli.find_command(command).call(arguments, dict(_flat(options)))
+        return cli.find_command(command).call(arguments, options)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

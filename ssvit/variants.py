@@ -28,10 +28,13 @@ class Variant:
     also: Mapping[str, str] = field(default_factory=dict)
 
 
+_NORMALIZED = {"mean": MISSING, "std": MISSING}  # encoders for images that are normalised as in the data set
+
+
 def _vit(meaning: str, patch_size: int, width: int, depth: int, heads: int, **options: Any) -> Variant:
-    """Return a Vision Transformer for images that are normalised as in the data set."""
+    """Return a Vision Transformer."""
     size = {"patch_size": patch_size, "width": width, "depth": depth, "heads": heads}
-    return Variant("vit", meaning, {**size, "mean": MISSING, "std": MISSING, **options})
+    return Variant("vit", meaning, {**size, **_NORMALIZED, **options})
 
 
 def _stem(*layers: int) -> dict[str, Any]:
@@ -64,7 +67,8 @@ _ENCODERS = {
     "small_hybrid": _vit(
         "Hybrid of small: 2.73 million parameters", 8, 192, 6, 3, positions="sine_cosine_2d", stem=_stem()
     ),
-    "timm": Variant("timm", options={"mean": MISSING, "std": MISSING}),
+    "vit": Variant("vit", "A ViT whose width, depth and heads must be set", _NORMALIZED),
+    "timm": Variant("timm", options=_NORMALIZED),
 }  # fmt: skip
 
 

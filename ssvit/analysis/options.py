@@ -111,7 +111,7 @@ def add_encoders(line: CommandLine) -> None:
         choice = entry
         if ":" in entry or Path(entry).exists():
             choice = f"checkpoint_{name}"
-            line.nodes["encoder", choice] = {"_part_": "encoder/pretrained", "path": entry}
+            line.nodes["encoder", choice] = {"_part_": "encoder/checkpoint", "path": entry}
         elif entry not in line.names("encoder"):
             if entry not in timm_models():
                 raise OptionError("against", entry, "must be a choice of encoder=, a model of timm, or a checkpoint")

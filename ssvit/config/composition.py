@@ -359,7 +359,7 @@ class DeclaredChoices(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         """Return whether there is a choice of this name."""
         group, _, name = config_path.rpartition("/")
-        return name in choice_names(group)
+        return variant(group, name) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the node of a choice; at the root if its part sets options of other groups."""

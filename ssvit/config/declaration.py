@@ -7,6 +7,7 @@ configures. An option is declared once, with its type, its range or choices, its
 import ast
 import difflib
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
 from pydantic import (
@@ -48,20 +49,23 @@ class Options(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False, protected_namespaces=()
     )
 
-    def __init__(self, **values: Any) -> None:
-        values.pop("_part_", None)  # the name of the part in YAML
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise _option_error(type(self), error, values) from None
+    if not TYPE_CHECKING:  # type checkers and editors derive the parameters from the options
+
+        def __init__(self, **values: Any) -> None:
+            values.pop("_part_", None)  # the name of the part in YAML
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _option_error(type(self), error, values) from None
 
     @model_validator(mode="after")
     def _verified(self) -> Self:
-        self.check_consistency()
+        if all(getattr(self, name) is not None for name in filled(type(self))):
+            self.check_consistency()
         return self
 
     def check_consistency(self) -> None:
-        """Check the options against each other, after each of them has been validated.
+        """Check the options against each other, once all have a value and each has been validated.
 
         Raises:
             OptionError: Two options contradict each other.
@@ -179,7 +183,20 @@ def parts(options: Options, name: str = "") -> Iterator[tuple[str, Options]]:
                 yield from parts(part, full)
 
 
+@cache
+def filled(options: type[Options]) -> tuple[str, ...]:
+    """Return the options that are `FILLED` by default: their types do not permit None."""
+    fields = options.model_fields.items()
+    return tuple(
+        name
+        for name, field in fields
+        if field.default is None and field.annotation is not Any and not _is_optional(field.annotation)
+    )
+
+
 T = TypeVar("T", bound=Options)
+FILLED: Any = None
+"""Default of an option that has no value until `ssvit.config.filling` or the composed files set it."""
 
 
 @dataclass(frozen=True)
@@ -378,6 +395,10 @@ def _listed(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+def _path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _pair(value: object, at_least: int = 1) -> object:
     pair("", value, at_least)
     return value
@@ -403,7 +424,7 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Share = Annotated[float, Gt(0), Le(1)]  # a fraction above 0
-Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+Name = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else _path(value))]
 """A name or a path. Values of digits only are accepted, which YAML reads as numbers."""
 Runs = Annotated[str, MinLen(1), Expect("the folder of all runs")]
 _READ = BeforeValidator(_read_part)

@@ -105,7 +105,7 @@ def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
 def add_placeholders(line: CommandLine) -> None:
     """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
     changeable = {name: None for name in CHANGEABLE if name != "image_size"}
-    node = {"_part_": "encoder/pretrained", "path": "???", "resize": "paper", **changeable}
+    node = {"_part_": "encoder/checkpoint", "path": "???", "resize": "paper", **changeable}
     line.nodes["encoder", "pretrained"] = node
     line.brought = {"data": "shapes"}
     line.nodes["data", "pretrained"] = {"defaults": ["shapes"]}
@@ -244,7 +244,7 @@ def _add_choices(
     checkpoint = find_checkpoint(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
     trained = checkpoint.encoder
     line.nodes["encoder", "pretrained"] = {
-        "_part_": "encoder/pretrained",
+        "_part_": "encoder/checkpoint",
         "path": str(checkpoint.path),
         "resize": "paper",
         "announce": True,

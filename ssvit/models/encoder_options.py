@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ssvit.config.declaration import Count, Options, Size
+from ssvit.config.declaration import FILLED, Count, Options, Size
 from ssvit.errors import OptionError, number, pair
 
 TOKENS = ("patch_mean", "class_token", "both")  # ways to pool tokens into one vector
@@ -58,7 +58,7 @@ class Normalized(Encoder):
     """Mean of the image channels, in [0, 1]: one number, or one per channel."""
     std: ByChannel = 0.5
     """Standard deviation of the image channels, in [0, 1]: one number, or one per channel."""
-    image_size: Size
+    image_size: Size = FILLED
     """Pixels of an image's side, or [height, width]."""
 
     @property

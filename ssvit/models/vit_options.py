@@ -44,7 +44,7 @@ class ViT(Normalized):
 
     has_patches: ClassVar[bool] = True
 
-    patch_size: Size
+    patch_size: Size = 16
     """Pixels of a patch's side, or [height, width]; must divide the image. In a hybrid, the image area per token."""
     width: Count
     """Width of the token embeddings."""

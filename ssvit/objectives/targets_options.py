@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ssvit.config.declaration import Count, Options, Pair, Tree
+from ssvit.config.declaration import FILLED, Count, Options, Pair, Tree
 from ssvit.errors import OptionError, pair, typed
 from ssvit.models.vit_options import ViT
 
@@ -12,7 +12,7 @@ from ssvit.models.vit_options import ViT
 class Patches(Options):
     """Define the options of a target that is computed for each patch."""
 
-    patch_size: Pair
+    patch_size: Pair = FILLED
     """Pixels of a patch's side, or [height, width]; stored as a pair."""
     channels: Count = 3
     """Number of image channels."""

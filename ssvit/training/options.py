@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ssvit.choices import options_of
 from ssvit.config.declaration import (
+    FILLED,
     Count,
     Figures,
     Name,
@@ -53,9 +54,9 @@ class RunOptions(Options):
     """Processes that decode image files, for each training process. Data sets in memory need none."""
     loader_timeout: NotNegative = 300
     """Seconds to wait for a micro-batch from these processes before the run stops; 0: no limit."""
-    encoder: Part[Encoder]
+    encoder: Part[Encoder] = FILLED
     """The model."""
-    data: Part[DataSet]
+    data: Part[DataSet] = FILLED
     """The images. data=PATH is short for data=folder data.root=PATH."""
     subset: Subset = Subset()
     """A subset of the training images."""
@@ -75,7 +76,7 @@ class RunOptions(Options):
 class Training(RunOptions):
     """A training run."""
 
-    objective: Part[Objective]
+    objective: Part[Objective] = FILLED
     """The method. It may set options of other groups."""
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""

@@ -8,7 +8,20 @@ from typing import IO, Annotated, Any, ClassVar, NamedTuple
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import BeforeValidator, Field, model_validator
 
-from ssvit.config.declaration import Count, Expect, Fraction, Name, OneOf, Options, Pair, Part, Size, Tree, Whole
+from ssvit.config.declaration import (
+    FILLED,
+    Count,
+    Expect,
+    Fraction,
+    Name,
+    OneOf,
+    Options,
+    Pair,
+    Part,
+    Size,
+    Tree,
+    Whole,
+)
 from ssvit.data.sources.splits import AUTO, Splits
 from ssvit.errors import OptionError, RootOptionError, number
 from ssvit.models.encoder_options import Normalized
@@ -45,7 +58,7 @@ class Augmentation(Options):
 
     views: ClassVar[tuple[str, ...]] = ("image",)
 
-    size: Pair
+    size: Pair = FILLED
     """Pixels of an image's side, or [height, width]."""
 
 

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ssvit.config.declaration import Count, Counts, Expect, Figures, Name, NotNegative, Options, Part, Parts, Whole
+from ssvit.config.declaration import (
+    FILLED,
+    Count,
+    Counts,
+    Expect,
+    Figures,
+    Name,
+    NotNegative,
+    Options,
+    Part,
+    Parts,
+    Whole,
+)
 from ssvit.data.sources.base_options import DataSet
 from ssvit.devices import Fabric, Inference
 from ssvit.errors import OptionError, file_to_write
@@ -25,9 +37,9 @@ class Evaluate(Pretrained, Inference):
     """Encoders for comparison: runs, and weight files of other projects, as [A,B] or [{path: A, image_size: 224}]. Each
     encoder receives images of its training size. None: for weights of other projects, the newest run from random
     weights and the newest run from these weights on the same images, if there are any."""
-    encoder: Part[LoadEncoder]
+    encoder: Part[LoadEncoder] = FILLED
     """The model. None: the checkpoint's."""
-    data: Part[DataSet]
+    data: Part[DataSet] = FILLED
     """The data set. None: the data set of the checkpoint's run."""
     probes: Parts[Options] = Field(default_factory=dict)
     """The probes; probes.sgd=null removes one."""

@@ -207,7 +207,7 @@ def test_images_of_the_pretraining_are_identified_in_the_pixel_format_of_each_ru
 
 
 def evaluation(outputs, **options):
-    encoder = {"_part_": "encoder/pretrained", "path": str(outputs / "mae")}
+    encoder = {"_part_": "encoder/checkpoint", "path": str(outputs / "mae")}
     parts = {"encoder": encoder, "data": {"_part_": "data/shapes"}, "probes": {"knn": {"_part_": "probe/knn"}}}
     return Evaluate(**parts, **options)
 
