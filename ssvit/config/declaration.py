@@ -262,7 +262,7 @@ def completed(node: Mapping[str, Any], groups: Mapping[str, type[Options]], name
     options = options_of(node.get("_part_")) or groups.get(name)
     fields = options.model_fields if options else {}
     for key, field in fields.items():
-        declared = MISSING if is_taken(f"{path}{key}") else default(field)
+        declared = MISSING if is_taken(f"{path}{key}") or key in filled(options) else default(field)
         value = full.setdefault(key, declared)
         if isinstance(declared, Mapping) and isinstance(value, Mapping) and "_part_" not in value:
             full[key] = {**declared, **value}

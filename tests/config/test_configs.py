@@ -64,6 +64,7 @@ def test_every_choice_builds(group):
             continue  # goes with labels and with the name of a model: see tests/models/test_timm.py
         size = ["data.image_size=224"] if group == "encoder" and name != "small" else []
         size += [f"teacher={tiny.TEACHER}"] if name == "distill" else []
+        size += ["encoder.width=64", "encoder.depth=1", "encoder.heads=2"] if name == "vit" else []
         config = composed(f"{group}={name}", *size)
         if name in ("contrastive_tuning", "diet_cp"):
             with pytest.raises(OptionError, match=r"^checkpoint=null: "):

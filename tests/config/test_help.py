@@ -104,5 +104,5 @@ def test_files_of_one_s_own_are_explained(tool, no_torch, tmp_path):
     )
     printed = tool("pretrain", "--config-dir", "mine", "encoder=two", "--help-all", PYTHONPATH=no_torch).stdout
     assert "encoder=two: Two layers\n" in printed
-    assert "small, small_hybrid, ti, timm, two]" in " ".join(printed.split())
+    assert "small, small_hybrid, ti, timm, two, vit]" in " ".join(printed.split())
     assert "  encoder.depth=2\n" in printed
