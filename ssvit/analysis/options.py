@@ -111,12 +111,12 @@ def add_encoders(line: CommandLine) -> None:
         choice = entry
         if ":" in entry or Path(entry).exists():
             choice = f"checkpoint_{name}"
-            line.nodes["encoder", choice] = {"_part_": "encoder/checkpoint", "path": entry}
+            line.checkpoint_choices["encoder", choice] = {"_part_": "encoder/checkpoint", "path": entry}
         elif entry not in line.names("encoder"):
             if entry not in timm_models():
                 raise OptionError("against", entry, "must be a choice of encoder=, a model of timm, or a checkpoint")
-            choice, line.added[f"against.{name}.model"] = "timm", entry
-        line.added[f"encoder@against.{name}"] = choice
+            choice, line.implied[f"against.{name}.model"] = "timm", entry
+        line.implied[f"encoder@against.{name}"] = choice
         line.prefixes[f"encoder@against.{name}"] = "+"
 
 

@@ -60,7 +60,7 @@ class Benchmark(Pretrain):
 def add_objective(line: CommandLine) -> None:
     """Add an objective that accepts a model of timm to a command line of part=inference, which does not use it."""
     if line.typed["part"] == "inference" and line.typed.get("encoder") == "timm" and "objective" not in line.typed:
-        line.added["objective"] = "simclr"
+        line.implied["objective"] = "simclr"
 
 
 def cases(config: Config) -> list[Config]:

@@ -179,10 +179,10 @@ def before(line: CommandLine) -> None:
     select_checkpoint_again(line)
     typed = line.typed
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
-    images = line.nodes.get(("data", "pretrained"), {}).get("images")
-    if not named and are_first_images(line.brought.get("data"), images):
+    images = line.checkpoint_choices.get(("data", "pretrained"), {}).get("images")
+    if not named and are_first_images(line.original_choices.get("data"), images):
         line.say(f"experiment={FIRST}: the rendered shapes, with few labels")
-        line.added["experiment"] = FIRST
+        line.implied["experiment"] = FIRST
 
 
 command = Command(

@@ -34,7 +34,7 @@ class CommandLine:
 
     Attributes:
         typed: The options, as typed in a shell or passed from Python.
-        added: Options that the command adds; typed options take precedence.
+        implied: Options that the command adds; typed options take precedence.
         texts: The typed options as texts, for sweeps; without options that are passed from Python.
         prefixes: + and ++ before names of options, in Hydra's syntax.
         aliases: Other names of options, such as {"probes": "probe@probes"}.
@@ -43,9 +43,9 @@ class CommandLine:
         plugins: Packages named by --plugin, which add parts to `ssvit.choices`.
         config_dir: Folder of the user's configuration files, named by --config-dir.
         sweep: Whether to run every combination of values (-m).
-        nodes: Choices that exist only for this command: groups of options by (group, name).
-        brought: Choices that data=pretrained is replaced by, by group.
-        finish: Transforms the composed `Config`; None: no transformation.
+        checkpoint_choices: Choices from checkpoints, which exist only for this command: options by (group, name).
+        original_choices: Choices of the checkpoint's run that data=pretrained stands for, by group.
+        transform: Transforms the composed `Config`; None: no transformation.
         prefix: Prefix of command names in messages: "ssvit " or, in Python, "ssvit.".
 
     Args:
@@ -67,7 +67,7 @@ class CommandLine:
     ) -> None:
         self.aliases = dict(aliases or {})
         self.typed: dict[str, Any] = {}
-        self.added: dict[str, Any] = {}
+        self.implied: dict[str, Any] = {}
         self.texts: dict[str, str] = {}
         self.prefixes: dict[str, str] = {}
         self.positional = positional
@@ -75,9 +75,9 @@ class CommandLine:
         self.config_dir: Path | None = None
         self.plugins: list[str] = []
         self.sweep = False
-        self.nodes: dict[tuple[str, str], Plain] = {}
-        self.brought: dict[str, str | None] = {}
-        self.finish: Callable[[Any], Any] | None = None
+        self.checkpoint_choices: dict[tuple[str, str], Plain] = {}
+        self.original_choices: dict[str, str | None] = {}
+        self.transform: Callable[[Any], Any] | None = None
         self.prefix = prefix
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
@@ -118,13 +118,13 @@ class CommandLine:
     def changed(self, options: Mapping[str, object]) -> "CommandLine":
         """Return a copy with other typed options and without added options."""
         other = copy.copy(self)
-        other.typed, other.added, other.texts, other.sweep = dict(options), {}, {}, False
+        other.typed, other.implied, other.texts, other.sweep = dict(options), {}, {}, False
         return other
 
     @property
     def values(self) -> dict[str, Any]:
         """Return the values of all options, typed and added, by name."""
-        return {**self.added, **self.typed}
+        return {**self.implied, **self.typed}
 
     def text(self, name: str) -> str | None:
         """Return a name or a path as it was typed, even if it looks like a number; None if it is not set or null."""
@@ -199,7 +199,7 @@ class CommandLine:
 
     def origin(self, group: str, choice: Any) -> Any:
         """Return the choice of a group, in which `pretrained` is replaced by the choice of the checkpoint's run."""
-        return self.brought.get(group, choice) if choice == "pretrained" else choice
+        return self.original_choices.get(group, choice) if choice == "pretrained" else choice
 
     def command(self, name: str) -> str:
         """Return how a user invokes another command, as a shell command or as a Python function: ssvit finetune."""

@@ -79,7 +79,9 @@ class Config:
         choices = dict(self.choices)
         if choices.get("data") == "pretrained":
             pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
-            choices = self.line.brought | {group: choices[group] for group in choices if group not in pretrained}
+            choices = self.line.original_choices | {
+                group: choices[group] for group in choices if group not in pretrained
+            }
         rows = [row for option, part in parts(self.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
         # The data set takes the values of other options again in later commands.

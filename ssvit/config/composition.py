@@ -83,8 +83,8 @@ def compose(
         if incomplete:
             return config
         _check_complete(config)
-        if line.finish:
-            config = line.finish(config)
+        if line.transform:
+            config = line.transform(config)
         try:
             with config.names_as_typed():
                 _ = config.options
@@ -106,7 +106,7 @@ def _check_complete(config: Config) -> None:
 
 def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
     """Return the options in the chosen files; a process composes the same files once."""
-    nodes = [[*names, node] for names, node in line.nodes.items()]
+    nodes = [[*names, node] for names, node in line.checkpoint_choices.items()]
     key = json.dumps([file, choices, nodes, added(), line.config_dir], default=str)
     instance = HydraConfig.instance()
     if line.config_dir or key not in _COMPOSED:
@@ -127,7 +127,7 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], dict[str, object]
     """Return the options that choose files or configure Hydra, in its syntax, and those that set values."""
     choices: list[str] = []
     values: dict[str, object] = {}
-    groups = {group for group, _ in line.nodes}
+    groups = {group for group, _ in line.checkpoint_choices}
     for name, value in line.values.items():
         group = name.partition("@")[0]
         if group.startswith("hydra"):
@@ -291,7 +291,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with _failures(name, line, options_class), _stored(line.nodes):
+    with _failures(name, line, options_class), _stored(line.checkpoint_choices):
         choices, values = _choices_and_values(line)
         typed = {name: value for name, value in line.values.items() if not name.startswith("hydra")}
         fixed = {name: value for name, value in typed.items() if not _sweep_of(name, line)}
@@ -333,7 +333,7 @@ def _hydra(line: CommandLine) -> Iterator[None]:
     former = hydra_config.cfg
     GlobalHydra.instance().clear()
     try:
-        with _stored(line.nodes), hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        with _stored(line.checkpoint_choices), hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             yield
     finally:
         hydra_config.cfg = former

@@ -61,8 +61,8 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
         expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
         raise OptionError("encoder", arguments["encoder"], expected)
     checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
-    line.added |= _pixels_of_encoder(checkpoint, arguments)
-    line.finish = lambda config: _with_format(checkpoint, _without_token(checkpoint, config))
+    line.implied |= _pixels_of_encoder(checkpoint, arguments)
+    line.transform = lambda config: _with_format(checkpoint, _without_token(checkpoint, config))
     return checkpoint
 
 
@@ -85,10 +85,12 @@ def select_initial_weights(line: CommandLine) -> None:
     selects_data = _selects_data(arguments)
     start = re.sub(r"[^\w.+-]+", "-", checkpoint.name)
     run = "_".join(["{objective}", *["{data}"] * selects_data, "from", start])
-    line.added |= {"encoder": "pretrained", **_pixels_of_encoder(checkpoint, line.typed)}
-    line.added |= {} if selects_data else {"data": "pretrained"}
-    line.added |= {} if "name" in arguments else {"name": run}
-    line.finish = lambda config: _with_small_rate(checkpoint, _with_format(checkpoint, _without_fixed_options(config)))
+    line.implied |= {"encoder": "pretrained", **_pixels_of_encoder(checkpoint, line.typed)}
+    line.implied |= {} if selects_data else {"data": "pretrained"}
+    line.implied |= {} if "name" in arguments else {"name": run}
+    line.transform = lambda config: _with_small_rate(
+        checkpoint, _with_format(checkpoint, _without_fixed_options(config))
+    )
 
 
 def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
@@ -106,9 +108,9 @@ def add_placeholders(line: CommandLine) -> None:
     """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
     changeable = {name: None for name in CHANGEABLE if name != "image_size"}
     node = {"_part_": "encoder/checkpoint", "path": "???", "resize": "paper", **changeable}
-    line.nodes["encoder", "pretrained"] = node
-    line.brought = {"data": "shapes"}
-    line.nodes["data", "pretrained"] = {"defaults": ["shapes"]}
+    line.checkpoint_choices["encoder", "pretrained"] = node
+    line.original_choices = {"data": "shapes"}
+    line.checkpoint_choices["data", "pretrained"] = {"defaults": ["shapes"]}
 
 
 def with_random_weights(config: Config) -> Config:
@@ -243,7 +245,7 @@ def _add_choices(
     outputs = line.text("outputs") or "outputs"
     checkpoint = find_checkpoint(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
     trained = checkpoint.encoder
-    line.nodes["encoder", "pretrained"] = {
+    line.checkpoint_choices["encoder", "pretrained"] = {
         "_part_": "encoder/checkpoint",
         "path": str(checkpoint.path),
         "resize": "paper",
@@ -258,7 +260,7 @@ def _add_choices(
     }
     file = checkpoint.path.parent / "config.yaml"
     try:
-        data, line.brought = _data(file, line)
+        data, line.original_choices = _data(file, line)
     except (FileNotFoundError, ConfigurationError) as error:
         if not _selects_data(arguments):
             missing = f"{checkpoint.path}: has no config.yaml of a run next to it"
@@ -267,9 +269,9 @@ def _add_choices(
         return checkpoint
     augment = data.pop("augment", None)
     if augment is not None:  # a separate choice, so that it can be replaced
-        line.nodes["augment", "pretrained"] = augment
+        line.checkpoint_choices["augment", "pretrained"] = augment
         data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
-    line.nodes["data", "pretrained"] = data
+    line.checkpoint_choices["data", "pretrained"] = data
     return checkpoint
 
 

@@ -118,7 +118,7 @@ def expand(line: CommandLine) -> None:
     if options:
         line.say(f"preset=auto: {images:,} {noun} with a median side of {side} pixels,{resized} {cores} CPU cores:")
         line.say(f"  {' '.join(line.written(options))}")
-    line.added |= options
+    line.implied |= options
     if images < _FEW and checkpoint is None:
         path = shlex.quote(line.text("data.root") or "PATH")
         line.say(

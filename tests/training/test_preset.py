@@ -46,7 +46,7 @@ def by_preset(**typed) -> dict[str, str]:
     options = {name.replace("__", "."): value for name, value in {"preset": "auto", **typed}.items()}
     line = CommandLine([f"{name}={value}" for name, value in options.items()])
     expand(line)
-    return {name: text_of(value) for name, value in line.added.items()}
+    return {name: text_of(value) for name, value in line.implied.items()}
 
 
 @pytest.fixture
