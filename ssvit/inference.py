@@ -18,7 +18,7 @@ from torch import Tensor
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.data.sources import decode, folder, rasters
 from ssvit.data.sources.base import Unreadable
-from ssvit.data.sources.base_options import RGB, PixelFormat
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.devices import Inference, Precision
 from ssvit.errors import OptionError, one_of, whole
 from ssvit.evaluation.features import Frozen

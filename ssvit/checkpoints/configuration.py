@@ -7,13 +7,14 @@ choices of those names.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import JsonValue, TypeAdapter
 
+from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, default, parts
 from ssvit.config.dotted import at
 from ssvit.engine.atomic_io import check_schema
@@ -87,6 +88,24 @@ class Configuration:
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
+    def of_run(cls, config: Config) -> "Configuration":
+        """Return the configuration for the config.yaml of a run, in which data=pretrained is the original choice.
+
+        It also lists the weights from which the run starts and those of its teacher ("origins").
+        """
+        choices = dict(config.choices)
+        if choices.get("data") == "pretrained":
+            pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
+            others = {group: file for group, file in choices.items() if group not in pretrained}
+            choices = config.line.original_choices | others
+        rows = [row for option, part in parts(config.options) for row in part.origins(option)]
+        origins = {"origins": rows} if rows else {}
+        # The data set takes the values of other options again in later commands.
+        values = {"data": None} | config.values | {"command": config.line.identity} | origins
+        values["data"] = config.written["data"]
+        return replace(cls.of_values(values, choices), defaults=dict(_defaults(config.options)))
+
+    @classmethod
     def of_values(cls, config: Mapping[str, object], choices: Mapping[str, str | None]) -> "Configuration":
         """Return the configuration of composed options without their builders."""
         return cls(_without_builders(config), dict(choices))
@@ -154,7 +173,7 @@ class Configuration:
         return None
 
 
-def defaults_of(options: Options) -> Iterator[tuple[str, Any]]:
+def _defaults(options: Options) -> Iterator[tuple[str, Any]]:
     """Yield the full names and the defaults of options at any depth."""
     for prefix, part in (("", options), *((f"{name}.", part) for name, part in parts(options))):
         for name, declared in type(part).model_fields.items():

@@ -109,7 +109,7 @@ def run(config: Config) -> Path:
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(config.stored(), overwrite=options.overwrite)
+            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             config.line.announce()
             print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
 
@@ -120,7 +120,7 @@ def run(config: Config) -> Path:
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)
             changed = with_random_weights(changed) if changed.options.checkpoint == SCRATCH else changed
-            return session.run(name, changed.options, changed.stored())
+            return session.run(name, changed.options, Configuration.of_run(changed))
 
         if options.compare:
             pretraining, batch_size = _pretraining(options), options.recipe.batch_size
@@ -161,7 +161,7 @@ def _check_frozen(session: "Session", config: Config) -> None:
         if is_main_process():
             print_lines("few labels: not compared with frozen features, which requires two labels of each class")
         return
-    finetuned = session.run("half", options, config.stored())
+    finetuned = session.run("half", options, Configuration.of_run(config))
     (*_, tuned) = comparison.scored(finetuned, comparison.VALIDATION_OR_TEST)
     if tuned.images is None or not is_main_process():
         return

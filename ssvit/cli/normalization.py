@@ -11,7 +11,8 @@ from typing import Any
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Name, Options, Part
-from ssvit.data.sources.base_options import RGB, SHORT_FORMS, DataSet, ImageFiles
+from ssvit.data.sources.base_options import SHORT_FORMS, DataSet, ImageFiles
+from ssvit.data.sources.decode_options import RGB
 from ssvit.engine.atomic_io import replace
 from ssvit.engine.progress import progress
 from ssvit.errors import OptionError, file_to_write, print_lines

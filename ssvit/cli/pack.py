@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.data.sources.base_options import RGB, SHORT_FORMS, ImageFiles
+from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
 from ssvit.data.sources.datasets_options import Pack
+from ssvit.data.sources.decode_options import RGB
 from ssvit.engine.progress import progress
 from ssvit.errors import OptionError, print_lines
 from ssvit.values import text_of

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CONFIGS
@@ -49,7 +50,7 @@ def run(config: Config) -> Path:
     start = options.encoder if options.encoder.checkpoint() else None
     with RunFolder(options.outputs, options.name) as folder:
         if is_main_process():
-            folder.open(config.stored(), overwrite=options.overwrite)
+            folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             if start:
                 print_lines(f"{options.name}: starts from {_written(start)['path']}")
 

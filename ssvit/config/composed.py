@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ssvit.checkpoints.configuration import Configuration, defaults_of
 from ssvit.config.command_line import CommandLine, Plain
-from ssvit.config.declaration import Options, parts, select
+from ssvit.config.declaration import Options, select
 from ssvit.config.dotted import at, put
 from ssvit.config.filling import fill, source_of
 from ssvit.errors import MISSING, OptionError
@@ -70,21 +69,3 @@ class Config:
             yield
         except OptionError as error:
             raise OptionError(self.option(error.name), error.value, error.expectation) from None
-
-    def stored(self) -> Configuration:
-        """Return the configuration for the config.yaml of a run, in which data=pretrained is the original choice.
-
-        It also lists the weights from which the run starts and those of its teacher ("origins").
-        """
-        choices = dict(self.choices)
-        if choices.get("data") == "pretrained":
-            pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
-            choices = self.line.original_choices | {
-                group: choices[group] for group in choices if group not in pretrained
-            }
-        rows = [row for option, part in parts(self.options) for row in part.origins(option)]
-        origins = {"origins": rows} if rows else {}
-        # The data set takes the values of other options again in later commands.
-        values = {"data": None} | self.values | {"command": self.line.identity} | origins
-        values["data"] = self.written["data"]
-        return replace(Configuration.of_values(values, choices), defaults=dict(defaults_of(self.options)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Source, Unreadable, read_ahead
-from ssvit.data.sources.base_options import PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.rasters import Moments
 from ssvit.errors import UserError
 

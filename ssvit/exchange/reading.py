@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssvit.data.augment.options import CenterCrop
-from ssvit.data.sources.base_options import PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, UserError, pair
 from ssvit.exchange import files, hub
 from ssvit.exchange.files import ForeignError, shown

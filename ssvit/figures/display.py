@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssvit.data.sources.base_options import Images, PixelFormat
+from ssvit.data.sources.base_options import Images
+from ssvit.data.sources.decode_options import PixelFormat
 
 _Numbers = float | Sequence[float]  # one for all channels, or one for each
 

@@ -11,7 +11,7 @@ from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Count, Expect, Name, Options, Runs, Tree
 from ssvit.data.augment.options import CenterCrop
-from ssvit.data.sources.base_options import PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, pair, typed
 from ssvit.exchange.options import ForeignEncoder
 from ssvit.loading.finding import open_checkpoint

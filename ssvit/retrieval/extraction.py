@@ -10,7 +10,7 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.choices import options_of
 from ssvit.config.command_line import CommandLine
-from ssvit.data.sources.base_options import PixelFormat, bands
+from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
 from ssvit.evaluation.options import AUTO, Features, FeatureSpec, precision_of, size_of, spec_of

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from ssvit.data.batch import EvalTransform
 from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Data, Source, Unreadable, class_text
-from ssvit.data.sources.base_options import RGB, PixelFormat
 from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Files
 from ssvit.engine.progress import progress
 from ssvit.errors import one_of

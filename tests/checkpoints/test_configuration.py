@@ -224,7 +224,7 @@ def test_a_run_of_a_version_without_an_option_is_continued_with_its_default(conf
 
 def test_declared_defaults_have_full_names():
     config = cli.find_command("pretrain").compose(CommandLine(["objective=mae", "recipe.lr=1"]))
-    defaults = config.stored().defaults
+    defaults = Configuration.of_run(config).defaults
     recipe = defaults["recipe.repeats"], defaults["recipe.optimizer"]
     assert (*recipe, defaults["encoder.attention"], defaults["data.augment.erasing"]) == (1, "muon", "full", 0.0)
     assert defaults["data.augment.erased_area"] == config.written["data"]["augment"]["erased_area"]

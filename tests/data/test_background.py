@@ -12,8 +12,8 @@ from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources import datasets, datasets_options
-from ssvit.data.sources.base_options import PixelFormat
 from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import Failure
 
 MEAN, COLOUR = (0.2, 0.4, 0.6), (51, 102, 153)

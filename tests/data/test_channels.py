@@ -22,8 +22,8 @@ from ssvit.cli import find_command
 from ssvit.data import normalization
 from ssvit.data.sources import datasets, datasets_options, decode, folder, rasters
 from ssvit.data.sources.base import Source, Unreadable
-from ssvit.data.sources.base_options import RGB, PixelFormat
 from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.errors import Failure, UserError
 from ssvit.figures import contact_sheet
 from ssvit.figures.display import PLAIN, Display

@@ -21,8 +21,8 @@ from PIL import Image, ImageOps, features
 
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Unreadable
-from ssvit.data.sources.base_options import PixelFormat
 from ssvit.data.sources.decode import load, load_mask
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
 

@@ -20,8 +20,8 @@ from ssvit.cli import retrieve as retrieve_tool
 from ssvit.config.command_line import CommandLine
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.base import Data
-from ssvit.data.sources.base_options import RGB
 from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import RGB
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import options as neighbours_options

@@ -22,8 +22,8 @@ from ssvit.cli.retrieve import command as retrieve
 from ssvit.config.command_line import CommandLine
 from ssvit.data.arguments import data_set
 from ssvit.data.sources import datasets, datasets_options
-from ssvit.data.sources.base_options import GREY
 from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import GREY
 from ssvit.errors import OptionError, UserError
 from ssvit.models.vit_options import ViT
 from ssvit.training.preset import OBJECTIVE, choose, expand

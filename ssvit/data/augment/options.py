@@ -8,7 +8,8 @@ from annotated_types import Ge, Le, Len
 from pydantic import BeforeValidator, Field
 
 from ssvit.config.declaration import Count, Expect, Fraction, Limits, NotNegative, Pair, ShareLimits, Tree, Whole
-from ssvit.data.sources.base_options import Augmentation, PixelFormat
+from ssvit.data.sources.base_options import Augmentation
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError
 from ssvit.models.encoder_options import Normalized, grid
 from ssvit.models.vit_options import ViT

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Unreadable
-from ssvit.data.sources.base_options import GREY, RGB, PixelFormat
+from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
 from ssvit.engine import private
 from ssvit.errors import UserError, printable
 

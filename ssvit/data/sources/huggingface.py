@@ -16,8 +16,8 @@ import numpy as np
 
 from ssvit.data.sources import datasets_options, decode
 from ssvit.data.sources.base import Data, Labels, Unreadable, number_labels
-from ssvit.data.sources.base_options import RGB, PixelFormat
 from ssvit.data.sources.datasets import read_splits
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum, checksum_of, size_of
 from ssvit.data.sources.splits import AUTO, Items, Splits, resolve, spellings
 from ssvit.errors import OptionError, UserError, printable

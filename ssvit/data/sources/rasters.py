@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from ssvit.data.sources.base_options import RGB, PixelFormat
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 
 NPY = b"\x93NUMPY"
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF

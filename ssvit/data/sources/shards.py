@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Label, Labels, number_labels
-from ssvit.data.sources.base_options import RGB, PixelFormat
+from ssvit.data.sources.decode_options import RGB, PixelFormat
 from ssvit.data.sources.files import Encoded, checksum_of, digest_of
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
 from ssvit.data.sources.shard_folder import INDEX, ending

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.sources.base_options import PixelFormat
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError, pair, within
 from ssvit.evaluation.baselines import PIXELS, RANDOM
 from ssvit.evaluation.options import FeatureSpec

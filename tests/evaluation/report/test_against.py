@@ -13,8 +13,8 @@ from images import picture, put
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.cli import evaluate
 from ssvit.data import fingerprints
-from ssvit.data.sources.base_options import PixelFormat
 from ssvit.data.sources.decode import load
+from ssvit.data.sources.decode_options import PixelFormat
 from ssvit.errors import OptionError
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
 from ssvit.evaluation.report import against, comparison
