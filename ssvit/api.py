@@ -244,10 +244,10 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
     """Run a command and return its output folder."""
     typed: dict[str, Any] = {}
     for name in ("checkpoint", "data"):  # parameters of the functions, whose defaults are those of the command
-        if isinstance(options[name], Options):
+        if isinstance(options.get(name), Options):
             typed |= flatten(options.pop(name))
-        elif options[name] is None:
-            del options[name]
+        elif options.get(name) is None:
+            options.pop(name, None)
     if "checkpoint" in options:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):

@@ -21,7 +21,7 @@ def photos(folder: Path, count: int) -> str:
 
 def batch_size(*options: str) -> int:
     config = composed("checkpoint=scratch", "data=folder", "encoder=small", *options, tool="finetune").config
-    return finetune.complete(config).value("recipe.batch_size")
+    return finetune.complete(config).options.recipe.batch_size
 
 
 @pytest.mark.parametrize(
