@@ -28,7 +28,7 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
     Returns:
         Evaluators by name. Those with an automatic interval come last, and it is a multiple of the probes' interval.
     """
-    recipe, transform, test = options.recipe, options.data.view.build(), data.validation_or_test
+    recipe, transform, test = options.recipe, options.build_part("data.view"), data.validation_or_test
     run = {"steps": recipe.steps, "batch_size": recipe.batch_size, "evaluate_every": recipe.evaluate_every}
     probes: dict[str, Evaluator] = {}
     if isinstance(options, Pretrain) and options.probes:
@@ -65,8 +65,7 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
                 at_end = split == "test" and len(sources) == 2
                 evaluators[split] = built(name, source, part=split, at_end=at_end, run_folder=run_folder)
         elif isinstance(part, Contrast):
-            assert options.data.augment is not None
-            evaluators[name] = built(name, test, augment=options.data.augment.build())
+            evaluators[name] = built(name, test, augment=options.build_part("data.augment"))
         elif isinstance(part, LabelFree):
             affordable = interval(images=min(part.images, len(test)), **run)
             group = automatic if part.every == AUTO else evaluators

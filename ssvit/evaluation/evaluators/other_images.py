@@ -63,8 +63,9 @@ def measure(
     source = Files(paths, labels[is_known], classes, pixels=classifier.pixels)
     encoder, shown = classifier.checkpoint.encoder, range(min(3, classifier.pixels.channels))
     display = Display.of_pixels(classifier.pixels, mean=encoder["mean"], std=encoder["std"], shown=shown)
-    view = {"transform": classifier.transform, "display": display}
-    evaluator = OtherImages(ClassificationOptions(), source=source, part="labelled", **view)
+    evaluator = OtherImages(
+        ClassificationOptions(), source=source, transform=classifier.transform, display=display, part="labelled"
+    )
     result = evaluator(predictions, [{"step": 0}])  # type: ignore[arg-type]
     metrics, lines = dict(result.metrics), list(result.lines)
     if len(paths) < len(read):
