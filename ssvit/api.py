@@ -19,7 +19,6 @@ from ssvit import cli
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.run_folder import reported_run, rows
 from ssvit.config.declaration import Options
-from ssvit.config.typed import flatten
 from ssvit.errors import OptionError
 from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
@@ -242,17 +241,16 @@ def _checkpoint(checkpoint: "str | Path | Run", outputs: Any) -> str:
 
 def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str | Path | None) -> Path:
     """Run a command and return its output folder."""
-    typed: dict[str, Any] = {}
+    tree: Options | None = None
     for name in ("checkpoint", "data"):  # parameters of the functions, whose defaults are those of the command
         if isinstance(options.get(name), Options):
-            typed |= flatten(options.pop(name))
+            tree = options.pop(name)
         elif options.get(name) is None:
             options.pop(name, None)
     if "checkpoint" in options:
         options["checkpoint"] = _checkpoint(options["checkpoint"], options.get("outputs", "outputs"))
     if command in ("pretrain", "finetune"):
         options = {_SHORT.get(name, name): value for name, value in options.items()}
-    options = {**typed, **dict(_flat(options))}
     arguments = [] if config_dir is None else ["--config-dir", str(config_dir)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_same_random_state())
@@ -260,7 +258,7 @@ def _call(command: str, options: dict[str, Any], verbose: bool, config_dir: str 
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return cli.find_command(command).call(arguments, options)
+        return cli.find_command(command).call(arguments, dict(_flat(options)), tree)
 
 
 def _flat(options: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

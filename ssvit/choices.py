@@ -177,8 +177,8 @@ def choice_names(group: str) -> list[str]:
 
 
 def variant(group: str, name: str) -> Variant | None:
-    """Return a choice of a group, or any of its parts as a variant without options; None if there is none."""
-    return VARIANTS.get(group, {}).get(name) or (Variant(name) if name in PARTS.get(group, {}) else None)
+    """Return a choice of a group; a part is a variant without options. None if there is no such choice."""
+    return VARIANTS.get(group, {}).get(name) or (Variant(name) if name in choice_names(group) else None)
 
 
 def _options_class(group: str, part: Row) -> str:

@@ -77,34 +77,48 @@ class Command:
             else:
                 self._start(self.compose(line))
 
-    def call(self, arguments: Sequence[str] = (), options: Mapping[str, object] | None = None) -> Any:
+    def call(
+        self,
+        arguments: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
+        tree: Options | None = None,
+    ) -> Any:
         """Run the command from Python; errors are raised as Failure and do not end the process.
 
         Args:
             arguments: Arguments as in a shell.
             options: Options by name, with their values.
+            tree: Options as one object; `options` take precedence.
 
         Returns:
             The result of `run`.
         """
         with _failures(2):
-            line = self.line(arguments, options)
+            line = self.line(arguments, options, tree)
         return self._start(self.compose(line))
 
     def line(
-        self, arguments: Sequence[str] = (), options: Mapping[str, object] | None = None, *, incomplete: bool = False
+        self,
+        arguments: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
+        tree: Options | None = None,
+        *,
+        incomplete: bool = False,
     ) -> CommandLine:
         """Return the command line of arguments, including the options that the command adds.
 
         Args:
             arguments: Arguments as in a shell.
             options: Options by name, with their values.
+            tree: Options as one object; `options` take precedence.
             incomplete: Whether to ignore errors in options that are replaced by other options.
 
         Raises:
             UserError: An argument is invalid.
         """
-        line = CommandLine(arguments, options, aliases=self.aliases, positional=self.positional, prefix=self.prefix)
+        line = CommandLine(
+            arguments, options, tree, aliases=self.aliases, positional=self.positional, prefix=self.prefix
+        )
         for option, function in self.expansions.items():
             if line.typed.get(option) not in (None, ""):
                 with suppress(UserError) if incomplete else nullcontext():

@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from ssvit.choices import GROUPS, choice_names, variant
+from ssvit.config.declaration import Options
+from ssvit.config.typed import assignments
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, OptionError, print_lines
 from ssvit.values import plain, text_of, value_of
@@ -51,6 +53,7 @@ class CommandLine:
     Args:
         arguments: Arguments as in a shell.
         options: Options from Python by name.
+        tree: Options from Python as one object.
         aliases: As the attribute, and so are the next two.
         positional: Name of an option.
         prefix: Prefix of command names.
@@ -60,6 +63,7 @@ class CommandLine:
         self,
         arguments: Sequence[str] = (),
         options: Mapping[str, object] | None = None,
+        tree: Options | None = None,
         *,
         aliases: Mapping[str, str] | None = None,
         positional: str | None = None,
@@ -83,11 +87,11 @@ class CommandLine:
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
         waiting = iter(arguments)
         for argument in waiting:
-            flag, _, value = argument.partition("=")
+            flag, _, text = argument.partition("=")
             if flag in _CONFIG_DIR:
-                self.config_dir = Path(value or next(waiting, "")).absolute()
+                self.config_dir = Path(text or next(waiting, "")).absolute()
             elif flag == _PLUGIN:
-                self.plugins.append(value or next(waiting, ""))
+                self.plugins.append(text or next(waiting, ""))
                 _import_plugin(self.plugins[-1])
             elif argument in _SWEEP:
                 self.sweep = True
@@ -95,19 +99,23 @@ class CommandLine:
                 self.arguments.append(argument)
             else:
                 _check_form(argument, next_to=arguments[arguments.index(argument) + 1 :])
-                name, _, text = argument.partition("=")
-                self.texts[self._set(name, value_of(text))] = text
+                value = value_of(text)
+                _check_values(flag, value)
+                self.texts[self._set(flag, value)] = text
+        for name, option in assignments(tree) if tree else ():
+            self._set(name, plain(option))
         for name, option in (options or {}).items():
             try:
-                self._set(name, plain(option))
+                value = plain(option)
             except TypeError:
                 expected = "must be a string, a path, a run, a number, a flag, None, a list or a dictionary"
                 raise OptionError(name, option, expected) from None
+            _check_values(name, value)
+            self._set(name, value)
 
     def _set(self, name: str, value: object) -> str:
         """Set a typed option, and return its name, without a prefix and with its alias replaced."""
         bare = name.lstrip("+")
-        _check_values(bare, value)
         bare, prefix = self.aliases.get(bare, bare), name[: len(name) - len(bare)]
         self.typed.pop(bare, None)  # the last of several is the last in order
         self.typed[bare] = value
@@ -241,14 +249,15 @@ def _check_form(argument: str, next_to: Sequence[str]) -> None:
 
 def _check_values(name: str, value: object) -> None:
     """Raise Failure if an option names code to call: a run folder stores only the names of choices."""
-    keys = chain(name.split("."), *(key.split(".") for key in _keys(value)))
+    keys = chain(name.lstrip("+").split("."), *(key.split(".") for key in _keys(value)))
     if any(key.startswith("_") and key.endswith("_") and len(key) > 1 for key in keys):
         raise Failure(f"{name}={text_of(value)}: a part must be chosen by its name, not by _part_ or _target_", 2)
 
 
 def _keys(value: object) -> Iterator[str]:
     """Yield the keys of dictionaries at any depth."""
-    for item in value if isinstance(value, dict | list) else ():
-        if isinstance(value, dict):
-            yield item
-        yield from _keys(value[item] if isinstance(value, dict) else item)
+    if isinstance(value, dict):
+        yield from value
+        value = [*value.values()]
+    for item in value if isinstance(value, list) else ():
+        yield from _keys(item)

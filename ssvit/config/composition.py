@@ -97,8 +97,11 @@ def compose(
 
 def _check_complete(config: Config) -> None:
     """Raise OptionError if an option has neither a value nor a default."""
-    for name in map(config.option, missing(config.values)):
-        field = config.options_class.model_fields.get(name)
+    fields = config.options_class.model_fields
+    # Others serve only as sources of options, such as teacher; an option that lacks its source is missing itself.
+    of_command = (name for name in missing(config.values) if name.partition(".")[0] in fields)
+    for name in map(config.option, of_command):
+        field = fields.get(name)
         values = "" if field is None else expected(field.annotation, field.metadata)
         values = f", {values}" if values not in ("", "a text") else ""
         raise OptionError(name, MISSING, f"has no default and must be set{values}")
@@ -225,6 +228,9 @@ def set_option(options: Plain, name: str, value: object, *, force: bool = False)
     if key not in node and not force:
         _unknown(options, name, name, node)
     usual = node.get(key)
+    if isinstance(value, dict) and value.get("_part_") not in (None, at(usual, "_part_")):
+        node[key] = completed(value, {}, name)
+        return
     if isinstance(usual, dict) and isinstance(value, dict):
         for option, new in value.items():
             if option not in usual and "_part_" in usual and not force:
@@ -359,7 +365,7 @@ class DeclaredChoices(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         """Return whether there is a choice of this name."""
         group, _, name = config_path.rpartition("/")
-        return variant(group, name) is not None
+        return name in choice_names(group)
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the node of a choice; at the root if its part sets options of other groups."""

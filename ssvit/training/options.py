@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Le, MinLen
 from pydantic import Field
 
-from ssvit.choices import options_of
 from ssvit.config.declaration import (
     FILLED,
     Count,
@@ -23,6 +22,7 @@ from ssvit.config.declaration import (
     Whole,
 )
 from ssvit.data.sources.base_options import DataSet, Subset
+from ssvit.data.sources.shapes_options import Shapes
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, within
 from ssvit.evaluation.evaluators.options import Probing
@@ -40,7 +40,7 @@ HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 def are_first_images(choice: object, images: object) -> bool:
     """Return whether a choice and number of images are those of the first run: the rendered shapes as by default."""
-    return choice == "shapes" and images == options_of("data/shapes").model_fields["images"].default
+    return choice == "shapes" and images == Shapes.model_fields["images"].default
 
 
 class RunOptions(Options):

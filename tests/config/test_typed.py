@@ -5,23 +5,33 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 
 from ssvit.cli import find_command
-from ssvit.config.typed import flatten
+from ssvit.config.command_line import CommandLine
 from ssvit.errors import OptionError, UserError
 from ssvit.options import (
+    HNSW,
     MAE,
+    CenterCrop,
+    Dino,
+    Distill,
     IBot,
     InceptionCrop,
     Knn,
+    LabelFree,
+    LoadTeacher,
     MaskedPatch,
     Masking,
     MeanColor,
+    MultiCrop,
     Pretrain,
     Recipe,
     Ridge,
     Shapes,
     Stem,
+    TensorBoard,
+    TorchvisionSet,
     ViT,
 )
 
@@ -36,7 +46,25 @@ SAME = {
     ),
     "several": (
         Pretrain(probes={"ridge": Ridge(), "knn": Knn(k=(3, 5))}, evaluators={}, name=Path("a")),
-        "probes=[ridge,knn] probes.knn.k=[3,5] name=a",
+        "probes=[ridge,knn] probes.knn.k=[3,5] evaluator=[] name=a",
+    ),
+    "none": (Pretrain(probes={}, logger={}, continuation=None), "probes=[] logger=[]"),
+    "logger and evaluator": (
+        Pretrain(logger={"tensorboard": TensorBoard()}, evaluators={"label_free": LabelFree(images=100)}),
+        "logger=[tensorboard] evaluator=[label_free] evaluators.label_free.images=100",
+    ),
+    "view": (Pretrain(data=Shapes(view=CenterCrop(fit="pad"))), "data=shapes data.view.fit=pad"),
+    "teacher": (
+        Pretrain(objective=Distill(teacher=LoadTeacher(path=tiny.TEACHER, image_size=32))),
+        f"objective=distill teacher={tiny.TEACHER} objective.teacher.image_size=32",
+    ),
+    "a set that its name chooses": (
+        Pretrain(data=TorchvisionSet(name="cifar100", root=Path("."))),
+        "data=cifar100 data.root=.",
+    ),
+    "several views": (
+        Pretrain(objective=Dino(), data=Shapes(augment=MultiCrop(local_size=(16, 16)))),
+        "objective=dino data=shapes augment@data.augment=multi_crop data.augment.local_size=[16,16]",
     ),
     "within": (
         Pretrain(
@@ -54,20 +82,25 @@ SAME = {
 }
 
 
-def options_of(arguments=(), options=None):
+def options_of(arguments=(), tree=None):
     command = find_command("pretrain")
-    return command.compose(command.line(arguments, options)).options
+    return command.compose(command.line(arguments, tree=tree)).options
+
+
+def test_a_part_within_a_part_is_that_of_the_object():
+    index = HNSW(links=8)
+    assert options_of(tree=Pretrain(probes={"knn": Knn(index=index)})).probes["knn"].index == index
 
 
 @pytest.mark.parametrize("case", SAME)
 def test_objects_are_the_options_of_a_shell(case):
     tree, shell = SAME[case]
-    assert options_of(options=dict(flatten(tree))) == options_of(shell.split())
+    assert options_of(tree=tree) == options_of(shell.split())
 
 
 def test_one_of_several_parts_has_the_name_of_its_choice():
     with pytest.raises(OptionError) as raised:
-        dict(flatten(Pretrain(probes={"ridge": Knn()})))
+        CommandLine(tree=Pretrain(probes={"ridge": Knn()}))
     assert raised.value.name == "probes.ridge"
 
 
@@ -76,7 +109,7 @@ def test_an_option_that_another_part_determines_may_be_left_out_and_is_checked_o
     with pytest.raises(OptionError):
         ViT(width=32, depth=1, heads=2, patch_size=5, image_size=32)
     with pytest.raises(UserError):
-        options_of(options=dict(flatten(Pretrain(encoder=ViT(width=32, depth=1, heads=2, patch_size=5)))))
+        options_of(tree=Pretrain(encoder=ViT(width=32, depth=1, heads=2, patch_size=5)))
 
 
 def test_the_options_are_imported_without_torch():
