@@ -17,7 +17,7 @@ from torch import Tensor
 from ssvit.config.declaration import Options
 from ssvit.engine.randomness import key
 from ssvit.errors import OptionError, UserError
-from ssvit.evaluation import options as neighbours_options
+from ssvit.evaluation.options import HNSW, IVF, Flat
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels.fast_faiss import faiss
 
@@ -35,14 +35,14 @@ class Neighbours(NamedTuple):
     indices: Tensor  # (m, k) int64
 
 
-def flat(options: neighbours_options.Flat, *, vectors: Tensor) -> faiss.Index:
+def flat(options: Flat, *, vectors: Tensor) -> faiss.Index:
     """Build an index of unit vectors (n, d) float32 that compares a query with each of them."""
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors.numpy())
     return index
 
 
-def ivf(options: neighbours_options.IVF, *, vectors: Tensor) -> faiss.Index:
+def ivf(options: IVF, *, vectors: Tensor) -> faiss.Index:
     """Build an index of unit vectors (n, d) float32 that searches the `nprobe` nearest of `nlist` cells."""
     n, d = vectors.shape
     nlist = options.nlist or min(n, round(4 * math.sqrt(n)))
@@ -59,7 +59,7 @@ def ivf(options: neighbours_options.IVF, *, vectors: Tensor) -> faiss.Index:
     return index
 
 
-def hnsw(options: neighbours_options.HNSW, *, vectors: Tensor) -> faiss.Index:
+def hnsw(options: HNSW, *, vectors: Tensor) -> faiss.Index:
     """Build an index of unit vectors (n, d) float32 that searches a graph in which each has `links` neighbours.
 
     The graph is built on one thread: with several threads, faiss 1.9 is not deterministic.
@@ -92,7 +92,7 @@ def search(
     """
     check_k(k, len(train), excludes=excluded is not None)
     queries, train = _unit(queries, "query"), _unit(train, "training")
-    built = (index or neighbours_options.Flat()).build(vectors=train)
+    built = (index or Flat()).build(vectors=train)
     rank, world = rank_and_world()
     part = queries.tensor_split(world)[rank]
     excluded = None if excluded is None else excluded.tensor_split(world)[rank]

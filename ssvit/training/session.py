@@ -20,8 +20,7 @@ from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
-from ssvit.evaluation.probes.options import Ridge as RidgeOptions
-from ssvit.evaluation.probes.ridge import Ridge
+from ssvit.evaluation.probes.options import Ridge
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.training import launch, loop, runtime
@@ -82,7 +81,7 @@ class Session:
         test = data.validation_or_test
         probing = Probing(
             ProbingOptions(train_images=len(data.train), test_images=len(test)),
-            probes={"ridge": Ridge(RidgeOptions())}, train=data.train, test=test, transform=options.data.view.build(),
+            probes={"ridge": Ridge().build()}, train=data.train, test=test, transform=options.data.view.build(),
         )  # fmt: skip
         return (probing.measure(objective)["ridge"], len(test)) if probing.probes else None
 

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.evaluation import options as features_options
 from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
 from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
 from ssvit.evaluation.evaluators.options import LabelFree as LabelFreeOptions
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import AUTO
+from ssvit.evaluation.options import Features as FeaturesOptions
 from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
 from ssvit.objectives.base import Objective
 
@@ -54,7 +54,7 @@ class LabelFree(HeldOut):
         if sum(len(images) for images, _ in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured: requires at least two held-out images"])
         encoder = objective.backbone()
-        specs = features_options.Features(layer="all").specs(encoder.arguments)
+        specs = FeaturesOptions(layer="all").specs(encoder.arguments)
         frozen, device = Frozen(encoder, specs, identity=""), next(encoder.parameters()).device
         parts = [frozen(images.to(device)) for images, _ in self.batches]
         metrics: dict[str, float] = {}

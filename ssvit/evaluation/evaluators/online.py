@@ -17,10 +17,11 @@ from ssvit.data.loader import evaluation_batches
 from ssvit.data.sources.base import Source, is_multi_label, subset
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
-from ssvit.evaluation import options as features_options
 from ssvit.evaluation.evaluators.base import PlottingEvaluator, Shown
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.features import Extractor, Features, FeatureSets, Frozen, Pixels, extract
+from ssvit.evaluation.options import AUTO
+from ssvit.evaluation.options import Features as FeaturesOptions
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.probes.base import Probe, check_labels
 from ssvit.evaluation.statistics import (
@@ -72,7 +73,7 @@ class Probing(PlottingEvaluator):
     ) -> None:
         self.start = INITIAL if pretrained else RANDOM
         self.options = options
-        self.every = automatic if options.every == features_options.AUTO else options.every
+        self.every = automatic if options.every == AUTO else options.every
         self.probes: list[Probe] = []
         self.remarks: list[str] = []
         if train.labels is None or test.labels is None:
@@ -152,7 +153,7 @@ class Probing(PlottingEvaluator):
         standard error. Metrics are NaN if features are not finite.
         """
         encoder = objective.backbone()
-        layers = features_options.Features(layer="all").specs(encoder.arguments)
+        layers = FeaturesOptions(layer="all").specs(encoder.arguments)
         metrics: dict[str, float] = {"train_images": len(self._train), "test_images": len(self._test)}
         metrics |= {"chance": self._chance[False], **self._pixels}
         of_chance = ((probe.name, self._chance[probe.is_balanced]) for probe in self.probes if probe.is_accuracy)
