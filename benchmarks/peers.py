@@ -251,7 +251,7 @@ class Timm(Encoder):
 def timm_with_head(run: Pretrain) -> MaskedPatch:
     """Return ssvit's masked patch prediction with timm's encoder."""
     size = cast(Any, run.encoder)
-    target = MeanColor(patch_size=(size.patch_size, size.patch_size)).build()
+    target = MeanColor().build(encoder=size.build())
     return MaskedPatch(cast(Any, run.objective), encoder=cast(ViT, Timm(size)), target=target)
 
 

@@ -78,7 +78,7 @@ PARTS: dict[str, dict[str, Row]] = {
         "simclr": Row("ssvit.objectives.contrastive.SimCLR"),
     },
     "target": {
-        "codebook": Row("ssvit.objectives.codebook.Codebook", listed=False),
+        "codebook": Row("ssvit.objectives.codebook.Codebook"),
         "hog": Row("ssvit.objectives.targets.Hog"),
         "mean_color": Row("ssvit.objectives.targets.MeanColor"),
         "pixels": Row("ssvit.objectives.targets.Pixels"),

@@ -161,9 +161,6 @@ _PROBES = {
 }  # fmt: skip
 
 _TARGETS = {
-    # A second stage clusters the features of an earlier run (target.checkpoint=outputs/RUN target.layer=4), as HuBERT
-    # (Hsu et al. 2021) for speech: 100 clusters of spectra, then 500 of the features of layer 6 of 12.
-    "codebook": Variant("codebook", options={"encoder": {"_part_": "teacher/layers", "layer": MISSING}}),
     "color_grid": Variant(
         "mean_color", "The mean colours of a grid of 4x4 cells: the paper's 4x4 downsized patch (Appendix B.1.2)",
         {"grid": 4},

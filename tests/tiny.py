@@ -19,6 +19,7 @@ from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.devices import Fabric
 from ssvit.engine.randomness import uniform
+from ssvit.errors import pair
 from ssvit.loading.encoder import load_encoder
 from ssvit.loading.options import LoadEncoder
 from ssvit.models import vit_options
@@ -98,29 +99,42 @@ def encoder(dropout: float) -> ViT:
     )
 
 
+def patches(size: int | list[int] | tuple[int, int], channels: int = 3) -> ViT:
+    """An encoder without values, whose patches have this size in pixels and these channels, for targets."""
+    side = pair("patch_size", size)
+    with torch.device("meta"):
+        return ViT(
+            vit_options.ViT(
+                image_size=(4 * side[0], 4 * side[1]), patch_size=size, width=4, depth=1, heads=1, channels=channels
+            )
+        )
+
+
 def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """A masked patch objective."""
     torch.manual_seed(seed)
     return MaskedPatch(
         masked_patch_options.MaskedPatch(masking=Masking()),
         encoder=encoder(dropout),
-        target=MeanColor(patch_size=4, bits=1).build(),
+        target=MeanColor(bits=1).build(encoder=patches(4)),
     )
 
 
 def masked_patch_decoder(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """Return a masked patch objective whose encoder encodes visible patches only."""
-    return _of_masked(dropout, seed, MeanColor(patch_size=4).build(), decoder={"depth": 1, "width": 8, "heads": 2})
+    return _of_masked(
+        dropout, seed, MeanColor().build(encoder=patches(4)), decoder={"depth": 1, "width": 8, "heads": 2}
+    )
 
 
 def simmim(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """SimMIM, whose masks have units of two patches."""
-    return _of_masked(dropout, seed, Pixels(patch_size=4, loss="l1").build(), unit=2)
+    return _of_masked(dropout, seed, Pixels(loss="l1").build(encoder=patches(4)), unit=2)
 
 
 def hog(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
     """Histograms of gradients."""
-    return _of_masked(dropout, seed, Hog(patch_size=4, cell=4, window=12).build())
+    return _of_masked(dropout, seed, Hog(cell=4, window=12).build(encoder=patches(4)))
 
 
 def _of_masked(dropout: float, seed: int, target, *, unit: int = 1, decoder=None) -> MaskedPatch:
@@ -138,8 +152,8 @@ def codebook(dropout: float = 0.0, seed: int = 0, *, features: bool = False) -> 
     if frozen is not None:
         frozen.blocks = frozen.blocks[:1]
     stage = {"checkpoint": str(Path(__file__)), "layer": 1} if features else {}
-    options = codebook_options.Codebook(patch_size=4, clusters=6, images=20, components=8, **stage)
-    target = Codebook(options, encoder=frozen)
+    options = codebook_options.Codebook(clusters=6, images=20, components=8, **stage)
+    target = Codebook(options, encoder=patches(4), layers=frozen)
     torch.manual_seed(seed)
     return MaskedPatch(masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder(dropout), target=target)
 

@@ -10,8 +10,8 @@ class Grey(Target):
 
     width, score_name = 1, "squared_error"
 
-    def __init__(self, options):
-        self.patch_size, self.contrast = options.patch_size, options.contrast
+    def __init__(self, options, *, encoder):
+        self.patch_size, self.contrast = encoder.patch_size, options.contrast
 
     def labels(self, images):
         p, q = self.patch_size

@@ -233,6 +233,11 @@ def _migrated(values: dict[str, Any], choices: dict[str, str | None]) -> tuple[d
     masking = at(values, "objective.masking")
     if isinstance(masking, dict) and "keep" in masking:
         masking["unchanged"] = masking.pop("keep")
+    for name in ("patch_size", "channels", "encoder"):  # targets have those of the encoder
+        (values.get("target") or {}).pop(name, None)
+    widths = at(values, "encoder.width"), "${encoder.width}"
+    if choices.get("objective") == "supervised" and at(values, "objective.hidden") in widths:
+        values["objective"]["hidden"] = "width"
     return {key: value(node, of_data=key == "data") for key, node in values.items()}, choices
 
 

@@ -58,14 +58,12 @@ def load_encoder(options: LoadEncoder) -> Encoder:
     return encoder.eval()
 
 
-def load_layers(options: LoadLayers) -> ViT | None:
-    """Load the encoder of a checkpoint up to a layer, with its final norm; return None without a path.
+def load_layers(options: LoadLayers) -> ViT:
+    """Load the encoder of a checkpoint up to a layer, with its final norm.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or its tensors do not match the encoder's exactly.
     """
-    if options.path is None:
-        return None
     encoder = load_encoder(LoadEncoder(path=options.path, announce=True))
     assert isinstance(encoder, ViT)  # checked by `LoadLayers`
     encoder.blocks = encoder.blocks[: options.layer]

@@ -123,33 +123,32 @@ class LoadEncoder(ForeignEncoder):
 class LoadLayers(Options):
     """First layers of a checkpoint's encoder."""
 
-    path: str | Path | None
-    """Folder of the checkpoint, or a file of foreign weights; None for no encoder."""
+    path: str | Path
+    """Folder of the checkpoint, or a file of foreign weights."""
     layer: Count | None = None
     """Number of the last of these layers, from 1; None: all layers."""
 
     def check_consistency(self) -> None:
         """Check that the checkpoint's encoder has the layer."""
-        if self.layer is not None and self.checkpoint is not None:
-            depth = vit(self.checkpoint.encoder).depth
-            if self.layer > depth:
-                raise OptionError("layer", self.layer, f"must be at most {depth}, as in the checkpoint's encoder")
+        depth = vit(self.checkpoint.encoder).depth
+        if self.layer is not None and self.layer > depth:
+            raise OptionError("layer", self.layer, f"must be at most {depth}, as in the checkpoint's encoder")
 
     @cached_property
-    def checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint; None if there is no path."""
+    def checkpoint(self) -> Checkpoint:
+        """Return the checkpoint; raise OptionError, CheckpointError or ForeignError if there is none."""
         try:
-            return None if self.path is None else open_checkpoint(self.path)
+            return open_checkpoint(self.path)
         except OptionError as error:
             raise OptionError("path", self.path, error.expectation) from None
 
     def origins(self, option: str) -> list[dict[str, str]]:
         """Return rows about the checkpoint, and about the weights of which its training made use."""
-        return [] if self.checkpoint is None else origin(option.rpartition(".")[2], self.checkpoint, str(self.path))
+        return origin(option.rpartition(".")[2], self.checkpoint, str(self.path))
 
     def check(self, tree: Tree) -> None:
         """Check that both encoders have the same patch size and number of channels."""
-        if self.checkpoint is None or not isinstance(tree.encoder, ViT):
+        if not isinstance(tree.encoder, ViT):
             return
         encoders = tree.encoder, vit(self.checkpoint.encoder)
         expected, loaded = ("x".join(map(str, (e.channels, *pair("patch_size", e.patch_size)))) for e in encoders)

@@ -137,6 +137,8 @@ class Classify(Objective):
         super().__init__(options, encoder)
         assert options.classes is not None
         self.classes = tuple(options.classes)
+        by_width = encoder.width if isinstance(encoder, ViT) else None
+        self.hidden = by_width if options.hidden == "width" else options.hidden
         self.distillation: Distillation | None = None
         if options.distillation is not None:
             if teacher is None:
@@ -168,7 +170,7 @@ class Classify(Objective):
     @property
     def metadata(self) -> dict[str, object]:
         """Return the base class's metadata and "classifier" (options of the heads)."""
-        classifier = {"classes": list(self.classes), "hidden": self.options.hidden, "loss": self.options.loss}
+        classifier = {"classes": list(self.classes), "hidden": self.hidden, "loss": self.options.loss}
         return super().metadata | {"classifier": classifier}
 
     def logits(self, images: Tensor) -> Tensor:
@@ -284,7 +286,7 @@ class Classify(Objective):
 
     def _head(self) -> nn.Module:
         """Return a head (b, d) -> (b, k) with zero last weights and a LeCun-normal hidden layer, like the authors."""
-        width, hidden = self.encoder.width, self.options.hidden
+        width, hidden = self.encoder.width, self.hidden
         output = nn.Linear(hidden or width, len(self.classes))
         nn.init.zeros_(output.weight)
         nn.init.zeros_(output.bias)

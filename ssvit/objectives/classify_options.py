@@ -47,8 +47,9 @@ class Classify(Objective):
 
     classes: Annotated[Sequence[str], MinLen(2), Expect("a list of two or more")] | None = None
     """Class names in the order of the labels; None: as in the data set."""
-    hidden: Count | None = None
-    """Width of the head's hidden layer; None: a linear head, as in the paper's fine-tuning."""
+    hidden: Count | Literal["width"] | None = None
+    """Width of the head's hidden layer. width: that of the encoder, as in the paper's pre-training, and no hidden layer
+    for a model of timm; None: a linear head, as in the paper's fine-tuning."""
     loss: Literal["softmax", "binary", "multi_label"] = "softmax"
     """softmax: cross-entropy (the paper); binary: binary cross-entropy averaged over the classes, for images with one
     class each, whose probabilities are the softmax (ResNet strikes back, Wightman et al. 2021); multi_label: binary

@@ -42,11 +42,11 @@ class Windows(nn.Module):
     projection: Tensor
     offset: Tensor
 
-    def __init__(self, options: codebook_options.Codebook) -> None:
+    def __init__(self, options: codebook_options.Codebook, *, encoder: ViT) -> None:
         super().__init__()
-        self.patch_size, self.window = options.patch_size, options.window_size
-        self.width = min(options.components, options.channels * math.prod(self.window))
-        self.register_buffer("projection", torch.zeros(self.width, options.channels, *self.window))
+        self.patch_size, self.window = encoder.patch_size, options.window_size(encoder.patch_size)
+        self.width = min(options.components, encoder.channels * math.prod(self.window))
+        self.register_buffer("projection", torch.zeros(self.width, encoder.channels, *self.window))
         self.register_buffer("offset", torch.zeros(self.width))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -106,22 +106,23 @@ class Codebook(nn.Module, Classes):
 
     Args:
         options: Options of the codebook.
-        encoder: Encoder of the second stage, up to the selected layer; None: as in the options, if any.
+        encoder: The encoder whose patches are predicted.
+        layers: Layers of the earlier run's encoder; None: as in the options, if any.
     """
 
     centroids: Tensor
     colors: Tensor
 
-    def __init__(self, options: codebook_options.Codebook, *, encoder: ViT | None = None) -> None:
+    def __init__(self, options: codebook_options.Codebook, *, encoder: ViT, layers: ViT | None = None) -> None:
         super().__init__()
         self.options = options
-        self.patch_size = options.patch_size
+        self.patch_size = encoder.patch_size
         self.classes = self.width = options.clusters
-        if encoder is None and options.encoder is not None:
-            encoder = options.encoder.build()
-        self.vectors = Windows(options) if encoder is None else Features(encoder)
+        if layers is None and options.layers is not None:
+            layers = options.layers.build()
+        self.vectors = Windows(options, encoder=encoder) if layers is None else Features(layers)
         self.register_buffer("centroids", torch.zeros(options.clusters, self.vectors.width))
-        self.register_buffer("colors", torch.zeros(options.clusters, options.channels, *self.patch_size))
+        self.register_buffer("colors", torch.zeros(options.clusters, encoder.channels, *self.patch_size))
 
     @torch.no_grad()
     def labels(self, images: Tensor) -> Tensor:

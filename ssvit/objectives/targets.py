@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
+from ssvit.models.vit import ViT
 from ssvit.objectives import targets_options
 from ssvit.objectives.base import at_least_float32
 
@@ -23,6 +24,8 @@ BINS = 9  # number of unsigned gradient orientations
 
 class Target(Protocol):
     """Define the interface of targets: labels of patches, the loss of a prediction, and its score.
+
+    A target is constructed with its options and `encoder`, whose patches are predicted.
 
     Attributes:
         score_name: Name of the score in the logs.
@@ -92,10 +95,10 @@ class MeanColor(Classes):
     levels G + B. The paper's targets are one cell, and a grid of 4 x 4 cells: 16 predictions of 512 classes.
     """
 
-    def __init__(self, options: targets_options.MeanColor) -> None:
-        self.patch_size, self.channels, self.grid = options.patch_size, options.channels, options.grid
+    def __init__(self, options: targets_options.MeanColor, *, encoder: ViT) -> None:
+        self.patch_size, self.channels, self.grid = encoder.patch_size, encoder.channels, options.grid
         self.levels, self.cells = 2**options.bits, options.grid**2
-        self.classes = self.levels**options.channels
+        self.classes = self.levels**self.channels
         self.width = self.cells * self.classes
 
     def labels(self, images: Tensor) -> Tensor:
@@ -150,10 +153,10 @@ class Regression:
 class Pixels(Regression):
     """Predict every pixel in the range [-1, 1], the range of the authors' images."""
 
-    def __init__(self, options: targets_options.Pixels) -> None:
+    def __init__(self, options: targets_options.Pixels, *, encoder: ViT) -> None:
         super().__init__(options.loss)
-        self.patch_size, self.channels = options.patch_size, options.channels
-        self.width = options.channels * math.prod(options.patch_size)
+        self.patch_size, self.channels = encoder.patch_size, encoder.channels
+        self.width = self.channels * math.prod(self.patch_size)
 
     def labels(self, images: Tensor) -> Tensor:
         """Return the pixels of each patch: (b, c, h, w) in [0, 1] or uint8 -> (b, n, c * p * q) float32 in [-1, 1]."""
@@ -174,13 +177,13 @@ class Hog(Regression):
     HOGLayerC).
     """
 
-    def __init__(self, options: targets_options.Hog) -> None:
+    def __init__(self, options: targets_options.Hog, *, encoder: ViT) -> None:
         super().__init__()
-        self.patch_size, self.channels, self.cell = options.patch_size, options.channels, options.cell
-        (p, q), (height, width) = options.patch_size, options.window_size
+        self.patch_size, self.channels, self.cell = encoder.patch_size, encoder.channels, options.cell
+        (p, q), (height, width) = self.patch_size, options.window_size(self.patch_size)
         self.cells = height // options.cell[0], width // options.cell[1]  # rows and columns of cells in a window
         self.margin = (height - p) // 2, (width - q) // 2  # pixels of the window above, and left of, the patch
-        self.width = options.channels * BINS * math.prod(self.cells)
+        self.width = self.channels * BINS * math.prod(self.cells)
 
     def labels(self, images: Tensor) -> Tensor:
         """Return the histograms of each patch's window, with zeros outside of the image.

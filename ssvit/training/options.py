@@ -30,7 +30,7 @@ from ssvit.models.encoder_options import Encoder
 from ssvit.models.timm_options import is_stored
 from ssvit.objectives.base_options import Objective
 from ssvit.objectives.continuation_options import Continuation
-from ssvit.objectives.targets_options import Patches
+from ssvit.objectives.targets_options import Target
 from ssvit.training.recipe import Recipe
 
 # Other names of options.
@@ -80,7 +80,7 @@ class Training(RunOptions):
     """The method. It may set options of other groups."""
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""
-    target: Part[Patches | None] = None
+    target: Part[Target | None] = None
     """Prediction target of a patch, if the objective has one."""
     figures: Figures = "end"
     """When figures are drawn: at the end of the run, after each evaluation, or none."""

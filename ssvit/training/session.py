@@ -209,8 +209,9 @@ def build_objective(options: Training, **objects: object) -> Objective:
         options: Options of the run.
         objects: Further arguments of the objective's constructor. An encoder or a target among them is not built.
     """
-    for name in ("encoder", "target") if options.objective.needs_target else ("encoder",):
-        if name not in objects:
-            objects[name] = options.build_part(name)
+    if "encoder" not in objects:
+        objects["encoder"] = options.build_part("encoder")
+    if options.objective.needs_target and "target" not in objects:
+        objects["target"] = options.build_part("target", encoder=objects["encoder"])
     objective: Objective = options.build_part("objective", **objects)
     return objective

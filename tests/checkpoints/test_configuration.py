@@ -149,17 +149,18 @@ def test_references_of_a_former_version_are_replaced_by_the_values_of_the_option
     """In the group data, whose values later commands change, by ??? instead."""
     stored = {
         "schema": 1,
-        "choices": {"data": "shapes"},
+        "choices": {"data": "shapes", "objective": "supervised"},
+        "objective": {"hidden": "${encoder.width}"},
         "data": {"image_size": 16, "view": {"size": "${data.image_size}"}, "mean": 0.5},
-        "encoder": {"image_size": "${data.image_size}", "patch_size": [4, 8], "mean": "${data.mean}"},
+        "encoder": {"image_size": "${data.image_size}", "width": 8, "mean": "${data.mean}"},
         "target": {"patch_size": "${encoder.patch_size}", "all": "${encoder}", "bits": 3},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
-    encoder = {"image_size": 16, "patch_size": [4, 8], "mean": 0.5}
     assert Configuration.read(tmp_path / "config.yaml").values == {
         "data": {"image_size": 16, "view": {"size": "???"}, "mean": 0.5},
-        "encoder": encoder,
-        "target": {"patch_size": [4, 8], "bits": 3},
+        "encoder": {"image_size": 16, "width": 8, "mean": 0.5},
+        "objective": {"hidden": "width"},
+        "target": {"bits": 3},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | {"a": "${b}", "b": "${a}"}))
     with pytest.raises(ConfigurationError):

@@ -201,7 +201,7 @@ def test_table_3(images, name, encoder, epochs, images_, lr, decay, weight_decay
     is_the_authors_way(config)
     assert (config.encoder.mean, config.encoder.std, config.encoder.attention_dropout) == (0.5, 0.5, 0)
     assert config.objective.loss == "softmax"
-    assert (config.encoder.dropout, config.objective.hidden) == (dropout, encoder[0])
+    assert (config.encoder.dropout, config.objective.hidden) == (dropout, "width")
     assert config.encoder.pooling == "class_token"
 
 

@@ -6,6 +6,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 
 from ssvit.cli import build_kernels
@@ -556,7 +557,7 @@ def test_no_tokens_are_no_error():
 
 def test_accelerating_changes_neither_names_nor_weights_and_can_be_taken_back():
     model = MaskedPatch(
-        masked_patch_options.MaskedPatch(), encoder=encoder(), target=MeanColor(patch_size=4, bits=1).build()
+        masked_patch_options.MaskedPatch(), encoder=encoder(), target=MeanColor(bits=1).build(encoder=tiny.patches(4))
     )
     model.own = torch.nn.Linear(2, 2, bias=False)
     accelerate.accelerate(model)

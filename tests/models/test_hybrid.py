@@ -135,7 +135,7 @@ def objective(**options) -> MaskedPatch:
     return MaskedPatch(
         masked_patch_options.MaskedPatch(masking=Masking()),
         encoder=encoder,
-        target=MeanColor(patch_size=4, bits=1).build(),
+        target=MeanColor(bits=1).build(encoder=encoder),
     )
 
 
@@ -155,7 +155,9 @@ def test_the_stem_lies_at_the_bottom_and_its_filters_decay():
 def test_a_checkpoint_brings_the_stem_to_images_of_another_size(epsilons, tmp_path):
     encoder = build(stem={"layers": [1, 1], "width": 32, "epsilons": epsilons})
     trained = MaskedPatch(
-        masked_patch_options.MaskedPatch(masking=Masking()), encoder=encoder, target=MeanColor(patch_size=8).build()
+        masked_patch_options.MaskedPatch(masking=Masking()),
+        encoder=encoder,
+        target=MeanColor().build(encoder=encoder),
     )
     path = storage.save(tmp_path, 1, {"model": trained.state_dict()}, trained.metadata)
     assert torch.equal(tiny.loaded(path)(random_images()), trained.encoder(random_images()))

@@ -35,9 +35,10 @@ def endless(images: torch.Tensor, size: int = 5):
         yield Batch.of_view(images[ids % len(images)], None, ids)
 
 
-def fitted(images: torch.Tensor, **options) -> Codebook:
+def fitted(images: torch.Tensor, patch: int | tuple[int, int] = 4, **options) -> Codebook:
     target = Codebook(
-        codebook_options.Codebook(**{"patch_size": 4, "clusters": 7, "images": 24, "components": 10} | options)
+        codebook_options.Codebook(**{"clusters": 7, "images": 24, "components": 10} | options),
+        encoder=tiny.patches(patch),
     )
     target.prepare(endless(images))
     return target
@@ -56,7 +57,7 @@ def loop_windows(image: torch.Tensor, patch: tuple[int, int], window: tuple[int,
 )
 def test_labels_are_those_of_a_plain_loop(patch, window, used):
     images = images_of()
-    target = fitted(images, patch_size=patch, window=window)
+    target = fitted(images, patch, window=window)
     axes, offset = target.vectors.projection.flatten(1).double().numpy(), target.vectors.offset.double().numpy()
     centroids = target.centroids.double().numpy()
     expected = [
@@ -73,7 +74,7 @@ def test_labels_are_those_of_a_plain_loop(patch, window, used):
 
 def test_windows_are_whitened_by_their_principal_components():
     images = images_of(40)
-    windows = Windows(codebook_options.Codebook(patch_size=4, window=12, components=9))
+    windows = Windows(codebook_options.Codebook(window=12, components=9), encoder=tiny.patches(4))
     windows.fit(images)  # by all windows, since there are few
     flat = np.array([window for image in images for window in loop_windows(image, (4, 4), (12, 12))])
     lengths, axes = np.linalg.eigh(np.cov(flat.T))
@@ -110,9 +111,8 @@ def test_k_means_finds_clusters_that_lie_apart_and_the_same_ones_again():
 
 def test_the_fit_takes_the_first_images_and_reports_the_perplexity():
     images = images_of()
-    targets = [
-        Codebook(codebook_options.Codebook(patch_size=4, clusters=7, images=18, components=10)) for _ in range(2)
-    ]
+    options = codebook_options.Codebook(clusters=7, images=18, components=10)
+    targets = [Codebook(options, encoder=tiny.patches(4)) for _ in range(2)]
     assert not any(buffer.any() for buffer in targets[0].buffers())
     batches = endless(images)
     line = targets[0].prepare(batches)

@@ -3,9 +3,11 @@
 import math
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 
+from ssvit.objectives import targets
 from ssvit.objectives.targets_options import Hog
 
 KINDS = [
@@ -50,12 +52,17 @@ def histogram(channel: list[list[int]], rows: range, columns: range) -> list[flo
     return [value / length if length else 0.0 for value in bins]
 
 
+def built(patch_size=4, channels: int = 3, **options) -> tuple[Hog, targets.Hog]:
+    """Options, and the target of patches of a size."""
+    return Hog(**options), Hog(**options).build(encoder=tiny.patches(patch_size, channels))
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_labels_equal_loops(kind):
-    target = Hog(**kind).build()
+    options, target = built(**kind)
     images = images_of(c=target.channels)
     labels = target.labels(images)
-    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, Hog(**kind).window_size
+    (p, q), (height, width), (tall, wide) = target.patch_size, target.cell, options.window_size(target.patch_size)
     assert labels.shape == (2, 16 // p * (24 // q), target.width)
     assert target.width == target.channels * 9 * (tall // height) * (wide // width)
     for image in range(2):
@@ -72,7 +79,7 @@ def test_labels_equal_loops(kind):
 
 
 def test_fractions_and_brightness_change_nothing():
-    images, target = images_of(), Hog(patch_size=4, cell=4, window=12).build()
+    images, target = images_of(), Hog(cell=4, window=12).build(encoder=tiny.patches(4))
     assert torch.equal(target.labels(images / 255), target.labels(images))
     # Half of the light has the same histograms, except for rounding.
     bright = images // 2 * 2
@@ -80,14 +87,13 @@ def test_fractions_and_brightness_change_nothing():
 
 
 def test_a_cell_without_gradient_is_zero():
-    assert (
-        not Hog(patch_size=4, cell=4, window=12).build().labels(torch.full((1, 3, 16, 24), 77, dtype=torch.uint8)).any()
-    )
+    target = Hog(cell=4, window=12).build(encoder=tiny.patches(4))
+    assert not target.labels(torch.full((1, 3, 16, 24), 77, dtype=torch.uint8)).any()
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=str)
 def test_painted_strokes_lie_along_the_edges(kind):
-    target = Hog(**kind).build()
+    _, target = built(**kind)
     y, x = torch.arange(16)[:, None], torch.arange(24)
     for pattern, along in (
         (y * 10 + 0 * x, (0, 1)), (x * 10 + 0 * y, (1, 0)), ((x + y) * 6, (-1, 1)), ((x - y) * 6 + 90, (1, 1)),

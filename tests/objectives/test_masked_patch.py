@@ -18,7 +18,8 @@ from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, MaskedPat
 from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets_options import MeanColor, Pixels
 
-TARGETS = [MeanColor(patch_size=4).build(), MeanColor(patch_size=4, grid=2).build(), Pixels(patch_size=4).build()]
+PARTS = (MeanColor(), MeanColor(grid=2), Pixels())
+TARGETS = [part.build(encoder=tiny.patches(4)) for part in PARTS]
 IDS = ["mean_color", "color_grid", "pixels"]
 
 
@@ -29,7 +30,7 @@ def build(target=None, masking=None, *, trained: bool = True, **options) -> Mask
     model = MaskedPatch(
         masked_patch_options.MaskedPatch(masking=masking or Masking()),
         encoder=ViT(vit_options.ViT(**options)),
-        target=target or MeanColor(patch_size=4).build(),
+        target=target or MeanColor().build(encoder=tiny.patches(4)),
     )
     return tiny.shaken(model) if trained else model
 
@@ -117,7 +118,7 @@ def test_a_tiny_model_learns_to_use_the_context():
 def test_simmims_loss_and_gradients_are_those_of_the_authors_formula():
     """SimMIM's loss: the absolute error of all patches times the mask, divided by masked pixels and channels."""
     masking = Masking(corrupted=0.6, mask=1, replace=0, unchanged=0, unit=2)
-    model, images = build(Pixels(patch_size=4, loss="l1").build(), masking).double(), random_images(5)
+    model, images = build(Pixels(loss="l1").build(encoder=tiny.patches(4)), masking).double(), random_images(5)
     noise = model.sample(torch.arange(5), seed=0)
     assert (noise.types == MASKED).all()
     mask = torch.zeros(5, 16, dtype=torch.float64).scatter(1, noise.ids, 1.0)

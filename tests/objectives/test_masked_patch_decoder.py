@@ -15,11 +15,8 @@ from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets_options import MeanColor, Pixels
 
 DECODER = {"depth": 2, "width": 16, "heads": 2}
-TARGETS = [
-    MeanColor(patch_size=4, bits=2).build(),
-    MeanColor(patch_size=4, grid=2, bits=1).build(),
-    Pixels(patch_size=4).build(),
-]
+PARTS = (MeanColor(bits=2), MeanColor(grid=2, bits=1), Pixels())
+TARGETS = [part.build(encoder=tiny.patches(4)) for part in PARTS]
 
 
 def masking(corrupted: float = 0.75) -> Masking:
@@ -33,7 +30,7 @@ def build(target=None) -> MaskedPatch:
     model = MaskedPatch(
         masked_patch_options.MaskedPatch(masking=masking(), decoder=DECODER),
         encoder=ViT(vit_options.ViT(**shape, positions="sine_cosine_2d", pooling="patch_mean")),
-        target=target or MeanColor(patch_size=4).build(),
+        target=target or MeanColor().build(encoder=tiny.patches(4)),
     )
     return tiny.shaken(model)
 
@@ -48,7 +45,7 @@ def test_uncorrupted_patches_are_the_others_in_order(patches, fraction):
 
 def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float64():
     """The loss equals MAE's with pixels in [-1, 1] and the same masks; test_mae compares `MAE` with transformers."""
-    model, images = build(Pixels(patch_size=4).build()).double(), pictures()
+    model, images = build(Pixels().build(encoder=tiny.patches(4))).double(), pictures()
     peer = MAE(
         mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))
     ).double()

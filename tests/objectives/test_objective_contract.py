@@ -435,10 +435,10 @@ OUTSIDE = {
     diet_options.Diet: {"label_smoothing": 1.0, "normalize": 1},
     continuation_options.Continuation: {"trained": -1, "heads_only": 1.5, "encoder_lr": 0, "lora": 8, "anchor": 3},
     continuation_options.Anchor: {"kind": "l2", "weight": 0},
-    codebook_options.Codebook: {"clusters": 1, "images": 0, "components": 0, "window": 3, "layer": 2},
-    targets_options.Hog: {"cell": 0, "channels": 0},
-    targets_options.MeanColor: {"bits": 0, "grid": 3, "patch_size": "8"},
-    targets_options.Pixels: {"loss": "l3", "patch_size": -8},
+    codebook_options.Codebook: {"clusters": 1, "images": 0, "components": 0, "layer": 2},
+    targets_options.Hog: {"cell": 0},
+    targets_options.MeanColor: {"bits": 0, "grid": 0},
+    targets_options.Pixels: {"loss": "l3"},
     classify_options.Distillation: {"kind": "loud", "temperature": 0, "weight": 1.1},
     classify_options.Classify: {
         "classes": ["ant"], "label_smoothing": 1.0, "mixup": True, "cutmix": math.nan, "hidden": 1.5, "loss": "hinge",
@@ -460,16 +460,8 @@ INVALID = [
     (dino_options.IBot, "patch_temperature.start", {"patch_temperature": {"start": 0}}),
     (latent_options.Latent, "decoder.groups", {"decoder": {"depth": 1, "width": 12, "groups": 5}}),
     (latent_options.Latent, "decoder.depth", {"decoder": {"width": 8}}),
-    (codebook_options.Codebook, "window", {"window": [12, 2]}),
     (codebook_options.Codebook, "checkpoint", {"checkpoint": "/no/where", "layer": 2}),
     (codebook_options.Codebook, "layer", {"checkpoint": "/"}),
-    (targets_options.Hog, "cell", {"cell": 8, "window": None}),
-    (targets_options.Hog, "cell", {"cell": 5, "window": 12}),
-    (targets_options.Hog, "window", {"cell": 1, "window": 3}),
-    (targets_options.Hog, "window", {"cell": 1, "window": 7}),
-    (targets_options.MeanColor, "grid", {"patch_size": [8, 6], "grid": 4}),
-    (targets_options.MeanColor, "bits", {"bits": 9, "channels": 1}),
-    (targets_options.MeanColor, "bits", {"bits": 6}),
     (classify_options.Classify, "label_smoothing", {"loss": "multi_label", "label_smoothing": 0.1}),
     (classify_options.Classify, "target_threshold", {"target_threshold": 0.2}),
     (classify_options.Classify, "trained", {"trained": 0}),
@@ -484,8 +476,6 @@ INVALID = [
 
 @pytest.mark.parametrize(("options", "name", "values_"), INVALID)
 def test_an_invalid_option_is_named(options, name, values_):
-    if issubclass(options, targets_options.Patches):
-        values_ = {"patch_size": 8 if issubclass(options, targets_options.MeanColor) else 4} | values_
     if options is distill_options.Distill:
         values_ = {"teacher": {"_part_": "teacher/encoder", "path": str(tiny.TEACHER)}} | values_
     assert error_of(options, **values_).name == name
@@ -509,6 +499,18 @@ def test_an_invalid_option_is_named(options, name, values_):
         ("masked", mae_options.MAE, {}, STEM),
         ("decoder", masked_patch_options.MaskedPatch, {"decoder": DECODER, "masking": HIDDEN}, STEM),
         ("keep", contrastive_options.SimCLR, {"keep": 0.5}, STEM),
+        ("window", codebook_options.Codebook, {"window": 3}, {}),
+        ("window", codebook_options.Codebook, {"window": [12, 2]}, {}),
+        ("window", codebook_options.Codebook, {"window": 40}, {}),
+        ("images", codebook_options.Codebook, {"images": 20}, {}),
+        ("cell", targets_options.Hog, {"cell": 8, "window": None}, {}),
+        ("cell", targets_options.Hog, {"cell": 5, "window": 12}, {}),
+        ("window", targets_options.Hog, {"cell": 1, "window": 3}, {}),
+        ("window", targets_options.Hog, {"cell": 1, "window": 7}, {}),
+        ("grid", targets_options.MeanColor, {"grid": 3}, {}),
+        ("grid", targets_options.MeanColor, {"grid": 4}, {"image_size": [16, 12], "patch_size": [8, 6]}),
+        ("bits", targets_options.MeanColor, {"bits": 9}, {"channels": 1}),
+        ("bits", targets_options.MeanColor, {"bits": 6}, {}),
     ],
 )  # fmt: skip
 def test_an_option_that_does_not_fit_the_encoder_is_named(name, case, options, encoder):

@@ -4,15 +4,14 @@ import math
 from fractions import Fraction
 
 import pytest
+import tiny
 import torch
 from scipy import stats
 
 from ssvit.objectives.targets_options import Hog, MeanColor, Pixels
 
-TARGETS = [
-    MeanColor(patch_size=4).build(), MeanColor(patch_size=4, grid=2, bits=1).build(), Pixels(patch_size=4).build(),
-    Pixels(patch_size=4, loss="l1").build(), Hog(patch_size=4).build(),
-]  # fmt: skip
+PARTS = (MeanColor(), MeanColor(grid=2, bits=1), Pixels(), Pixels(loss="l1"), Hog())
+TARGETS = [part.build(encoder=tiny.patches(4)) for part in PARTS]
 
 
 def images_of(b: int, c: int, h: int, w: int, seed: int = 0) -> torch.Tensor:
@@ -67,7 +66,7 @@ def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bit
     images = images_of(3, channels, *size)
     if as_float:
         images = images / 255
-    target = MeanColor(patch_size=patch, channels=channels, grid=grid, bits=bits).build()
+    target = MeanColor(grid=grid, bits=bits).build(encoder=tiny.patches(patch, channels))
     labels = target.labels(images)
     assert labels.dtype == torch.int64
     assert labels.tolist() == loop_labels(images, patch, grid, bits)
@@ -77,7 +76,7 @@ def test_labels_equal_loops_in_exact_arithmetic(channels, size, patch, grid, bit
 
 def test_byte_sums_on_both_sides_of_each_boundary():
     # 16 bytes whose sum is s have mean s / (16 * 255), and 510 k is exactly the boundary k / 8.
-    target = MeanColor(patch_size=4, channels=1).build()
+    target = MeanColor().build(encoder=tiny.patches(4, 1))
     sums = [510 * k + d for k in range(9) for d in (-2, -1, 0, 1, 2) if 0 <= 510 * k + d <= 4080]
     images = torch.tensor([[s // 16 + (place < s % 16) for place in range(16)] for s in sums]).to(torch.uint8)
     assert images.long().sum(1).tolist() == sums
@@ -86,7 +85,7 @@ def test_byte_sums_on_both_sides_of_each_boundary():
 
 @pytest.mark.parametrize("patch", [4, 14, 16])
 def test_floats_on_both_sides_of_each_boundary(patch):
-    target = MeanColor(patch_size=patch, channels=1).build()
+    target = MeanColor().build(encoder=tiny.patches(patch, 1))
     edges = torch.arange(9, dtype=torch.float32) / 8
     below, above = (torch.nextafter(edges, torch.tensor(side)) for side in (-1.0, 2.0))
     for values, expected in ((edges, [*range(8), 7]), (below[1:], range(8)), (above[:8], range(8))):
@@ -104,13 +103,13 @@ def test_floats_on_both_sides_of_each_boundary(patch):
 )  # fmt: skip
 def test_classes_are_64_r_8_g_b(color, expected):
     image = torch.tensor(color).view(1, 3, 1, 1).expand(1, 3, 8, 8)
-    assert (MeanColor(patch_size=4).build().labels(image) == expected).all()
+    assert (MeanColor().build(encoder=tiny.patches(4)).labels(image) == expected).all()
 
 
 @pytest.mark.parametrize("grid", [1, 2])
 def test_cross_entropy_equals_a_loop(grid):
     torch.manual_seed(0)
-    target = MeanColor(patch_size=4, channels=2, grid=grid, bits=2).build()
+    target = MeanColor(grid=grid, bits=2).build(encoder=tiny.patches(4, 2))
     logits, labels = torch.randn(2, 3, target.width) * 3, torch.randint(0, 16, (2, 3, grid * grid))
     losses = target.losses(logits, labels)
     guess, score = target.guess(logits), target.score(target.guess(logits), labels)
@@ -130,7 +129,7 @@ def test_cross_entropy_equals_a_loop(grid):
 
 
 def test_pixels_are_the_patches_from_minus_one_to_one():
-    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=[4, 6]).build()
+    images, target = images_of(2, 3, 8, 12), Pixels().build(encoder=tiny.patches([4, 6]))
     labels = target.labels(images)
     assert labels.shape == (2, 4, 72)
     assert labels.dtype == torch.float32
@@ -142,7 +141,7 @@ def test_pixels_are_the_patches_from_minus_one_to_one():
             torch.testing.assert_close(labels[image, patch], expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(target.labels(images / 255), labels, atol=1e-6, rtol=0)
     every_byte = (
-        Pixels(patch_size=16, channels=1).build().labels(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16))
+        Pixels().build(encoder=tiny.patches(16, 1)).labels(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16))
     )
     assert every_byte.min() == -1
     assert every_byte.max() == 1
@@ -151,7 +150,7 @@ def test_pixels_are_the_patches_from_minus_one_to_one():
 @pytest.mark.parametrize(("loss", "power"), [("l2", 2), ("l1", 1)])
 def test_the_error_of_pixels_equals_a_loop(loss, power):
     torch.manual_seed(0)
-    target = Pixels(patch_size=2, loss=loss).build()
+    target = Pixels(loss=loss).build(encoder=tiny.patches(2))
     prediction, labels = torch.randn(2, 3, 12), torch.rand(2, 3, 12) * 2 - 1
     losses = target.losses(prediction.bfloat16(), labels)
     assert losses.dtype == torch.float32
@@ -165,7 +164,7 @@ def test_the_error_of_pixels_equals_a_loop(loss, power):
 
 @pytest.mark.parametrize("grid", [1, 2])
 def test_the_constant_of_classes_is_their_entropy_and_the_most_frequent(grid):
-    target = MeanColor(patch_size=4, grid=grid).build()
+    target = MeanColor(grid=grid).build(encoder=tiny.patches(4))
     labels = target.labels(images_of(20, 3, 16, 16))
     loss, guess = target.constant(labels)
     cells = labels.flatten(0, 1).T
@@ -182,7 +181,7 @@ def test_the_constant_of_classes_is_their_entropy_and_the_most_frequent(grid):
 
 @pytest.mark.parametrize("loss", ["l2", "l1"])
 def test_the_constant_of_pixels_is_their_mean_or_median(loss):
-    target = Pixels(patch_size=4, loss=loss).build()
+    target = Pixels(loss=loss).build(encoder=tiny.patches(4))
     labels = target.labels(images_of(10, 3, 8, 8))
     minimum, guess = target.constant(labels)
     columns = labels.flatten(0, 1).double().sort(0).values
@@ -198,7 +197,7 @@ def test_the_constant_of_pixels_is_their_mean_or_median(loss):
 )
 def test_painted_labels_have_those_labels(patch, channels, grid, bits):
     torch.manual_seed(0)
-    target = MeanColor(patch_size=patch, channels=channels, grid=grid, bits=bits).build()
+    target = MeanColor(grid=grid, bits=bits).build(encoder=tiny.patches(patch, channels))
     labels = torch.randint(0, target.classes, (5, 6, grid * grid))
     painted = target.paint(labels)
     p, q = target.patch_size
@@ -210,7 +209,7 @@ def test_painted_labels_have_those_labels(patch, channels, grid, bits):
 
 
 def test_painted_pixels_are_the_image():
-    images, target = images_of(2, 3, 8, 12), Pixels(patch_size=4).build()
+    images, target = images_of(2, 3, 8, 12), Pixels().build(encoder=tiny.patches(4))
     painted = target.paint(target.labels(images))
     assert torch.equal(painted[0, 4, :, 1, 2].mul(255).round().to(torch.uint8), images[0, :, 5, 6])
     assert target.paint(torch.tensor([[-3.0] * 24 + [3.0] * 24])).unique().tolist() == [0, 1]

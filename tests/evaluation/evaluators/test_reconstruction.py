@@ -4,6 +4,7 @@ import math
 from collections import Counter
 
 import pytest
+import tiny
 import torch
 
 from ssvit.data.augment.options import CenterCrop
@@ -24,7 +25,8 @@ from ssvit.objectives.masked_patch import CORRUPTION_TYPES, MaskedPatch, sample_
 from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.targets_options import MeanColor, Pixels
 
-TARGETS = [MeanColor(patch_size=4).build(), MeanColor(patch_size=4, grid=2).build(), Pixels(patch_size=4).build()]
+PARTS = (MeanColor(), MeanColor(grid=2), Pixels())
+TARGETS = [part.build(encoder=tiny.patches(4)) for part in PARTS]
 SIZE, GRID = (16, 24), (4, 6)
 
 
@@ -41,7 +43,7 @@ def encoder(channels: int = 3, **options) -> ViT:
 
 def masked_patch(target=None, masking=None, channels: int = 3) -> MaskedPatch:
     options = masked_patch_options.MaskedPatch(masking=masking or Masking())
-    target = target or MeanColor(patch_size=4, channels=channels).build()
+    target = target or MeanColor().build(encoder=tiny.patches(4, channels))
     model = MaskedPatch(options, encoder=encoder(channels), target=target)
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
@@ -235,7 +237,7 @@ def at(place: int) -> tuple[slice, ...]:
 @torch.no_grad()
 @pytest.mark.parametrize(("count", "channels"), [(1, 3), (5, 1), (12, 4), (40, 3)])
 def test_the_mosaic_of_masked_patch_prediction_shows_the_corruption_and_the_labels(count, channels):
-    target = MeanColor(patch_size=4, channels=channels, bits=2).build()
+    target = MeanColor(bits=2).build(encoder=tiny.patches(4, channels))
     images, model = smooth_images(count, channels), masked_patch(target, channels=channels)
     mosaic = evaluator(Prediction, images, images=count)(model, [{"step": 0}]).figures["mosaic"]
     shown = min(count, 12)
