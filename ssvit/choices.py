@@ -153,6 +153,10 @@ PARTS: dict[str, dict[str, Row]] = {
 }  # fmt: skip
 
 
+PRETRAINED = "pretrained"
+"""Choice of the groups encoder, data and augment in the files of commands: that of the checkpoint's run."""
+
+
 def add(group: str, name: str, code: str, options: str = "") -> None:
     """Add a part of another package to the table.
 

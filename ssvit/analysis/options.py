@@ -108,14 +108,16 @@ def add_encoders(line: CommandLine) -> None:
     if len(names) < len(entries):
         raise OptionError("against", entries, "must be encoders with different names")
     for name, entry in names.items():
-        choice = entry
         if ":" in entry or Path(entry).exists():
-            choice = f"checkpoint_{name}"
-            line.checkpoint_choices["encoder", choice] = {"_part_": "encoder/checkpoint", "path": entry}
-        elif entry not in line.names("encoder"):
-            if entry not in timm_models():
-                raise OptionError("against", entry, "must be a choice of encoder=, a model of timm, or a checkpoint")
+            line.implied[f"against.{name}"] = {"_part_": "encoder/checkpoint", "path": entry}
+            line.prefixes[f"against.{name}"] = "++"
+            continue
+        if entry in line.names("encoder"):
+            choice = entry
+        elif entry in timm_models():
             choice, line.implied[f"against.{name}.model"] = "timm", entry
+        else:
+            raise OptionError("against", entry, "must be a choice of encoder=, a model of timm, or a checkpoint")
         line.implied[f"encoder@against.{name}"] = choice
         line.prefixes[f"encoder@against.{name}"] = "+"
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import JsonValue, TypeAdapter
 
+from ssvit.choices import PRETRAINED
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, default, parts
 from ssvit.config.dotted import at
@@ -94,10 +95,10 @@ class Configuration:
         It also lists the weights from which the run starts and those of its teacher ("origins").
         """
         choices = dict(config.choices)
-        if choices.get("data") == "pretrained":
-            pretrained = {group for group, file in choices.items() if file == "pretrained" and group != "encoder"}
+        if config.line.start and choices.get("data") == PRETRAINED:
+            pretrained = {group for group, file in choices.items() if file == PRETRAINED and group != "encoder"}
             others = {group: file for group, file in choices.items() if group not in pretrained}
-            choices = config.line.original_choices | others
+            choices = {**config.line.start.choices, **others}
         rows = [row for option, part in parts(config.options) for row in part.origins(option)]
         origins = {"origins": rows} if rows else {}
         # The data set takes the values of other options again in later commands.

@@ -140,15 +140,16 @@ def next_commands(spec: FeatureSpec, checkpoint: Checkpoint, config: Config) -> 
 def data_options(config: Config) -> list[str]:
     """Return the typed options of the data set, or those that select the images of the checkpoint's run."""
     line, values = config.line, config.values["data"]
-    if "data" in line.typed or "data" not in line.original_choices:
+    choice = line.start.choices.get("data") if line.start else None
+    if "data" in line.typed or choice is None:
         return line.retyped(r"data(\.|$)")
-    defaults = composition.group(line, "data", {"data": line.original_choices["data"]})
+    defaults = composition.group(line, "data", {"data": choice})
     changed = {
         f"data.{name}": value
         for name, value in values.items()
         if not isinstance(value, dict) and value != defaults.get(name) and name not in _OF_ENCODER
     }
-    return [f"data={line.original_choices['data']}", *(f"{name}={text_of(value)}" for name, value in changed.items())]
+    return [f"data={choice}", *(f"{name}={text_of(value)}" for name, value in changed.items())]
 
 
 command = Command(

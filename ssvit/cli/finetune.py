@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder, rows
+from ssvit.choices import PRETRAINED
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Tree
+from ssvit.config.dotted import at
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import print_lines
@@ -60,7 +62,7 @@ def _default_name(config: Config) -> str:
     else:
         start = getattr(options.encoder, "model", Path(config.choices["encoder"]).name)
     data = config.choices["data"]
-    return "_".join([prefix, start] if data == "pretrained" else [prefix, start, data])
+    return "_".join([prefix, start] if data == PRETRAINED else [prefix, start, data])
 
 
 def dry_run(config: Config) -> Config:
@@ -179,8 +181,8 @@ def before(line: CommandLine) -> None:
     select_checkpoint_again(line)
     typed = line.typed
     named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
-    images = line.checkpoint_choices.get(("data", "pretrained"), {}).get("images")
-    if not named and are_first_images(line.original_choices.get("data"), images):
+    start = line.start
+    if start and not named and are_first_images(start.choices.get("data"), at(start.groups, "data.images")):
         line.say(f"experiment={FIRST}: the rendered shapes, with few labels")
         line.implied["experiment"] = FIRST
 

@@ -6,14 +6,14 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
-from ssvit.choices import GROUPS, choice_names, variant
+from ssvit.choices import GROUPS, PRETRAINED, choice_names, variant
 from ssvit.config.declaration import Options
 from ssvit.config.typed import assignments
 from ssvit.engine.processes import is_main_process
@@ -31,6 +31,21 @@ _SWEEP = ("--multirun", "-m")
 _HOME = re.compile(r"^([\w.@/+-]+=['\"]?)~/")  # shells do not expand ~ after option=
 
 
+class Start(Protocol):
+    """What a checkpoint provides for a command."""
+
+    @property
+    def groups(self) -> Mapping[str, Plain | None]:
+        """Return the options for which the choice `pretrained` stands, by the group's dotted name: data.augment."""
+
+    @property
+    def choices(self) -> Mapping[str, str | None]:
+        """Return the choices of the checkpoint's run by group."""
+
+    def complete(self, config: Any) -> Any:
+        """Return a composed `ssvit.config.composed.Config` with the options that the checkpoint determines."""
+
+
 class CommandLine:
     """Store the options of a command by name: the typed ones, and those that the command adds to them.
 
@@ -45,9 +60,7 @@ class CommandLine:
         plugins: Packages named by --plugin, which add parts to `ssvit.choices`.
         config_dir: Folder of the user's configuration files, named by --config-dir.
         sweep: Whether to run every combination of values (-m).
-        checkpoint_choices: Choices from checkpoints, which exist only for this command: options by (group, name).
-        original_choices: Choices of the checkpoint's run that data=pretrained stands for, by group.
-        transform: Transforms the composed `Config`; None: no transformation.
+        start: What a checkpoint provides; None without a checkpoint.
         prefix: Prefix of command names in messages: "ssvit " or, in Python, "ssvit.".
 
     Args:
@@ -79,9 +92,7 @@ class CommandLine:
         self.config_dir: Path | None = None
         self.plugins: list[str] = []
         self.sweep = False
-        self.checkpoint_choices: dict[tuple[str, str], Plain] = {}
-        self.original_choices: dict[str, str | None] = {}
-        self.transform: Callable[[Any], Any] | None = None
+        self.start: Start | None = None
         self.prefix = prefix
         self._lines: list[str] = []
         arguments = [_HOME.sub(lambda home: home[1] + os.path.expanduser("~/"), argument) for argument in arguments]
@@ -207,7 +218,7 @@ class CommandLine:
 
     def origin(self, group: str, choice: Any) -> Any:
         """Return the choice of a group, in which `pretrained` is replaced by the choice of the checkpoint's run."""
-        return self.original_choices.get(group, choice) if choice == "pretrained" else choice
+        return self.start.choices.get(group, choice) if self.start and choice == PRETRAINED else choice
 
     def command(self, name: str) -> str:
         """Return how a user invokes another command, as a shell command or as a Python function: ssvit finetune."""

@@ -14,7 +14,6 @@ from typing import NoReturn, get_origin
 import hydra
 import yaml
 from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -26,11 +25,11 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ssvit.choices import GROUPS, PARTS, Group, added, choice_names, options_of, variant
+from ssvit.choices import GROUPS, PARTS, PRETRAINED, Group, added, choice_names, options_of, variant
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, completed, expected
-from ssvit.config.dotted import at
+from ssvit.config.dotted import at, put
 from ssvit.config.filling import missing, source_of
 from ssvit.errors import MISSING, Failure, OptionError
 from ssvit.values import plain, text_of
@@ -71,6 +70,7 @@ def compose(
         plain = _plain(_file(name, line), line, choices)
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
+        _add_pretrained(plain, files, line)
         _leave_out_inapplicable(plain)
         options = completed(plain, {"": options_class})
         for option, value in values.items():
@@ -83,8 +83,8 @@ def compose(
         if incomplete:
             return config
         _check_complete(config)
-        if line.transform:
-            config = line.transform(config)
+        if line.start:
+            config = line.start.complete(config)
         try:
             with config.names_as_typed():
                 _ = config.options
@@ -109,8 +109,7 @@ def _check_complete(config: Config) -> None:
 
 def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:
     """Return the options in the chosen files; a process composes the same files once."""
-    nodes = [[*names, node] for names, node in line.checkpoint_choices.items()]
-    key = json.dumps([file, choices, nodes, added(), line.config_dir], default=str)
+    key = json.dumps([file, choices, added(), line.config_dir], default=str)
     instance = HydraConfig.instance()
     if line.config_dir or key not in _COMPOSED:
         composed = hydra.compose(file, [*_search_path(line), *choices], return_hydra_config=True)
@@ -130,12 +129,11 @@ def _choices_and_values(line: CommandLine) -> tuple[list[str], dict[str, object]
     """Return the options that choose files or configure Hydra, in its syntax, and those that set values."""
     choices: list[str] = []
     values: dict[str, object] = {}
-    groups = {group for group, _ in line.checkpoint_choices}
     for name, value in line.values.items():
         group = name.partition("@")[0]
         if group.startswith("hydra"):
             choices.append(_as_typed(name, line))
-        elif "@" in name or group in groups or line.is_group(group):
+        elif "@" in name or line.is_group(group):
             choices.append(_for_hydra(name, value, line))
         else:
             values[name] = value
@@ -179,6 +177,31 @@ def _sweep_of(name: str, line: CommandLine) -> Override | None:
         override = OverridesParser.create().parse_override(_as_typed(name, line))
         return override if override.is_sweep_override() else None
     return None
+
+
+def _add_pretrained(options: Plain, files: Mapping[str, str | None], line: CommandLine) -> None:
+    """Add the options for which the choice `pretrained` stands; those that other files set take precedence.
+
+    Raises:
+        Failure: There is no checkpoint.
+    """
+    for group, file in files.items():
+        if file == PRETRAINED:
+            if line.start is None:
+                raise Failure(f"{group}={file}: requires a checkpoint: checkpoint=PATH", 2)
+            name = group.partition("@")[2] or group
+            put(options, name, _merged(line.start.groups.get(name), at(options, name)))
+
+
+def _merged(base: Plain | None, changes: Plain) -> Plain | None:
+    """Return options at any depth with changes; None if there are neither."""
+    if base is None:
+        return changes or None
+    full = copy.deepcopy(base)
+    for name, value in changes.items():
+        former = full.get(name)
+        full[name] = _merged(former, value) if isinstance(value, dict) and isinstance(former, dict) else value
+    return full
 
 
 def _leave_out_inapplicable(options: Plain) -> None:
@@ -297,7 +320,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with _failures(name, line, options_class), _stored(line.checkpoint_choices):
+    with _failures(name, line, options_class):
         choices, values = _choices_and_values(line)
         typed = {name: value for name, value in line.values.items() if not name.startswith("hydra")}
         fixed = {name: value for name, value in typed.items() if not _sweep_of(name, line)}
@@ -339,7 +362,7 @@ def _hydra(line: CommandLine) -> Iterator[None]:
     former = hydra_config.cfg
     GlobalHydra.instance().clear()
     try:
-        with _stored(line.checkpoint_choices), hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             yield
     finally:
         hydra_config.cfg = former
@@ -365,11 +388,16 @@ class DeclaredChoices(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         """Return whether there is a choice of this name."""
         group, _, name = config_path.rpartition("/")
-        return name in choice_names(group)
+        return name in choice_names(group) or (name == PRETRAINED and group in PARTS)
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the node of a choice; at the root if its part sets options of other groups."""
         name, _, choice = config_path.rpartition("/")
+        if choice == PRETRAINED:  # see `_add_pretrained`
+            augment = [{"/augment@augment": PRETRAINED}] if name == "data" else []
+            return ConfigResult(
+                self.provider, self.full_path(), OmegaConf.create({"defaults": augment}), {"package": None}
+            )
         group, chosen = GROUPS.get(name, Group()), variant(name, choice)
         assert chosen is not None
         part = f"{name}/{chosen.part}"
@@ -391,23 +419,6 @@ class DeclaredChoices(ConfigSource):
 
 
 Plugins.instance().register(DeclaredChoices)
-
-
-@contextmanager
-def _stored(nodes: Mapping[tuple[str, str], Plain]) -> Iterator[None]:
-    """Add the choices of one command to Hydra's store within the block."""
-    store = ConfigStore.instance()
-    former = [(group, f"{name}.yaml", store.repo.get(group, {}).get(f"{name}.yaml")) for group, name in nodes]
-    for (group, name), node in nodes.items():
-        store.store(group=group, name=name, node=node)
-    try:
-        yield
-    finally:
-        for group, file, before in former:  # compositions are nested: jobs are composed during a sweep
-            if before is None:
-                store.repo[group].pop(file, None)
-            else:
-                store.repo[group][file] = before
 
 
 def _search_path(line: CommandLine) -> list[str]:

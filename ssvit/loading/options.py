@@ -66,10 +66,6 @@ class LoadEncoder(ForeignEncoder):
     """Probability of skipping the last layer in training."""
     activation_checkpointing: bool | None = None
     """Recompute each layer in the backward pass: less memory, more time."""
-    patch_size: int | Sequence[int] | None = None
-    """Must be the checkpoint's, as for the next option; other options refer to it."""
-    width: int | None = None
-    """Must be the checkpoint's."""
     channels: int | None = None
     """Number of image channels. It may differ from the checkpoint's in a ViT without a stem."""
     adapt_channels: AdaptChannels = "mean"
@@ -101,10 +97,8 @@ class LoadEncoder(ForeignEncoder):
         trained = self.checkpoint().encoder
         changes, encoder = self.changes, options_from(trained)
         is_converted = self.channels not in (None, encoder.channels)
-        fixed = ("patch_size", "width", *(["channels"] if not isinstance(encoder, ViT) or encoder.stem else []))
-        for name in fixed:
-            if (value := getattr(self, name)) not in (None, trained.get(name, value)):
-                raise OptionError(name, value, f"must be {trained[name]}, as in the checkpoint")
+        if is_converted and (not isinstance(encoder, ViT) or encoder.stem):
+            raise OptionError("channels", self.channels, f"must be {encoder.channels}, as in the checkpoint")
         normalized = ("mean", "std") if is_converted else self.renormalize
         changes |= {name: getattr(self, f"image_{name}") for name in normalized}
         if is_converted:

@@ -5,14 +5,15 @@ in the installation or in the user's --config-dir, never from the run folder.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ssvit.checkpoints import manifest
 from ssvit.checkpoints.checkpoint import PRETRAIN, SCRATCH, Checkpoint
 from ssvit.checkpoints.configuration import Configuration, ConfigurationError, flatten
-from ssvit.choices import options_of, part_of
+from ssvit.choices import PRETRAINED, options_of, part_of
 from ssvit.config import composition
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -21,22 +22,44 @@ from ssvit.data.sources import folder
 from ssvit.data.sources.base_options import DataSet, Sample
 from ssvit.errors import Failure, OptionError, UserError, pair, typed
 from ssvit.exchange.options import FOREIGN_OPTIONS
-from ssvit.loading.finding import NEWEST, find_checkpoint, open_checkpoint
+from ssvit.loading.finding import NEWEST, find_checkpoint
 from ssvit.loading.options import eval_transform, pixel_format, usual_size
 from ssvit.models.timm_options import options_class
 from ssvit.models.vit_options import CHANGEABLE, ViT
 from ssvit.values import plain
 
-# Options of an encoder that are determined by its weights, and the subset that other options refer to.
-_FIXED = set(ViT.model_fields) - {*CHANGEABLE, *FOREIGN_OPTIONS}
-_REFERRED = ("patch_size", "width", "channels")
+# Options of an encoder that are determined by its weights.
+_FIXED = {f"encoder.{name}" for name in ViT.model_fields if name not in {*CHANGEABLE, *FOREIGN_OPTIONS, "channels"}}
 _SMALL_RATE = {"recipe.optimizer": "adamw", "recipe.lr": 1e-4}  # for weights of other projects, see docs/starting.md
 _OF_OPTIMIZER = {"recipe", "recipe.optimizer", "experiment", "continuation"}  # determine these options
+_PART = "encoder/checkpoint"
 _SAMPLED = 64  # number of images whose size is read
 
 
+@dataclass(frozen=True)
+class FromCheckpoint:
+    """The encoder and the data set of a checkpoint's run, see `ssvit.config.command_line.Start`.
+
+    Attributes:
+        checkpoint: The checkpoint; None in a description of the options.
+        changes: Functions that are applied to the composed configuration in this order.
+    """
+
+    groups: Mapping[str, dict[str, Any] | None]
+    choices: Mapping[str, str | None]
+    checkpoint: Checkpoint | None = None
+    changes: Sequence[Callable[[Checkpoint, Config], Config]] = ()
+
+    def complete(self, config: Config) -> Config:
+        """Return a composed configuration with the options that the checkpoint determines."""
+        for change in self.changes:
+            assert self.checkpoint is not None
+            config = change(self.checkpoint, config)
+        return config
+
+
 def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoint | None:
-    """Find the checkpoint of the command line, and add its encoder and data set to the choices of the command.
+    """Find the checkpoint of the command line, whose encoder and data set become those of the command.
 
     Args:
         line: The command line.
@@ -60,9 +83,10 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
     elif "encoder" in arguments:
         expected = f"must not be set: the checkpoint contains the encoder; or set checkpoint={SCRATCH}"
         raise OptionError("encoder", arguments["encoder"], expected)
-    checkpoint = _add_choices(newest or NEWEST if path == NEWEST else path, line, arguments)
+    _check_changes(arguments, _FIXED)
+    path = newest or NEWEST if path == NEWEST else path
+    checkpoint = _start(path, line, arguments, changes=(_without_token, _with_format))
     line.implied |= _pixels_of_encoder(checkpoint, arguments)
-    line.transform = lambda config: _with_format(checkpoint, _without_token(checkpoint, config))
     return checkpoint
 
 
@@ -77,20 +101,15 @@ def select_initial_weights(line: CommandLine) -> None:
     if path in (NEWEST, SCRATCH):
         expected = "must be the folder of a run or checkpoint, a file of foreign weights, or null for random weights"
         raise OptionError("checkpoint", path, expected)
-    for name, value in arguments.items():
-        if name == "encoder" or (name.startswith("encoder.") and name.split(".")[1] in _FIXED):
-            expected = f"must not be set with a checkpoint, which allows only {', '.join(CHANGEABLE)}"
-            raise OptionError(name, value, expected)
-    checkpoint = _add_choices(path, line, arguments, refer=_REFERRED)
+    _check_changes(arguments, {"encoder", *_FIXED, "encoder.channels"})
+    changes = _without_fixed_options, _with_format, _with_small_rate
+    checkpoint = _start(path, line, arguments, changes)
     selects_data = _selects_data(arguments)
     start = re.sub(r"[^\w.+-]+", "-", checkpoint.name)
     run = "_".join(["{objective}", *["{data}"] * selects_data, "from", start])
-    line.implied |= {"encoder": "pretrained", **_pixels_of_encoder(checkpoint, line.typed)}
-    line.implied |= {} if selects_data else {"data": "pretrained"}
+    line.implied |= {"encoder": PRETRAINED, **_pixels_of_encoder(checkpoint, line.typed)}
+    line.implied |= {} if selects_data else {"data": PRETRAINED}
     line.implied |= {} if "name" in arguments else {"name": run}
-    line.transform = lambda config: _with_small_rate(
-        checkpoint, _with_format(checkpoint, _without_fixed_options(config))
-    )
 
 
 def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
@@ -105,12 +124,9 @@ def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
 
 
 def add_placeholders(line: CommandLine) -> None:
-    """Add placeholders for the choices of a checkpoint, for a description of the options without a checkpoint."""
-    changeable = {name: None for name in CHANGEABLE if name != "image_size"}
-    node = {"_part_": "encoder/checkpoint", "path": "???", "resize": "paper", **changeable}
-    line.checkpoint_choices["encoder", "pretrained"] = node
-    line.original_choices = {"data": "shapes"}
-    line.checkpoint_choices["data", "pretrained"] = {"defaults": ["shapes"]}
+    """Add placeholders for the options of a checkpoint, for a description of the options without a checkpoint."""
+    choices: dict[str, str | None] = {"data": "shapes"}
+    line.start = FromCheckpoint(_groups({"_part_": _PART}, _composed(choices, Path(), line)), choices)
 
 
 def with_random_weights(config: Config) -> Config:
@@ -121,6 +137,14 @@ def with_random_weights(config: Config) -> Config:
     trained = config.options.encoder.loaded()
     changes = {name: config.written["encoder"][name] for name in CHANGEABLE if name in values}
     return config.changed({"encoder": {"_part_": part_of(type(trained)), **trained.values(), **changes}})
+
+
+def _check_changes(arguments: Mapping[str, object], fixed: Collection[str]) -> None:
+    """Raise OptionError if an option is set that a checkpoint's weights determine."""
+    for name, value in arguments.items():
+        if ".".join(name.split(".")[:2]) in fixed:
+            expected = f"must not be set with a checkpoint, which allows only {', '.join(CHANGEABLE)}"
+            raise OptionError(name, value, expected)
 
 
 def _selects_data(arguments: Mapping[str, object]) -> bool:
@@ -197,21 +221,23 @@ def _without_token(checkpoint: Checkpoint, config: Config) -> Config:
     return config.changed({"encoder": kept})
 
 
-def _without_fixed_options(config: Config) -> Config:
+def _without_fixed_options(checkpoint: Checkpoint, config: Config) -> Config:
     """Remove options of the encoder that are set by another file but determined by a checkpoint's weights.
 
     Raises:
         OptionError: The file adds a distillation token, and the checkpoint has none.
     """
-    values = config.values["encoder"]
-    trained = open_checkpoint(values["path"], values).encoder
+    values, trained = config.values["encoder"], checkpoint.encoder
     if values.get("distillation_token") and not trained.get("distillation_token"):
         expected = "must have a distillation token, which distillation=… requires, or be null for random weights"
         raise OptionError("checkpoint", config.values["checkpoint"], expected)
     typed_options = {name.removeprefix("encoder.") for name in config.line.values}
     inapplicable = set(CHANGEABLE) - options_class(trained).model_fields.keys() - typed_options  # set by the objective
-    fixed = _FIXED.difference(_REFERRED) | inapplicable
-    kept = {name: value for name, value in config.written["encoder"].items() if name not in fixed}
+    kept = {
+        name: value
+        for name, value in config.written["encoder"].items()
+        if f"encoder.{name}" not in _FIXED and name not in inapplicable
+    }
     return config.changed({"encoder": kept})
 
 
@@ -227,16 +253,19 @@ def _with_small_rate(checkpoint: Checkpoint, config: Config) -> Config:
     return config.changed(changes)
 
 
-def _add_choices(
-    path: str, line: CommandLine, arguments: Mapping[str, object], refer: Sequence[str] = ()
+def _start(
+    path: str,
+    line: CommandLine,
+    arguments: Mapping[str, object],
+    changes: Sequence[Callable[[Checkpoint, Config], Config]],
 ) -> Checkpoint:
-    """Add a checkpoint's encoder, data set and augmentation to the choices of a command.
+    """Let a command start from a checkpoint.
 
     Args:
         path: Value of the option checkpoint=.
         line: The command line.
         arguments: Values of the options by name.
-        refer: Options of the encoder that are determined by its weights and that other options refer to.
+        changes: As in `FromCheckpoint`.
 
     Returns:
         The checkpoint.
@@ -245,34 +274,35 @@ def _add_choices(
     outputs = line.text("outputs") or "outputs"
     checkpoint = find_checkpoint(path, outputs=outputs, stage=PRETRAIN, say=line.say, options=foreign)
     trained = checkpoint.encoder
-    line.checkpoint_choices["encoder", "pretrained"] = {
-        "_part_": "encoder/checkpoint",
+    encoder = {
+        "_part_": _PART,
         "path": str(checkpoint.path),
-        "resize": "paper",
         "announce": True,
         # Checkpoints do not contain this option, which only affects the computation of gradients.
         **({"activation_checkpointing": False} if options_class(trained) is ViT else {}),
-        **{
-            name: trained[name] for name in (*refer, *CHANGEABLE) if name in trained and not is_taken(f"encoder.{name}")
-        },
+        **{name: trained[name] for name in CHANGEABLE if name in trained and not is_taken(f"encoder.{name}")},
         "renormalize": [name for name in ("mean", "std") if f"data.{name}" in arguments],
         **(foreign if checkpoint.foreign else {}),
     }
     file = checkpoint.path.parent / "config.yaml"
+    data: dict[str, Any] | None = None
+    choices: dict[str, str | None] = {}
     try:
-        data, line.original_choices = _data(file, line)
+        data, choices = _data(file, line)
     except (FileNotFoundError, ConfigurationError) as error:
         if not _selects_data(arguments):
             missing = f"{checkpoint.path}: has no config.yaml of a run next to it"
             reason = missing if isinstance(error, FileNotFoundError) else error
             raise UserError(f"{reason}; select a data set by data=…") from None
-        return checkpoint
-    augment = data.pop("augment", None)
-    if augment is not None:  # a separate choice, so that it can be replaced
-        line.checkpoint_choices["augment", "pretrained"] = augment
-        data = {"defaults": [{"/augment@augment": "pretrained"}, "_self_"], **data}
-    line.checkpoint_choices["data", "pretrained"] = data
+    line.start = FromCheckpoint(_groups(encoder, data), choices, checkpoint, changes)
     return checkpoint
+
+
+def _groups(encoder: dict[str, Any], data: dict[str, Any] | None) -> dict[str, dict[str, Any] | None]:
+    """Return the options of an encoder and of a data set; its augmentation is a group, so that it can be replaced."""
+    augment = data and data.get("augment")
+    data = data and {name: value for name, value in data.items() if name != "augment"}
+    return {"encoder": encoder, "data": data, "data.augment": augment}
 
 
 def _checkpoint_of_run(file: Path, command: str | None) -> str | None:

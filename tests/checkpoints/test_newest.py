@@ -79,7 +79,7 @@ def selected(monkeypatch, folder: Path, *options: str) -> str:
     monkeypatch.chdir(folder)
     line = CommandLine(options)
     pretrained.select_checkpoint_again(line)
-    return Path(line.checkpoint_choices["encoder", "pretrained"]["path"]).parent.name
+    return Path(line.start.groups["encoder"]["path"]).parent.name
 
 
 def test_a_started_run_keeps_its_checkpoint(tmp_path, monkeypatch):
