@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ssvit.choices import GROUPS, PARTS, PRETRAINED, Group, added, choice_names, options_of, variant
 from ssvit.config.command_line import CONFIGS, PYTHON, CommandLine, Plain
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Options, completed, expected
+from ssvit.config.declaration import Options, completed, required
 from ssvit.config.dotted import at, put
 from ssvit.config.filling import missing, source_of
 from ssvit.errors import MISSING, Failure, OptionError
@@ -101,10 +101,7 @@ def _check_complete(config: Config) -> None:
     # Others serve only as sources of options, such as teacher; an option that lacks its source is missing itself.
     of_command = (name for name in missing(config.values) if name.partition(".")[0] in fields)
     for name in map(config.option, of_command):
-        field = fields.get(name)
-        values = "" if field is None else expected(field.annotation, field.metadata)
-        values = f", {values}" if values not in ("", "a text") else ""
-        raise OptionError(name, MISSING, f"has no default and must be set{values}")
+        raise required(name, fields.get(name))
 
 
 def _plain(file: str | None, line: CommandLine, choices: list[str]) -> Plain:

@@ -301,11 +301,17 @@ def _option_error(options: type[Options], error: ValidationError, values: Mappin
     name = str(errors[0]["loc"][0])
     annotation, metadata = options.model_fields[name].annotation, options.model_fields[name].metadata
     if errors[0]["type"] == "missing" and len(errors[0]["loc"]) == 1:
-        return OptionError(name, MISSING, f"has no default and must be set, {expected(annotation, metadata)}")
+        return required(name, options.model_fields[name])
     if (nested := nested_options(annotation)) and not _is_optional(annotation):
         first = next(iter(nested.model_fields), "option")
         return OptionError(name, values[name], f"is a group of options: set one of them, such as {name}.{first}=…")
     return OptionError(name, values[name], f"must be {expected(annotation, metadata)}")
+
+
+def required(name: str, field: FieldInfo | None) -> OptionError:
+    """Return the error for an option that has neither a value nor a default; its declaration may be unknown."""
+    values = "a text" if field is None else expected(field.annotation, field.metadata)
+    return OptionError(name, MISSING, f"has no default and must be set{'' if values == 'a text' else f', {values}'}")
 
 
 def nested_options(annotation: Any, metadata: Sequence[object] = ()) -> type[Options] | None:

@@ -45,7 +45,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Group:
+class Section:
     """Options below a heading."""
 
     title: str
@@ -71,7 +71,7 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
     def is_shown(option: Option) -> bool:
         return not prefixes or any(f"{option.name}.".startswith(f"{prefix}.") for prefix in prefixes)
 
-    shown = [Group(group.title, list(filter(is_shown, group.options))) for group in groups]
+    shown = [Section(group.title, list(filter(is_shown, group.options))) for group in groups]
     hidden = sum(len(group.options) for group in groups) - sum(len(group.options) for group in shown)
     flags["--help-all"] = f"{hidden} more options" if hidden else "All options"
     positional = f" [{command.positional.upper()} …]" if command.positional else ""
@@ -79,7 +79,7 @@ def text(command: Command, purpose: str, arguments: Sequence[str], *, everything
         f"{command.prefix}{command.name.replace('_', '-')} [OPTION=VALUE …]{positional}",
         *textwrap.wrap(f"{purpose[0].upper()}{purpose[1:]}.", width),
     ]
-    for group in [files, *shown, Group("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()])]:
+    for group in [files, *shown, Section("Flags", [Option(flag, meaning=meaning) for flag, meaning in flags.items()])]:
         if group.options:
             lines += ["", *textwrap.wrap(group.title, width)]
             lines += [line for option in group.options for line in option.lines(width)]
@@ -96,7 +96,7 @@ _FLAGS = {
 }
 
 
-def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
+def describe(command: Command, config: Config) -> tuple[Section, list[Section]]:
     """Return the files that can be chosen, and the options of the chosen files in groups."""
     choices = _choices(command, config)
     aliases = {option: alias for alias, option in command.aliases.items()}
@@ -113,7 +113,7 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
             meaning = of_command.get(package) or (GROUPS[folder].meaning if folder in GROUPS else "")
             names = f"one of {', '.join(config.line.names(folder))}"
             files.append(Option(aliases.get(choice, choice), _typed(file), meaning, names))
-    groups: dict[str, Group] = {"": Group("Options of the command", [])}
+    groups: dict[str, Section] = {"": Section("Options of the command", [])}
     for option in options:
         if option.name in taken or option.name in choices:
             continue
@@ -127,11 +127,11 @@ def describe(command: Command, config: Config) -> tuple[Group, list[Group]]:
             title = f"{top}={_typed(file)}{here}: {_title(config.line, top, origin) or of_command.get(top, '')}"
         else:
             title = f"{top}: {of_command.get(top, '')}"
-        groups.setdefault(top, Group(title.rstrip(": ."), [])).options.append(option)
+        groups.setdefault(top, Section(title.rstrip(": ."), [])).options.append(option)
     for group in groups.values():
         group.options.sort(key=lambda option: _place(option.name, command.common))
     ordered = [groups[top] for top in sorted(groups, key=lambda top: _place(top, order))]
-    return Group("Files of options, chosen by their names", files), ordered
+    return Section("Files of options, chosen by their names", files), ordered
 
 
 def _place(name: str, order: Sequence[str]) -> int:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from ssvit.config.declaration import Count, Name, Size, Tree
+from ssvit.choices import options_of
+from ssvit.config.declaration import Count, Name, Options, Size, Tree
 from ssvit.errors import OptionError, pair
-from ssvit.loading.options import LoadLayers
 from ssvit.models.vit_options import ViT
 from ssvit.objectives.targets_options import Target
 
@@ -34,12 +34,13 @@ class Codebook(Target):
     """Layer of that encoder whose features are clustered, from 1."""
 
     @property
-    def layers(self) -> LoadLayers | None:
-        """Return the options of the layers of that encoder; None if pixels are clustered."""
+    def layers(self) -> Options | None:
+        """Return the options that load the layers of that encoder; None if pixels are clustered."""
         if self.checkpoint is None:
             return None
         try:
-            return LoadLayers(path=self.checkpoint, layer=self.layer)
+            loaded: Options = options_of("teacher/layers")(path=self.checkpoint, layer=self.layer)
+            return loaded
         except OptionError as error:
             raise self._as_typed(error) from None
 
