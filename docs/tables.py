@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ssvit.evaluation.statistics import of_seeds
-from ssvit.studies import methods
+from ssvit.studies import methods, scaling
 from ssvit.studies.methods import markdown, mean_std
 
 DOCS = Path(__file__).parent
@@ -38,7 +38,7 @@ def table(name: str) -> str:
         return markdown(list(csv_rows(name, csv.reader)))
     for make, tables in yaml.safe_load((DOCS / "tables.yaml").read_text()).items():
         if name in tables:
-            return markdown({"accuracies": accuracies, "continuations": continuations}[make](**tables[name]))
+            return markdown(MAKE[make](**tables[name]))
     return markdown({"labels": labels}[name]())
 
 
@@ -131,6 +131,34 @@ def labels() -> list[list[str]]:
         lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])
     return lines
 
+
+def scaling_points(folder: str, images: list[int] | None = None) -> list[list[str]]:
+    """Return the accuracies of a scaling study for some numbers of images, or for all."""
+    grid = scaling.points(methods.read_rows(DOCS / folder))
+    lines = [["objective", "images", "model", "TFLOP", *grid[0]["values"]]]
+    for point in grid:
+        if images and point["images"] not in images:
+            continue
+        accuracies = [mean_std(accuracy) for accuracy in point["values"].values()]
+        spent = f"{point['flops'] / 1e12:.1f}"
+        lines.append([point["objective"], f"{point['images']:,}", scaling.model_of(point), spent, *accuracies])
+    return lines
+
+
+def scaling_laws(folder: str) -> list[list[str]]:
+    """Return the powers of the error over the operations of a scaling study."""
+    grid = scaling.points(methods.read_rows(DOCS / folder))
+    lines = [["objective", "measure", "power of the error", "deviation of the points (percentage points)"]]
+    for (objective, *_), line in scaling.series(grid, "flops").items():
+        for name, law in scaling.laws(line, "flops").items():
+            lines.append([objective, name, f"{law.power:.3f} ± {law.deviation:.3f}", f"{100 * law.residual:.1f}"])
+    return lines
+
+
+MAKE = {
+    "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
+    "scaling_laws": scaling_laws,
+}  # fmt: skip
 
 if __name__ == "__main__":
     for page in DOCS.glob("*.md"):

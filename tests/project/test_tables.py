@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning")
+PAGES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning", "scaling")
 
 
 @pytest.mark.parametrize("page", PAGES)
