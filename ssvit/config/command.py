@@ -8,7 +8,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from ssvit.config.declaration import Options
 from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory
 from ssvit.errors import Failure, OptionError, UserError, print_lines, printable
 
+_CHECKPOINT = "checkpoint"  # the option of which `Command.before` makes use
 _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 
 
@@ -119,13 +120,22 @@ class Command:
         line = CommandLine(
             arguments, options, tree, aliases=self.aliases, positional=self.positional, prefix=self.prefix
         )
+        deferred = self._deferred(line)
+        self._expand(line, [name for name in (*self.expansions, _CHECKPOINT) if name not in deferred], incomplete)
+        return line
+
+    def _expand(self, line: CommandLine, names: Collection[str], incomplete: bool = False) -> None:
+        """Add the options that others stand for: by their expansions, and by `before` for the checkpoint."""
         for option, function in self.expansions.items():
-            if line.typed.get(option) not in (None, ""):
+            if option in names and line.typed.get(option) not in (None, ""):
                 with suppress(UserError) if incomplete else nullcontext():
                     pkgutil.resolve_name(function)(line)
-        if self.before:
+        if self.before and _CHECKPOINT in names:
             self.before(line)
-        return line
+
+    def _deferred(self, line: CommandLine) -> set[str]:
+        """Return the options that have several values in a sweep and stand for others, which each job adds."""
+        return composition.swept(line) & {*self.expansions, _CHECKPOINT} if line.sweep else set()
 
     def described(self, arguments: Sequence[str]) -> Config:
         """Return the configuration for --help, which does not require a checkpoint."""
@@ -147,9 +157,12 @@ class Command:
 
     def _sweep(self, line: CommandLine) -> None:
         results = pkgutil.resolve_name(self.results)() if self.results else None
+        deferred = self._deferred(line)
 
         def job(job_line: CommandLine, swept: Sequence[str]) -> float | None:
             with exit_on_failure():  # otherwise, Hydra would report the failure in its format
+                with _failures(2):
+                    self._expand(job_line, deferred)
                 config = replace(self.compose(job_line), swept=swept)
                 folder = self._start(config)
             return results.add(config, folder) if results else None

@@ -168,6 +168,11 @@ def _hydra_text(value: object) -> str:
     return "null" if value is None else QuotedString(str(value), Quote.single).with_quotes()
 
 
+def swept(line: CommandLine) -> set[str]:
+    """Return the options that have several values in Hydra's syntax."""
+    return {name for name in line.typed if _sweep_of(name, line)}
+
+
 def _sweep_of(name: str, line: CommandLine) -> Override | None:
     """Return an option that has several values in Hydra's syntax, such as 1,2 or range(1,3); None for one value."""
     with suppress(HydraException):
@@ -312,8 +317,8 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
         sys.argv[1:] = command_line  # a run starts its other processes with these arguments
         options = [option for option in HydraConfig.get().overrides.task if option not in shared]
         overrides = OverridesParser.create().parse_overrides(options)
-        swept = {each.get_key_element().lstrip("+"): plain(each.value()) for each in overrides}
-        return job(line.changed({**fixed, **swept}), [f"{name}={text_of(value)}" for name, value in swept.items()])
+        values = {each.get_key_element().lstrip("+"): plain(each.value()) for each in overrides}
+        return job(line.changed({**fixed, **values}), [f"{name}={text_of(value)}" for name, value in values.items()])
 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -324,9 +329,9 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
         # No other value reaches Hydra. ++ permits options that no YAML file declares.
         outputs = [f"++outputs={_hydra_text(fixed['outputs'])}"] if "outputs" in fixed else []
         shared = [*choices, *outputs]
-        swept = [f"++{_as_typed(name, line).lstrip('+')}" for name in values if name not in fixed]
+        several = [f"++{_as_typed(name, line).lstrip('+')}" for name in values if name not in fixed]
         written = [f"{option}={value}" for option, value in _SWEEP.items() if option not in line.typed]
-        sys.argv[1:] = ["--multirun", *_search_path(line), *shared, *swept, *written]
+        sys.argv[1:] = ["--multirun", *_search_path(line), *shared, *several, *written]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=_file(name, line))(task)()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,6 +15,7 @@ import pytest
 from command import TINY, error_of, one_line
 from images import put
 
+from ssvit.checkpoints.configuration import Configuration
 from ssvit.cli import find_command
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
@@ -104,6 +106,16 @@ def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     assert best.endswith(f"outputs/masked_patch_shapes_recipe.lr={lowest}")
     weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 2
+
+
+def test_a_sweep_may_have_several_checkpoints(tool, tmp_path):
+    paths = [shutil.copytree(RUN, tmp_path / name) for name in ("one", "two")]
+    images = [option for option in TINY if option.startswith("data")]
+    short = ["recipe.steps=1", "recipe.warmup=0", "recipe.batch_size=8", "check_frozen=false", "figures=none"]
+    tool("finetune", "-m", f"checkpoint={','.join(map(str, paths))}", *images, *short, "name=tuned")
+    files = (tmp_path / "outputs").glob("tuned*/config.yaml")
+    starts = [Path(Configuration.read(file).values["encoder"]["path"]) for file in files]
+    assert sorted(start.parent.name for start in starts) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
