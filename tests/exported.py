@@ -4,8 +4,7 @@ import torch
 
 from ssvit.exchange.export import export
 from ssvit.exchange.options import Export
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
 
@@ -19,7 +18,7 @@ CLASSES = ("cat", "dog", "emu")
 
 def encoder(**changes):
     torch.manual_seed(0)
-    model = ViT(vit_options.ViT(**{**SHAPE, **changes}))
+    model = ViT(**{**SHAPE, **changes}).build()
     with torch.no_grad():
         for weight in model.parameters():  # none is zero, so that a weight that is lost changes the outputs
             weight += 0.05 * torch.randn_like(weight)

@@ -19,8 +19,8 @@ import ssvit
 from ssvit.cli import find_command
 
 _SLOW = ("torch", "torchvision.transforms.v2", "hydra", "matplotlib.figure", "matplotlib.backends.backend_agg")
-# Modules that load packages which few commands need (scipy, datasets), and the program itself.
-_LATER = {"cli.scaling", "data.sources.huggingface", "__main__"}
+# Modules that load packages which few commands need (scipy, datasets, wandb), and the program itself.
+_LATER = {"cli.scaling", "data.sources.huggingface", "training.loggers.wandb", "__main__"}
 
 
 def load(*, torch: bool) -> None:

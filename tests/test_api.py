@@ -103,7 +103,8 @@ def test_a_wrong_option_is_the_command_s_line(options, line, tmp_path):
 def test_a_command_sets_the_allocator_of_its_process_and_a_function_does_not(outputs, monkeypatch):
     calls = []
     monkeypatch.setattr(command, "keep_memory", lambda: calls.append("set"))
-    ssvit.pretrain(**OPTIONS, outputs=outputs, name="allocated", figures="none", verbose=False)
+    short = {"steps": 1, "warmup": 0, "probes": [], "figures": "none"}
+    ssvit.pretrain(**OPTIONS | short, outputs=outputs, name="allocated", verbose=False)
     assert calls == []
     with pytest.raises(SystemExit):
         find_command("pretrain").main(["objective=none"])
@@ -122,7 +123,7 @@ signals = signal.SIGINT, signal.SIGTERM, signal.SIGCHLD
 def main(config):
     before = dict(os.environ), [signal.getsignal(number) for number in signals], list(sys.argv), HydraConfig.get()
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    run = ssvit.pretrain(**{OPTIONS!r}, lr=config.rate, outputs="outputs", figures="none", verbose=False)
+    run = ssvit.pretrain(**{OPTIONS!r}, lr=config.rate, outputs="outputs", figures="none", probes=[], verbose=False)
     assert torch.equal(state, torch.get_rng_state()) and torch.get_num_threads() == threads
     after = dict(os.environ), [signal.getsignal(number) for number in signals], list(sys.argv), HydraConfig.get()
     changed = {{name for name in before[0].keys() | after[0].keys() if before[0].get(name) != after[0].get(name)}}

@@ -20,7 +20,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.devices import Fabric
 from ssvit.engine.randomness import uniform
 from ssvit.errors import pair
-from ssvit.loading.encoder import load_encoder
+from ssvit.loading.encoder import load_classifier, load_encoder
 from ssvit.loading.options import LoadEncoder
 from ssvit.models import vit_options
 from ssvit.models.lora import restrict
@@ -92,22 +92,18 @@ def source(folder: Path | None = None) -> Files | Memory:
 
 def encoder(dropout: float) -> ViT:
     """A Transformer of two narrow layers."""
-    return ViT(
-        vit_options.ViT(
-            image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout
-        )
-    )
+    return vit_options.ViT(
+        image_size=16, patch_size=4, width=16, depth=2, heads=2, dropout=dropout, stochastic_depth=dropout
+    ).build()
 
 
 def patches(size: int | list[int] | tuple[int, int], channels: int = 3) -> ViT:
     """An encoder without values, whose patches have this size in pixels and these channels, for targets."""
     side = pair("patch_size", size)
     with torch.device("meta"):
-        return ViT(
-            vit_options.ViT(
-                image_size=(4 * side[0], 4 * side[1]), patch_size=size, width=4, depth=1, heads=1, channels=channels
-            )
-        )
+        return vit_options.ViT(
+            image_size=(4 * side[0], 4 * side[1]), patch_size=size, width=4, depth=1, heads=1, channels=channels
+        ).build()
 
 
 def model(dropout: float = 0.0, seed: int = 0) -> MaskedPatch:
@@ -230,17 +226,8 @@ def diet(dropout: float = 0.0, seed: int = 0, **options) -> Diet:
 def teacher(**options) -> ViT:
     """A frozen encoder of another width, image size and patch size, whose grid is 3x3."""
     torch.manual_seed(5)
-    chosen = {
-        "image_size": 24,
-        "patch_size": 8,
-        "width": 12,
-        "depth": 1,
-        "heads": 2,
-        "mean": 0.4,
-        "std": 0.3,
-        **options,
-    }
-    return shaken(ViT(vit_options.ViT(**chosen)))
+    shape = {"image_size": 24, "patch_size": 8, "width": 12, "depth": 1, "heads": 2, "mean": 0.4, "std": 0.3}
+    return shaken(vit_options.ViT(**shape | options).build())
 
 
 def distill(dropout: float = 0.0, seed: int = 0, *, of: ViT | None = None, **options) -> Distill:
@@ -267,6 +254,11 @@ def shaken(module: Module, by: float = 0.1) -> Module:
 def loaded(path: Path, **options) -> torch.nn.Module:
     """The encoder of a checkpoint or of a file."""
     return load_encoder(LoadEncoder(path=path, **options))
+
+
+def classifier(path: Path, **options) -> Classify:
+    """The classifier of a checkpoint."""
+    return load_classifier(LoadEncoder(path=path, **options))
 
 
 def inverted(images: torch.Tensor, place: int) -> torch.Tensor:
