@@ -10,8 +10,7 @@ from torch import nn
 
 from ssvit.analysis import bias
 from ssvit.analysis.inside import Pictures
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 
 @pytest.mark.parametrize(("down", "right"), [(2, 0), (-3, 0), (0, 5), (1, -4)])
@@ -141,7 +140,7 @@ def test_consistency_is_that_of_a_loop_over_images():
 def test_a_vit_without_positions_does_not_see_the_order_of_its_patches(positions, is_invariant):
     torch.manual_seed(0)
     shape = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2}
-    encoder = ViT(vit_options.ViT(**shape, positions=positions)).eval()
+    encoder = ViT(**shape, positions=positions).build().eval()
     images = torch.randint(256, (16, 3, 16, 16), dtype=torch.uint8)
     pictures = Pictures(images, ("",) * 16)
     result = bias.measure(encoder, pictures, pictures, patch_size=4, batch_size=8, seed=0)

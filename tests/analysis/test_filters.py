@@ -15,7 +15,7 @@ def encoder(**options) -> ViT:
     arguments = {
         "image_size": [4, 6], "patch_size": [2, 3], "width": 24, "depth": 1, "heads": 2, "std": [0.2, 0.3, 0.4],
     }  # fmt: skip
-    return ViT(vit_options.ViT(**arguments | options))
+    return vit_options.ViT(**arguments | options).build()
 
 
 def test_filters_are_what_pixels_are_multiplied_by():

@@ -14,7 +14,7 @@ from ssvit.models.vit import ViT
 def encoder(kind: str, **options) -> ViT:
     torch.manual_seed(0)
     shape = {"image_size": [4, 6], "patch_size": 2, "width": 8, "depth": 2, "heads": 2}
-    return ViT(vit_options.ViT(**shape | options, positions=kind))
+    return vit_options.ViT(**shape | options, positions=kind).build()
 
 
 @pytest.mark.parametrize("options", [{}, {"distillation_token": True}, {"positions_at": "every_layer"}], ids=str)
