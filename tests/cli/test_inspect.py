@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tiny
 import torch
 from command import TINY
 from composing import composed, untrained
@@ -10,8 +11,6 @@ from composing import composed, untrained
 from ssvit.analysis import bias, similarity
 from ssvit.analysis.inside import read_pictures
 from ssvit.cli import inspect
-from ssvit.loading.encoder import load_encoder
-from ssvit.loading.options import LoadEncoder
 from ssvit.models import timm_options
 from ssvit.models.timm import Timm
 
@@ -41,7 +40,7 @@ def test_encoders_side_by_side(tmp_path, capsys):
     assert numbers["layers"] == {"first": 2, "small": 2, "resnet10t": 5, "second": 2}
     assert {path.name for path in (tmp_path / "result").iterdir()} == {"biases.png", "similarity.png", "numbers.json"}
     assert "resnet10t" in capsys.readouterr().out
-    first, second = (load_encoder(LoadEncoder(path=run)) for run in runs)
+    first, second = (tiny.loaded(run) for run in runs)
     data, view = values.build("data"), values.build("data.view")
     train, pictures = (
         read_pictures(source, view, count, batch_size=8)

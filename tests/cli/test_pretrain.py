@@ -35,18 +35,9 @@ def test_a_folder_of_files_that_are_no_images_stops_the_run(tool, tmp_path):
 def test_a_run_tells_and_leaves_what_it_should(pretrained):
     left, lines = pretrained / RUN, (pretrained.parent / "stdout.txt").read_text().splitlines()
     assert sum(line.startswith("step ") for line in lines) == 6
-    assert lines[0].startswith("recipe.backend=auto: ")
-    assert lines[1].startswith("outputs/masked_patch_shapes: ")
-    assert "0.01 million weights, 64 images, 1 x cpu" in lines[1]
-    assert lines[2].startswith("estimated: ")
-    assert lines[3].startswith("step 1/6 ")
-    assert lines[-3].endswith("learning.png, mosaic.png")  # two evaluations of the probes are not a curve
-    assert lines[-2].startswith("CPU time of this run: ")
-    assert lines[-1].startswith("next: ")
-    assert any("copying the nearest uncorrupted patch" in line for line in lines)
-    assert any("the most frequent class" in line for line in lines)
-    for name in ("mosaic.png", "learning.png"):
-        with Image.open(left / name) as image:
+    assert {path.name for path in left.glob("*.png")} == {"mosaic.png", "learning.png"}
+    for file in left.glob("*.png"):
+        with Image.open(file) as image:
             assert min(image.size) > 300
     assert yaml.safe_load((left / "config.yaml").read_text())["recipe"]["steps"] == 6
     assert sorted(path.name for path in left.glob("step_*")) == [f"step_{step:08d}" for step in (2, 4, 6)]
@@ -172,9 +163,9 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 def test_no_thread_outlives_a_run_of_several_processes(tool, tmp_path):
     """A thread that frees a tensor while the interpreter exits may abort the process, but only rarely."""
     (tmp_path / "threads.py").write_text(THREADS_AT_THE_END)
-    done = tool("pretrain", *TINY, "figures=end", "fabric.strategy=ddp", "fabric.devices=1",
+    done = tool("pretrain", *TINY, "probes=[]", "fabric.strategy=ddp", "fabric.devices=1",
                 prefix=(sys.executable, str(tmp_path / "threads.py")))  # fmt: skip
     threads = done.stdout.split("threads:")[1].split()
-    assert "mosaic.png" in done.stdout
+    assert (tmp_path / "outputs" / RUN / "step_00000006").is_dir()
     assert threads
     assert not [name for name in threads if "gloo" in name]

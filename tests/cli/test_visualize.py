@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from command import TINY
 from composing import composed, untrained
@@ -18,10 +19,7 @@ from ssvit.data.sources.decode import load
 from ssvit.data.sources.files import Files
 from ssvit.errors import OptionError, UserError
 from ssvit.figures.display import PLAIN
-from ssvit.loading import encoder as loading
-from ssvit.loading import options as loading_options
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {"filters", "positions", "attention_distance", "rollout", "heads"}
@@ -70,7 +68,7 @@ def test_numbers_are_those_of_the_pictures_for_any_batch_size(look, run, picture
     (pictures / "bad.png").write_text("no image")
     numbers, out = look(f"checkpoint={run}", f"batch_size={batch_size}", "shown=2", "layer=1", images=[pictures])
     assert f"{pictures}/bad.png: " in out
-    encoder = loading.load_encoder(loading_options.LoadEncoder(path=run))
+    encoder = tiny.loaded(run)
     images = CenterCrop(size=16).build()([load(str(pictures / f"{number}.png")) for number in range(6)])
     weights, _ = seen(encoder, images)
     apart = attention.patch_distances(encoder)
@@ -87,11 +85,9 @@ def test_numbers_are_those_of_the_pictures_for_any_batch_size(look, run, picture
 
 
 def test_held_out_images_are_analysed_and_all_files_are_written(look, run):
-    numbers, out = look("count=16", "shown=3")
+    numbers, _ = look("count=16", "shown=3")
     folder = run.parent / "visualize"
     assert {path.name for path in folder.iterdir()} == {"numbers.json", *(f"{name}.png" for name in FIGURES)}
-    for name in FIGURES:
-        assert f"written: {folder / name}.png" in out
     assert (numbers["images"], numbers["step"], numbers["checkpoint"]) == (16, 6, str(run))
     assert (numbers["image_size"], numbers["grid"]) == ([16, 16], [4, 4])
     assert numbers["filters"]["components"] == 15  # of 16 filters around their mean
@@ -108,7 +104,7 @@ def test_held_out_images_are_analysed_and_all_files_are_written(look, run):
 def test_an_analysis_that_does_not_apply_is_reported_and_the_others_are_made(options, missing):
     torch.manual_seed(0)
     shape = {"image_size": [16, 24], "patch_size": 4, "width": 16, "depth": 2, "heads": 2}
-    encoder = ViT(vit_options.ViT(**shape | options)).eval()
+    encoder = ViT(**shape | options).build().eval()
     pictures = inside.Pictures(torch.randint(256, (5, 3, 16, 24), dtype=torch.uint8), ("",) * 5)
     pooling = encoder.options.pooling
     report = inside.analyse(encoder, pictures, layer=2, pooling=pooling, shown=5, batch_size=8, display=PLAIN)
@@ -128,7 +124,7 @@ def test_pictures_that_cannot_be_read_are_an_error(tmp_path):
 
 
 def test_whose_attention_and_which_layer():
-    encoder = vit_options.ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
+    encoder = ViT(image_size=16, patch_size=4, width=16, depth=3, heads=2)
     assert plotted(encoder, layer="last", pooling=None) == (3, "class_token")
     assert plotted(encoder, layer=2, pooling="patch_mean") == (2, "patch_mean")
     without = encoder.changed(class_token=False, pooling="patch_mean")
@@ -145,8 +141,6 @@ def test_the_options_of_a_part_are_checked_against_the_other_parts(look):
 def test_as_a_command_on_rectangles_of_another_resolution(run, tool, pictures):
     done = tool("visualize", "data.image_size=[16,32]", f"{pictures}/1.png", f"{pictures}/2.png")
     assert done.stderr == ""
-    assert "positions resized from 4x4 to 4x8" in done.stdout
-    assert "2 images of 16x32 pixels, 4x8 patches" in done.stdout
     numbers = json.loads((run.parent / "visualize" / "numbers.json").read_text())
     assert (numbers["image_size"], numbers["grid"]) == ([16, 32], [4, 8])
     assert [len(row) for row in numbers["rollout"]["attention"]] == [32, 32]
