@@ -59,10 +59,6 @@ def test_the_command_measures_steps_and_the_loader(tool, tmp_path):
     assert not (tmp_path / "outputs").exists()  # nothing of a run is written
 
 
-def test_the_command_has_the_options_of_pretrain():
-    assert set(find_command("pretrain").options.model_fields) < set(find_command("benchmark").options.model_fields)
-
-
 RESNET = (
     "encoder=timm", "encoder.model=resnet18", "data=shapes", "data.images=64",
     "data.held_out_images=8", "recipe.batch_size=4",

@@ -18,6 +18,7 @@ from ssvit.training import runtime
 from ssvit.training.recipe import Recipe
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_random_numbers_are_the_same_in_a_compiled_graph():
     """Products must wrap at 64 bits, which torch's compiler does not do with constants."""
@@ -75,7 +76,7 @@ def compiles_with(compiler: str, cache: Path) -> None:
     sys.exit(3 if runtime._compiles() else 4)
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+@pytest.mark.parametrize("compiler", [pytest.param("no-such-compiler", marks=pytest.mark.slow), "false"])
 def test_auto_needs_a_cpp_compiler(compiler, tmp_path):
     assert exit_codes([child(compiles_with, compiler, tmp_path)]) == [4]
 

@@ -5,7 +5,7 @@ import math
 import struct
 
 import pytest
-from command import TINY, one_line
+from command import TINY
 from PIL import Image
 from runs import final
 
@@ -87,11 +87,6 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):
 def test_an_invalid_option_is_named(values):
     with pytest.raises(OptionError, match=f"^{next(iter(values))}="):
         logger_options.Wandb(**values)
-
-
-def test_an_unknown_logger_is_reported_before_torch_is_loaded(tool, no_torch):
-    line = one_line(tool("pretrain", *TINY, "logger=[tensorboard,abc]", status=2, PYTHONPATH=no_torch))
-    assert line.startswith("ssvit: logger=abc: ")
 
 
 def test_loggers_change_no_bit_and_may_change_in_a_run(tool, pretrained, tmp_path):

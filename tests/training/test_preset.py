@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from command import one_line
 from PIL import Image
 
 from ssvit.checkpoints import manifest
@@ -127,11 +126,6 @@ def test_a_run_uses_and_prints_the_chosen_options(photographs, tool, tmp_path):
     assert "recipe.steps" not in second
     config = yaml.safe_load((tmp_path / "outputs" / f"{OBJECTIVE}_folder" / "config.yaml").read_text())
     assert (config["preset"], config["data"]["image_size"], config["recipe"]["steps"]) == ("auto", 64, 2)
-
-
-@pytest.mark.parametrize("typed", ["preset=auto", "preset=best"])
-def test_mistakes_are_one_line(tool, typed):
-    assert one_line(tool("pretrain", typed, status=2)).startswith(f"ssvit: {typed}: ")
 
 
 def test_tables_and_shards_are_planned_like_a_folder(photographs, tmp_path):

@@ -253,8 +253,9 @@ def is_of_a_lost_process(text: str) -> bool:
 # How the process ends is seen by itself only, so one way is tested with sharding.
 @pytest.mark.parametrize(
     ("way", "victim", "strategy"),
-    [("SIGKILL", 0, "ddp"), ("SIGKILL", 0, "fsdp"), ("SIGKILL", 1, "ddp"), ("SIGKILL", 1, "fsdp"),
-     ("UserError", 1, "ddp"), ("RuntimeError", 0, "ddp")],
+    [("SIGKILL", 0, "fsdp"), ("SIGKILL", 1, "ddp"), ("UserError", 1, "ddp"), ("RuntimeError", 0, "ddp"),
+     *(pytest.param("SIGKILL", victim, strategy, marks=pytest.mark.slow)
+       for victim, strategy in ((0, "ddp"), (1, "fsdp")))],
 )  # fmt: skip
 def test_the_others_leave_with_one_line(tmp_path, way, victim, strategy):
     codes, errors = forked(tmp_path / "run", 3, strategy=strategy, ending={str(victim): [5, way]}, batch_size=12)

@@ -22,7 +22,8 @@ from ssvit.loading.finding import open_checkpoint
 RUN = "masked_patch_shapes"
 IMAGES = TINY[:4]
 SHORT = TINY[TINY.index("recipe.batch_size=8") :]
-UNMOVED = ("recipe.steps=1", "recipe.warmup=0", "recipe.lr=1e-30", "recipe.weight_decay=0")
+ONE_STEP = ("recipe.steps=1", "recipe.warmup=0", "probes=[]")
+UNMOVED = (*ONE_STEP, "recipe.lr=1e-30", "recipe.weight_decay=0")
 
 
 def encoder_of(run: Path, prefix: str = "encoder.") -> dict[str, torch.Tensor]:
@@ -68,17 +69,17 @@ def test_a_foreign_file_at_another_image_size(tool, tmp_path):
     size = [4 * side for side in patch]
     options = {f"encoder.{name}": value for name, value in metadata.items()} | {"data.image_size": size}
     typed = [f"{name}={value}".replace(" ", "") for name, value in options.items()]
-    done = tool(
-        "pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=shapes", "probes=[]"
-    )
+    done = tool("pretrain", *IMAGES[:2], *SHORT, *UNMOVED, f"checkpoint={peer.path}", *typed, "data=shapes")
     assert "positions resized from" in done.stdout
     loaded = tiny.loaded(peer.path, **metadata, image_size=size)
     run = tmp_path / "outputs" / f"masked_patch_shapes_from_{peer.path.stem}"
     assert_same(encoder_of(run), loaded.state_dict())
 
 
-@pytest.mark.parametrize(("side", "size"), [(20, 56), (75, 72), (300, 96)])
-@pytest.mark.parametrize("command", ["pretrain", "finetune", "evaluate"])
+@pytest.mark.parametrize(
+    ("command", "side", "size"),
+    [("pretrain", 20, 56), ("pretrain", 300, 96), ("finetune", 75, 72), ("evaluate", 75, 72)],
+)
 def test_the_image_size_of_foreign_weights_is_that_of_the_images_within_limits(tmp_path, command, side, size):
     folder = tmp_path / "weights"
     folder.mkdir()
@@ -189,7 +190,7 @@ def test_existing_weights_are_compared_with_the_newest_runs_on_the_same_images(t
         4 * side
         for side in open_checkpoint(peer.path, {"heads": HEADS, "trained_size": peer.size}).encoder["patch_size"]
     ]
-    run = (*SHORT, *images, "objective=mae", "probes=[]", "logger=[]")
+    run = (*SHORT, *images, "objective=mae", *ONE_STEP, "logger=[]")
     tiny_encoder = ("encoder.width=16", "encoder.depth=2", "encoder.heads=2", "data.image_size=16")
     for name, options in (
         ("old", tiny_encoder),

@@ -16,11 +16,7 @@ from ssvit.loading import options as loading_options
 LORA = {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}
 LABELS = torch.arange(6) % 3
 HEAD = {"head.weight", "head.bias"}
-KINDS = {
-    "head": {"trained": "head"},
-    "layer": {"trained": 1},
-    "lora": LORA,
-}
+KINDS = {"head": {"trained": "head"}, "layer": {"trained": 1}, "lora": LORA}
 
 
 def trained(model: nn.Module) -> set[str]:

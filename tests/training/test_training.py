@@ -93,7 +93,6 @@ def test_sgd_takes_the_steps_of_its_formula(tmp_path):
     ("method", "frozen", "end"),
     [
         ("dino", ["head.prototypes"], 2),
-        ("ibot", ["head.prototypes"], 2),
         ("contrastive_tuning", ["encoder.norm.weight", "encoder.blocks.1.expand.weight"], 3),
     ],
 )

@@ -11,16 +11,16 @@ import tiny
 import torch
 from ranks import own_rank, start
 from runs import states
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssvit.data.batch import Batch, named
 from ssvit.errors import UserError
 from ssvit.training import loop
 from ssvit.training.metrics_log import AHEAD
 from ssvit.training.state import State
 
-METHODS = ("model", "mae", "dino", "ibot", "latent", "simclr", "contrastive_tuning", "diet", "classify", "codebook")
+# The loop, with and without a state that changes after a step, and with parameters that are frozen at first. What each
+# objective computes is covered by objectives/test_fake_gpu.py.
+METHODS = ("model", "dino", "contrastive_tuning")
 
 
 class Reads(TorchDispatchMode):
@@ -47,14 +47,14 @@ def counted(folder: Path, method: str, strategy: str = "auto") -> None:
     State.schedule = noted
     try:
         with reads:
-            recipe = {"accumulate": 2, "ema": 0.9, "steps": 8, "log_every": 4, "save_every": 8, "strategy": strategy}
+            recipe = {"accumulate": 2, "ema": 0.9, "steps": 6, "log_every": 3, "save_every": 6, "strategy": strategy}
             tiny.train(folder, objective=getattr(tiny, method)(0.1), **recipe)
             reads.step = "proof"
             torch.zeros(()).item()
     finally:
         State.schedule = schedule
     assert reads.found["proof"] == 1
-    assert not {step for step in range(1, 8) if step % 4 and reads.found[step]}, reads.found
+    assert not {step for step in range(1, 6) if step % 3 and reads.found[step]}, reads.found
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -100,41 +100,3 @@ def test_a_signal_to_one_of_two_processes_stops_both_a_few_steps_later(tmp_path)
     (saved,) = (tmp_path / "run").glob("step_*")
     # The signal arrives in step 5, whose metrics are read after `AHEAD` further steps.
     assert 5 < int(saved.name.removeprefix("step_")) <= 5 + AHEAD
-
-
-class Copies(TorchDispatchMode):
-    """Finds copies from one device to another that the host waits for."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result, kwargs = func(*args, **(kwargs or {})), kwargs or {}
-        if func is torch.ops.aten._to_copy.default and not kwargs.get("non_blocking"):
-            self.found += [tuple(result.shape)] * (args[0].device != result.device)
-        return result
-
-
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize("method", METHODS)
-def test_the_host_of_a_gpu_waits_in_no_part_of_an_update(method, monkeypatch):
-    """Steps run on fake tensors of a GPU, which raise if the host reads a value."""
-    objective = getattr(tiny, method)(0.1).train()
-    views = named(tiny.transform(objective)(tiny.pictures(4), torch.arange(4), 0))
-    monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
-    with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:
-        objective.to("cuda")
-        slots = torch.arange(4)
-        batch = Batch(views, torch.zeros_like(slots), slots, indices=slots).to("cuda")
-        assert copies.found
-        copies.found.clear()
-        noise = objective.sample(batch.slots, seed=0)
-        scheduled = {name: torch.full((), 0.5, dtype=torch.float64, device="cuda") for name in objective.schedules}
-        with torch.autocast("cuda", torch.bfloat16):
-            result = objective(batch, noise, scheduled)
-        outputs = {name: value.detach() for name, value in result.items() if value.ndim}
-        with torch.no_grad():
-            objective.after_step(outputs, scheduled, result["loss"].isfinite())
-    assert result["loss"].device.type == "cuda"
-    assert not copies.found
