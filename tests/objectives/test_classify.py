@@ -24,7 +24,7 @@ IMAGES = torch.randint(0, 256, (6, 3, 8, 8), generator=torch.Generator().manual_
 
 
 def encoder(**options) -> ViT:
-    return ViT(vit_options.ViT(**{"image_size": 8, "patch_size": 4, "width": 16, "depth": 2, "heads": 2} | options))
+    return vit_options.ViT(**{"image_size": 8, "patch_size": 4, "width": 16, "depth": 2, "heads": 2} | options).build()
 
 
 def build(*, random: bool = True, token: bool = False, seed: int = 0, vit=(), **options) -> Classify:
@@ -231,7 +231,7 @@ def test_a_teacher_of_another_image_size_sees_resized_images(kind):
 def test_its_metadata_are_enough_to_build_it_again(hidden, token, loss):
     model = build(hidden=hidden, token=token, loss=loss).eval()
     facts = json.loads(json.dumps(model.metadata))
-    vit = ViT(vit_options.ViT(**facts["encoder"]))
+    vit = vit_options.ViT(**facts["encoder"]).build()
     again = Classify(classify_options.Classify(**facts["classifier"]), encoder=vit).double().eval()
     again.load_state_dict(model.state_dict())
     assert again.classes == CLASSES

@@ -11,8 +11,7 @@ from wide import pictures
 
 from ssvit.data.batch import Batch
 from ssvit.engine.randomness import uniform
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives import latent_options
 from ssvit.objectives.latent import Latent
 from ssvit.objectives.mae import Masks
@@ -27,7 +26,7 @@ def build(masks=3, layers=2, class_token_weight=0.3, masked=0.75, block=3, **enc
     options = latent_options.Latent(
         decoder=DECODER, masks=masks, layers=layers, class_token_weight=class_token_weight, masked=masked, block=block
     )
-    model = Latent(options, encoder=ViT(vit_options.ViT(**encoder)))
+    model = Latent(options, encoder=ViT(**encoder).build())
     return tiny.shaken(model)
 
 

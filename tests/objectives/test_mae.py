@@ -10,8 +10,7 @@ from transformers import ViTMAEConfig, ViTMAEForPreTraining
 from wide import pictures
 
 from ssvit.data.batch import Batch
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives import mae_options
 from ssvit.objectives.mae import MAE, Masks
 
@@ -23,7 +22,7 @@ def build(*, decoder=DECODER, masked: float = 0.75, norm_pixels: bool = True, **
     """A small objective with every weight random."""
     torch.manual_seed(0)
     options = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3} | options
-    encoder = ViT(vit_options.ViT(**{"mean": MEAN, "std": STD, "positions": "sine_cosine_2d"} | options))
+    encoder = ViT(**{"mean": MEAN, "std": STD, "positions": "sine_cosine_2d"} | options).build()
     model = MAE(mae_options.MAE(decoder=decoder, masked=masked, norm_pixels=norm_pixels), encoder=encoder)
     return tiny.shaken(model)
 

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 
 from ssvit.data.batch import Batch
 from ssvit.evaluation.evaluators.reconstruction import nearest_uncorrupted
-from ssvit.models import vit_options
 from ssvit.models.block import gather_tokens
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives import masked_patch_options
 from ssvit.objectives.base import parameter_groups
 from ssvit.objectives.masked_patch import MASKED, REPLACED, UNCHANGED, MaskedPatch, corrupt
@@ -29,7 +28,7 @@ def build(target=None, masking=None, *, trained: bool = True, **options) -> Mask
     options = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3} | options
     model = MaskedPatch(
         masked_patch_options.MaskedPatch(masking=masking or Masking()),
-        encoder=ViT(vit_options.ViT(**options)),
+        encoder=ViT(**options).build(),
         target=target or MeanColor().build(encoder=tiny.patches(4)),
     )
     return tiny.shaken(model) if trained else model

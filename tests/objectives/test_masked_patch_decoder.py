@@ -6,8 +6,7 @@ import torch
 from wide import pictures
 
 from ssvit.data.batch import Batch
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.objectives import mae_options, masked_patch_options
 from ssvit.objectives.mae import MAE, Masks
 from ssvit.objectives.masked_patch import MaskedPatch, sample_corruption, uncorrupted
@@ -29,7 +28,7 @@ def build(target=None) -> MaskedPatch:
     shape = {"image_size": (12, 16), "patch_size": 4, "width": 24, "depth": 2, "heads": 3}
     model = MaskedPatch(
         masked_patch_options.MaskedPatch(masking=masking(), decoder=DECODER),
-        encoder=ViT(vit_options.ViT(**shape, positions="sine_cosine_2d", pooling="patch_mean")),
+        encoder=ViT(**shape, positions="sine_cosine_2d", pooling="patch_mean").build(),
         target=target or MeanColor().build(encoder=tiny.patches(4)),
     )
     return tiny.shaken(model)
@@ -47,7 +46,7 @@ def test_loss_and_gradients_on_pixels_are_those_of_a_masked_autoencoder_in_float
     """The loss equals MAE's with pixels in [-1, 1] and the same masks; test_mae compares `MAE` with transformers."""
     model, images = build(Pixels().build(encoder=tiny.patches(4))).double(), pictures()
     peer = MAE(
-        mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(vit_options.ViT(**model.encoder.arguments))
+        mae_options.MAE(decoder=DECODER, norm_pixels=False), encoder=ViT(**model.encoder.arguments).build()
     ).double()
     peer.load_state_dict(model.state_dict())
     noise = model.sample(torch.arange(5), seed=3)
