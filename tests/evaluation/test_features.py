@@ -16,8 +16,7 @@ from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import features
 from ssvit.evaluation.features import Frozen, Pixels, cached, extract
 from ssvit.evaluation.options import Features, FeatureSpec, spec_of
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 VIEW = {"size": 8, "resize": None}
 CROP = CenterCrop(**VIEW).build()
@@ -27,7 +26,7 @@ def vit(seed=0, **changes):
     torch.manual_seed(seed)
     options = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 3, "heads": 2, "dropout": 0.5,
                "stochastic_depth": 0.5, "mean": [0.1, 0.2, 0.3], "std": 0.25, **changes}  # fmt: skip
-    encoder = ViT(vit_options.ViT(**options))
+    encoder = ViT(**options).build()
     torch.nn.init.normal_(encoder.norm.weight)
     return encoder
 

@@ -1,6 +1,7 @@
 """The packages that commands have loaded at their first step or batch: start-up costs little more than torch."""
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from command import LIMIT, TINY
 from images import picture, put
+
+from ssvit.evaluation import evaluators
 
 RUN = Path(__file__).parents[1] / "fixtures" / "outputs" / "masked_patch_shapes"
 # Packages that only some runs need, or that are needed at the end. Each takes from half as long as torch to import to
@@ -17,7 +20,7 @@ HEAVY = (
     "timm", "torch._dynamo", "torch.distributed.tensor", "torchmetrics", "torchvision", "transformers",
 )  # fmt: skip
 # With torch loaded, start a process for each command, which writes the loaded modules to a file at the first call of a
-# function.
+# function, and one that imports what computes figures.
 UNTIL = """
 import importlib, json, os, sys, torch
 from pathlib import Path
@@ -35,7 +38,17 @@ for name, module, place, function, command, options in json.loads(sys.argv[1]):
         find_command(command).call(options)
         os._exit(1)
     os.wait()
+path = Path("figures.json")
+if os.fork() == 0:
+    for module in json.loads(sys.argv[2]):
+        importlib.import_module(module)
+    end()
+os.wait()
 """
+DESCRIBE_FIGURES = [
+    "ssvit.analysis.inside", "ssvit.studies.scaling", "ssvit.evaluation.report.figures",
+    *(module.name for module in pkgutil.iter_modules(evaluators.__path__, f"{evaluators.__name__}.")),
+]  # fmt: skip
 STEP, BATCH = ("ssvit.training.loop", "", "update"), ("ssvit.evaluation.features", "Frozen", "__call__")
 EVALUATE = (f"checkpoint={RUN}", "cache=null", "fabric.accelerator=cpu")
 
@@ -64,7 +77,7 @@ def loaded(tmp_path_factory):
     for number in range(32):
         put(folder / "photographs" / "ab"[number % 2] / f"{number}.jpg", picture(number, "JPEG", (40, 40)))
     cases = [(name, *case[:-1], (*case[-1], f"outputs=of_{name}")) for name, case in COMMANDS.items()]
-    command = [sys.executable, "-c", UNTIL, json.dumps(cases)]
+    command = [sys.executable, "-c", UNTIL, json.dumps(cases), json.dumps(DESCRIBE_FIGURES)]
     return folder, subprocess.run(command, cwd=folder, timeout=LIMIT, capture_output=True, text=True).stderr
 
 
@@ -76,3 +89,9 @@ def test_a_command_has_loaded_nothing_heavy_but_torch(name, loaded):
     modules = set(json.loads(file.read_text()))
     assert COMMANDS[name][0] in modules
     assert modules.isdisjoint(HEAVY)
+
+
+def test_figures_are_computed_without_matplotlib(loaded):
+    modules = set(json.loads((loaded[0] / "figures.json").read_text()))
+    assert {*DESCRIBE_FIGURES} <= modules
+    assert "matplotlib" not in modules

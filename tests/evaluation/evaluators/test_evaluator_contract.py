@@ -1,9 +1,6 @@
 """Properties of every evaluation during training, whatever it measures."""
 
 import math
-import pkgutil
-import subprocess
-import sys
 from dataclasses import is_dataclass
 
 import pytest
@@ -14,7 +11,6 @@ from command import error_of
 from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import UserError
-from ssvit.evaluation import evaluators
 from ssvit.evaluation.evaluators import online
 from ssvit.evaluation.evaluators.base import Evaluator, with_metrics
 from ssvit.evaluation.evaluators.options import (
@@ -48,7 +44,6 @@ EVALUATORS = {
     "classification": (tiny.classify, Classification),
     "probing": (tiny.model, Probing),
 }
-MODULES = [module.name for module in pkgutil.iter_modules(evaluators.__path__, f"{evaluators.__name__}.")]
 
 
 def build(name: str, source: Memory | None = None, **options: object) -> Evaluator:
@@ -127,12 +122,6 @@ def test_images_that_do_not_suffice_are_reported_in_one_line(name):
 def test_a_spread_needs_two_images(name):
     with pytest.raises(UserError), torch.no_grad():
         build(name, images=1)(EVALUATORS[name][0]().eval())
-
-
-def test_evaluations_are_built_and_measured_without_matplotlib():
-    modules = ["ssvit.analysis.inside", "ssvit.studies.scaling", "ssvit.evaluation.report.figures"]
-    check = f"import sys, {', '.join([*MODULES, *modules])}; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 def test_a_history_has_the_metrics_of_its_last_row_and_none_for_values_that_are_not_finite():

@@ -231,9 +231,11 @@ def evaluate_together(folder: Path, strategy: str, at: dict[int, int]) -> None:
 @pytest.mark.parametrize(
     ("strategy", "at"),
     [
-        ("ddp", {0: 7}),
         ("ddp", {1: 8}),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in (("ddp", {0: 8, 1: 7}), ("fsdp", {1: 8}))),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in (("ddp", {0: 7}), ("ddp", {0: 8, 1: 7}), ("fsdp", {1: 8}))
+        ),
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ def smooth_images(count: int = 40, channels: int = 3) -> torch.Tensor:
 def encoder(channels: int = 3, **options) -> ViT:
     torch.manual_seed(0)
     shape = {"image_size": SIZE, "patch_size": 4, "width": 24, "depth": 2, "heads": 2, "channels": channels}
-    return ViT(vit_options.ViT(**shape | options))
+    return vit_options.ViT(**shape | options).build()
 
 
 def masked_patch(target=None, masking=None, channels: int = 3) -> MaskedPatch:

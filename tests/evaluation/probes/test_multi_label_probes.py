@@ -22,7 +22,7 @@ def marks(count: int, seed: int = 0, share: float = 0.35) -> Tensor:
     return torch.rand(count, 4, generator=torch.Generator().manual_seed(seed)) < share
 
 
-def test_average_precision_is_that_of_scikit_learn() -> None:
+def test_average_precision_is_that_of_scikit_learn():
     truth, scores = marks(60), torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
     truth[:, 2] = False
     for values in (scores, scores.round(), torch.zeros(60, 4)):
@@ -42,7 +42,7 @@ def split(count: int, seed: int) -> Features:
     return Features(labels.float() @ mixing + 0.7 * noise, labels, CLASSES)
 
 
-def test_the_vote_is_the_mean_of_the_neighbours_classes() -> None:
+def test_the_vote_is_the_mean_of_the_neighbours_classes():
     train, test = split(60, 0), split(30, 1)
     for temperature in (None, 0.07):
         shares = torch.zeros(30, 4, dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_the_vote_is_the_mean_of_the_neighbours_classes() -> None:
         assert len(result.choice) == 1
 
 
-def test_least_squares_on_several_classes() -> None:
+def test_least_squares_on_several_classes():
     train, test = split(80, 0), split(50, 1)
     probe = Ridge(l2=[1e-3, 10.0]).build()
     result = probe(train, test)
@@ -89,7 +89,7 @@ def test_least_squares_on_several_classes() -> None:
         )
 
 
-def test_linear_layers_by_sigmoids() -> None:
+def test_linear_layers_by_sigmoids():
     train, test = split(200, 0), split(60, 1)
     rows = torch.cat([train.values, torch.ones(200, 1)], 1)
     (layer,), converged = logistic.fit(rows, train.labels, [0.01], torch.zeros(4, 7))

@@ -136,10 +136,7 @@ def measured(outputs, run, *options):
 def test_others_have_the_numbers_that_they_have_alone(outputs, foreign, capsys):
     others = f"against=[{outputs}/other,{foreign}]"
     found = measured(outputs, outputs / "mae", others)
-    alone = {
-        "": measured(outputs, outputs / "mae"),
-        "other ": measured(outputs, outputs / "other"),
-    }
+    alone = {"": measured(outputs, outputs / "mae"), "other ": measured(outputs, outputs / "other")}
     for place, one in enumerate(found["measured"]):
         for prefix, report in alone.items():
             values = report["measured"][place]["values"]

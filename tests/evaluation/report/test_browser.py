@@ -54,16 +54,13 @@ def browse(folder: Path, page: str) -> tuple[str, str]:
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if ":CONSOLE" in line)
 
 
-def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> None:
+def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path):
     known = {"chance": 0.1, "images": 420}
     scores = [
         scored("few_shot", ["1 label per class", "all labels"], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], 0.0156, **known),
         scored("knn", [f"{k}-NN" for k in range(1, 30)], [0.5, 0.7, 0.65, 0.1, 0.2, 0.3, 0.25], **known),
     ]
-    figures = {
-        "by_layer": by_layer(scores, OWN),
-        "confusion": Confusion(torch.eye(3), ["a", "b", "c"], "knn"),
-    }
+    figures = {"by_layer": by_layer(scores, OWN), "confusion": Confusion(torch.eye(3), ["a", "b", "c"], "knn")}
     metadata = METADATA | {"checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100}
     summary = [["probe", *(f"from encoder {number}" for number in range(9))], ["ridge", *["+1.0 (+0.5 to +1.5)*"] * 9]]
     (page, *_) = report.write(
@@ -88,7 +85,7 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path: Path) -> No
     assert [goes_on for goes_on, _ in desk["hints"]] == [True, False, False, False, True]
 
 
-def test_what_a_page_must_not_do_is_seen(tmp_path: Path) -> None:
+def test_what_a_page_must_not_do_is_seen(tmp_path):
     policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
     _, errors = browse(tmp_path, f"<!DOCTYPE html>{policy}<script>alert(1)</script>")
     assert "Content Security Policy" in errors

@@ -24,8 +24,7 @@ from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Mosaic, Picture
 from ssvit.figures.plot import Line, Panel, Plot
 from ssvit.figures.style import fitted
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.studies import table
 from ssvit.studies.comparison import FinalScore
 
@@ -86,17 +85,10 @@ def test_pages_show_names_as_text(name, tmp_path):
     assert all(line.isprintable() for line in page.read_text().split("\n"))
     assert json.loads(numbers.read_text())["metadata"]["classes"] == [name]
     (tmp_path / "config.yaml").write_text(json.dumps({"schema": 1, "choices": {"objective": name}}))
-    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1)).arguments
+    encoder = ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1).build().arguments
     own = Export(format="safetensors")
     of_model = card.write(
-        run=tmp_path,
-        step=1,
-        encoder=encoder,
-        options=own,
-        preprocessing="",
-        classes=[name],
-        remarks=[],
-        origins=[],
+        run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], remarks=[], origins=[]
     )
     listed = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
     assert listed == markdown(name)
