@@ -35,7 +35,7 @@ def pinned(file: str) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pins.items()}
 
 
-def test_the_oldest_versions_are_the_lower_bounds() -> None:
+def test_the_oldest_versions_are_the_lower_bounds():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = {
         canonicalize_name(requirement.name): specifier.version
@@ -49,7 +49,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     assert oldest.keys() >= {"torch", "torchvision", "lightly", "hydra-core"}
 
 
-def test_every_package_that_the_tests_need_has_one_version_that_suits_all_others() -> None:
+def test_every_package_that_the_tests_need_has_one_version_that_suits_all_others():
     """The constraints cover ``ssvit[dev]`` and all of its dependencies."""
     pins = pinned("constraints.txt")
     if any(metadata.version(name) != pins[name] for name in ("torch", "pydantic")):
