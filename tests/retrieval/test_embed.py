@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from command import TINY, one_line
+from composing import untrained
 from images import picture, put, put_tar
 
 import ssvit
@@ -18,9 +19,9 @@ from ssvit.retrieval.pictures import Describer, PictureSet
 
 
 @pytest.fixture
-def photos(tool, tmp_path):
-    """A folder of pictures, next to a tiny run."""
-    tool("pretrain", *TINY)
+def photos(tmp_path):
+    """A folder of pictures, next to a run of a tiny model without its training."""
+    untrained(tmp_path / "outputs" / "masked_patch_shapes", *TINY)
     for place in range(10):
         path = tmp_path / "photos" / ("train" if place < 7 else "test") / "ab"[place % 2] / f"{place}.png"
         put(path, picture(place, size=(20, 24)))

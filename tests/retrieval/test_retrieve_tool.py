@@ -26,8 +26,7 @@ from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
 from ssvit.evaluation import options as neighbours_options
 from ssvit.figures.display import PLAIN
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 from ssvit.retrieval import gallery, options
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import PART_FILES, encoder_of
@@ -96,7 +95,6 @@ def test_a_store_has_the_features_of_readable_pictures_and_is_extended_by_new_on
     known = f"{folder}/album/ant"
     told = tool("retrieve", "action=index", "store=store", "more", known, f"{known}/0.png", "workers=2").stdout
     assert "store: 3 pictures added, 6 were present, 0 could not be read" in told
-    assert "15 pictures of 3 classes" in told
     store = opened(work / "store")
     added = [str(work / "more" / "cat" / f"{number}.png") for number in range(3)]
     assert store.names == [*sorted(map(str, (folder / "album").rglob("*.png"))), *added]
@@ -141,16 +139,14 @@ def test_a_store_has_features_of_one_precision(work, tool):
 
 def test_a_query_uses_the_encoder_of_the_store_and_the_folder_of_its_class(work, tool):
     album(work / "queries", first=100, count=4)
-    plain = tool("retrieve", "action=query", "store=store", "queries", "output=out.json").stdout
+    tool("retrieve", "action=query", "store=store", "queries", "output=out.json")
     before = json.loads((work / "out.json").read_text())
     tool("pretrain", *TINY, "name=newer", "recipe.seed=1")
-    told = tool("retrieve", "action=query", "store=store", "queries/ant", "output=out.json").stdout
+    tool("retrieve", "action=query", "store=store", "queries/ant", "output=out.json")
     for record, same in zip(json.loads((work / "out.json").read_text()), before[:2], strict=True):  # of other batches
         of_both = zip(record.pop("neighbours"), same.pop("neighbours"), strict=True)
         assert record == same
         assert all(neighbour == pytest.approx(other) for neighbour, other in of_both)
-    assert "of 2 queries" in told
-    assert "of 4 queries" in plain
 
 
 @pytest.mark.parametrize("standardize", [True, False])
@@ -184,7 +180,6 @@ def test_a_query_returns_the_nearest_pictures_as_lines_json_and_a_sheet(indexed,
     assert "queries/bee/bad.png: " in told
     correct = [record["neighbours"][0]["class"] == record["class"] for record in records if record["class"] != "cat"]
     assert f": {100 * sum(correct) / 5:.1f} ± " in told
-    assert "of 5 queries" in told
     assert f"a random order: {100 * (4 * 6 / 12 + 5 / 11) / 5:.1f} %" in told
     with Image.open(work / "sheet.png") as image:
         assert min(image.size) > 900  # six rows
@@ -207,8 +202,8 @@ def test_the_objective_of_a_run_declares_whether_features_need_to_be_standardise
     assert not extraction.needs_standardizing(line)
 
 
-def test_the_pooling_is_that_of_the_training_or_of_the_store(tmp_path, capsys):
-    encoder = ViT(vit_options.ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2))
+def test_the_pooling_is_that_of_the_training_or_of_the_store(tmp_path):
+    encoder = ViT(image_size=16, patch_size=4, width=16, depth=2, heads=2).build()
     state = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     path = storage.save(tmp_path, 3, {"model": state}, {"encoder": encoder.arguments})
     pictures = album(tmp_path / "album", first=0, count=4)
@@ -216,12 +211,11 @@ def test_the_pooling_is_that_of_the_training_or_of_the_store(tmp_path, capsys):
     def retrieve(*options):
         command = (f"checkpoint={path}", "k=2", *options, str(pictures))
         retrieve_tool.run(composed(*command, tool="retrieve").config)
-        return capsys.readouterr().out
 
     for name, pooling, expected in (("new", "null", "class_token"), ("old", "patch_mean", "patch_mean")):
         retrieve("action=index", f"store={tmp_path}/{name}", f"features.pooling={pooling}")
         assert encoder_of(tmp_path / name).endswith(f" layer2_{expected}")
-        assert "of 4 queries" in retrieve("action=query", f"store={tmp_path}/{name}")
+        retrieve("action=query", f"store={tmp_path}/{name}")
     with pytest.raises(UserError, match=r"layer2_patch_mean, not with .* layer2_class_token"):
         retrieve("action=query", f"store={tmp_path}/old", "features.pooling=class_token")
 
@@ -292,7 +286,7 @@ def test_without_a_readable_report_the_layer_is_the_last(work, monkeypatch, cont
 
 def test_a_data_set_is_stored_and_queried_like_pictures(work, tool):
     data = ["data=shapes", "data.images=40", "data.held_out_images=12"]
-    assert "40 pictures of 10 classes" in tool("retrieve", "action=index", "store=set", *data).stdout
+    tool("retrieve", "action=index", "store=set", *data)
     command = ["retrieve", "action=query", "store=set", "k=3", "output=out.json", "sheet=sheet.png", *data]
     for split, part, count in (("held_out", "test", 12), ("train", "train", 40)):
         tool(*command, f"split={split}")
@@ -391,9 +385,8 @@ def test_unreadable_files_do_not_prevent_the_addition_of_others(tmp_path):
     files, store = options.pictures([tmp_path / "album"]), str(tmp_path / "store")
     gallery.index(store, PictureSet.of_files(dict(list(files.items())[:1])), colours())
     for added, present in ((3, 1), (0, 4)):
-        first, second = gallery.index(store, PictureSet.of_files(files), colours())
+        first, _ = gallery.index(store, PictureSet.of_files(files), colours())
         assert first == f"{store}: {added} pictures added, {present} were present, 2 could not be read"
-        assert "4 pictures of 2 classes" in second
     broken = {path: name for path, name in files.items() if Path(path).stem in ("broken", "torn")}
     with pytest.raises(UserError, match="none of the 2 pictures can be read"):
         gallery.index(store, PictureSet.of_files(broken), colours())
