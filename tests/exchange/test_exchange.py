@@ -8,6 +8,7 @@ import re
 import numpy
 import peers
 import pytest
+import tiny
 import torch
 from command import one_line
 from safetensors.torch import load_file, save_file
@@ -16,11 +17,8 @@ from ssvit.checkpoints import manifest
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
-from ssvit.loading.encoder import load_encoder
 from ssvit.loading.finding import open_checkpoint
-from ssvit.loading.options import LoadEncoder
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 LIMIT = 1e-5  # float32, tokens after the last norm
 
@@ -41,7 +39,7 @@ def rewritten(plain, folder, **changes):
 @torch.no_grad()
 def test_outputs_equal_those_of_the_project(name, tmp_path):
     peer = peers.PEERS[name](tmp_path)
-    encoder = load_encoder(LoadEncoder(path=peer.path, **peer.told))
+    encoder = tiny.loaded(peer.path, **peer.told)
     x = torch.rand(2, 3, *peer.size, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(value).flatten().expand(3)[:, None, None] for value in (peer.mean, peer.std))
     expected = peer.tokens((x - mean) / std)
@@ -56,7 +54,7 @@ def test_outputs_equal_those_of_the_project(name, tmp_path):
 def test_features_of_several_class_tokens_equal_the_pooled_output_of_pixio(tmp_path):
     model = peers.hugging("PixioModel", image_size=32, n_cls_tokens=3)
     model.save_pretrained(tmp_path)
-    encoder = load_encoder(LoadEncoder(path=tmp_path / "model.safetensors"))
+    encoder = tiny.loaded(tmp_path / "model.safetensors")
     x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     expected = model(encoder.normalise(x)).pooler_output
     (*_, last), tokens = encoder.layers(x), encoder(x)
@@ -143,7 +141,7 @@ def test_outputs_of_training_checkpoints_equal_those_of_the_model(name, tmp_path
     contents, options, is_imagenet = TRAINING_FILES[name]
     model, other = peers.of_timm(num_classes=0), peers.random(peers.of_timm(num_classes=0), seed=1)
     torch.save(contents(dict(model.state_dict()), dict(other.state_dict())), tmp_path / name)
-    encoder = load_encoder(LoadEncoder(path=tmp_path / name, **peers.TOLD, **options))
+    encoder = tiny.loaded(tmp_path / name, **peers.TOLD, **options)
     x = torch.rand(2, 3, *peers.SIZE, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(value)[:, None, None] for value in (peers.IMAGENET if is_imagenet else [[0.5] * 3] * 2))
     assert (encoder(x) - model.forward_features((x - mean) / std)).abs().max() < LIMIT
@@ -181,7 +179,7 @@ def test_shapes_are_read_from_the_headers(plain, tmp_path):
 def test_defaults_sizes_and_ignored_tensors_are_printed(tmp_path, capsys):
     model = peers.of_timm(img_size=64, patch_size=16, embed_dim=192, num_heads=3)
     save_file({f"module.{n}": value for n, value in model.state_dict().items()}, tmp_path / "tiny.safetensors")
-    encoder = load_encoder(LoadEncoder(path=tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48]))
+    encoder = tiny.loaded(tmp_path / "tiny.safetensors", announce=True, image_size=[32, 48])
     assert (encoder.arguments["heads"], encoder.image_size) == (3, (32, 48))
     printed = capsys.readouterr().out
     for part in ("32 of 32", "4x4", "2x3", "timm", "64x64", "heads 3", "mean 0.5", "head.weight"):
@@ -189,10 +187,10 @@ def test_defaults_sizes_and_ignored_tensors_are_printed(tmp_path, capsys):
 
 
 def test_positions_are_resized_as_between_encoders_of_ssvit(plain):
-    trained = load_encoder(LoadEncoder(path=plain.path, **plain.told))
-    expected = ViT(vit_options.ViT(**{**trained.arguments, "image_size": [48, 64]}))
+    trained = tiny.loaded(plain.path, **plain.told)
+    expected = ViT(**{**trained.arguments, "image_size": [48, 64]}).build()
     expected.load_weights_from(trained, how="paper")
-    resized = load_encoder(LoadEncoder(path=plain.path, image_size=[48, 64], **plain.told))
+    resized = tiny.loaded(plain.path, image_size=[48, 64], **plain.told)
     assert torch.equal(resized.positions[0].embedding, expected.positions[0].embedding)
 
 
@@ -201,9 +199,7 @@ def test_positions_of_another_image_size_are_timms(tmp_path):
     model = peers.of_timm(init_values=1e-5, reg_tokens=3, no_embed_class=True, dynamic_img_size=True)
     save_file(model.state_dict(), tmp_path / "timm.safetensors")
     size = (48, 40)
-    encoder = load_encoder(
-        LoadEncoder(path=tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
-    )
+    encoder = tiny.loaded(tmp_path / "timm.safetensors", **peers.TOLD, image_size=size, resize="timm")
     x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(value)[:, None, None] for value in peers.IMAGENET)
     assert (encoder(x) - model.forward_features((x - mean) / std)).abs().max() < 1e-5
@@ -227,7 +223,7 @@ def test_a_file_is_read_once_until_it_or_an_option_changes(plain, tmp_path, monk
     monkeypatch.setattr(files, "digest", lambda path: digests.append(path) or digest(path))
     first = open_checkpoint(path, plain.told)
     assert open_checkpoint(str(path), plain.told) == first
-    load_encoder(LoadEncoder(path=path, **plain.told))
+    tiny.loaded(path, **plain.told)
     assert digests == [path]
     assert open_checkpoint(path, plain.told | {"mean": 0.3}).checksum != first.checksum
     tensors = load_file(path)
@@ -255,7 +251,7 @@ def test_a_file_is_read_once_until_it_or_an_option_changes(plain, tmp_path, monk
 )  # fmt: skip
 def test_a_file_that_fits_no_encoder_is_rejected_in_one_line(changes, named, plain, tmp_path):
     with pytest.raises(UserError, match=named) as caught:
-        load_encoder(LoadEncoder(path=rewritten(plain, tmp_path, **changes), **plain.told))
+        tiny.loaded(rewritten(plain, tmp_path, **changes), **plain.told)
     assert "\n" not in str(caught.value)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 import timm
+import tiny
 import torch
 import transformers
 from command import one_line
@@ -20,8 +21,6 @@ from ssvit.exchange import card
 from ssvit.exchange.export import export
 from ssvit.exchange.options import FORMATS, Export
 from ssvit.kernels.inference import resolved
-from ssvit.loading.encoder import load_classifier, load_encoder
-from ssvit.loading.options import LoadEncoder
 from ssvit.models import timm_options, vit_options
 from ssvit.objectives import classify_options
 from ssvit.objectives.classify import Classify
@@ -51,7 +50,7 @@ def test_timm_opens_an_encoder_which_is_read_back(changes, tmp_path):
     if "distillation_token" not in changes:
         assert (model(exported.normalise(x)) - exported.represent(x)).abs().max() < LIMIT
         assert numpy.allclose(model.pretrained_cfg["mean"], SHAPE["mean"])
-    read = load_encoder(LoadEncoder(path=folder / "model.safetensors"))
+    read = tiny.loaded(folder / "model.safetensors")
     assert (read(x) - exported(x)).abs().max() < LIMIT
     assert read.arguments["gelu"] == exported.arguments["gelu"]
 
@@ -69,7 +68,7 @@ def test_timm_opens_a_classifier(changes, tmp_path):
 @pytest.mark.parametrize(("format", "make"), [(format, make) for format in FORMATS for make in (encoder, classifier)])
 @torch.no_grad()
 def test_the_example_in_the_card_opens_the_export(format, make, tmp_path, monkeypatch):
-    model = make()
+    model = make(depth=1)
     folder, _ = written(model, tmp_path, format)
     _, _, code = (folder / "README.md").read_text().partition("```python\n")
     backbone = model if make is encoder else model.encoder
@@ -274,7 +273,7 @@ def test_the_command_exports_a_run_with_another_image_size(tool, tmp_path, no_to
     done = tool("export", "checkpoint=outputs/cats", "format=timm", "image_size=[48,48]")
     folder = run / "export" / "timm"
     assert f"{Path('outputs/cats/export/timm')}: README.md, config.json, model.safetensors" in done.stdout
-    loaded = load_classifier(LoadEncoder(path=run / "step_00000006", image_size=[48, 48]))
+    loaded = tiny.classifier(run / "step_00000006", image_size=[48, 48])
     opened = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with torch.no_grad():
         x = images((48, 48))

@@ -13,8 +13,7 @@ import torch
 from command import LIMIT
 from exported import CLASSES, SHAPE, classifier, encoder, images, written
 
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 
 def leaks(path: Path) -> list[str]:
@@ -49,7 +48,7 @@ def test_a_graph_computes_the_outputs_of_the_encoder(resize, changes, tmp_path):
     folder, _ = written(exported, tmp_path, "onnx", any_size=resize)
     program, _ = opened(folder)
     for size in [(32, 48), *([(48, 40), (80, 16)] if resize else [])]:
-        resized = ViT(vit_options.ViT(**{**exported.arguments, "image_size": list(size)})).eval()
+        resized = ViT(**{**exported.arguments, "image_size": list(size)}).build().eval()
         resized.load_weights_from(exported, how=resize or "paper")
         for count in (1, 3):
             x = images(size, count)
@@ -129,7 +128,7 @@ def programs(tmp_path_factory):
     place, programs = tmp_path_factory.mktemp("programs"), {}
     torch.save(INPUTS, place / "inputs.pt")
     for make in (encoder, classifier):
-        model = make(positions="learned_2d")
+        model = make(positions="learned_2d", depth=1)
         manifest = {"step": 3, "view": {"resize": 64}}
         folder, remarks = written(model, place / make.__name__, "torch", any_size="timm", manifest=manifest)
         assert {file.name for file in folder.iterdir()} == {"README.md", "model.pt2"}
@@ -151,7 +150,7 @@ def test_a_program_of_torch_runs_in_a_process_without_ssvit(make, programs, tmp_
     assert metadata["any_size"] is True
     trained = model if make is encoder else model.encoder
     for x, outputs in zip(INPUTS, torch.load(folder / "outputs.pt"), strict=True):
-        resized = ViT(vit_options.ViT(**{**trained.arguments, "image_size": list(x.shape[2:])})).eval()
+        resized = ViT(**{**trained.arguments, "image_size": list(x.shape[2:])}).build().eval()
         resized.load_weights_from(trained, how="timm")
         if make is encoder:
             expected = resized(x), resized.represent(x)

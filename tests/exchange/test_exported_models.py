@@ -97,10 +97,7 @@ def test_predictions_are_those_of_the_checkpoint(loss, quantize, tool, call, tmp
 
 @pytest.mark.parametrize(
     ("changes", "view", "limits", "quantize"),
-    [
-        ({}, {"resize": 56}, None, "int8"),
-        ({"channels": 1, "mean": 0.4}, {"fit": "squash"}, [[20.0], [200.0]], "null"),
-    ],
+    [({}, {"resize": 56}, None, "int8"), ({"channels": 1, "mean": 0.4}, {"fit": "squash"}, [[20.0], [200.0]], "null")],
 )
 def test_features_are_those_of_the_checkpoint(changes, view, limits, quantize, call, tmp_path):
     save(tmp_path, encoder(depth=1, **changes), view={"size": [32, 48], **view}, range=limits)

@@ -16,14 +16,13 @@ import zipfile
 import numpy
 import peers
 import pytest
+import tiny
 import torch
 from safetensors.torch import save_file
 
 from ssvit.errors import UserError
 from ssvit.exchange import files, reading
 from ssvit.exchange.files import ForeignError
-from ssvit.loading.encoder import load_encoder
-from ssvit.loading.options import LoadEncoder
 
 MAX_GROWTH = 300  # MB more than before the first file
 # Reads each file under a limit, and prints the message for each, the growth of memory, and which files loaded torch.
@@ -192,7 +191,7 @@ def test_memory_is_bounded_and_torch_is_imported_for_its_files_only(read):
 
 
 def load(path, **options):
-    return load_encoder(LoadEncoder(path=path, **(options or peers.TOLD)))
+    return tiny.loaded(path, **(options or peers.TOLD))
 
 
 class Harm:

@@ -5,15 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from command import error_of, one_line
 from exported import classifier, encoder, images, written
 
 from ssvit.errors import OptionError, UserError
 from ssvit.exchange import hub
-from ssvit.loading.encoder import load_encoder
 from ssvit.loading.finding import open_checkpoint
-from ssvit.loading.options import LoadEncoder
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
 COMMIT, OLDER = "a" * 40, "b" * 40
@@ -122,7 +121,7 @@ def test_an_export_of_ssvit_is_read_back_bit_for_bit(changes, tmp_path):
     folder, _ = written(model, tmp_path, "safetensors")
     checkpoint = open_checkpoint(folder / "model.safetensors")
     assert checkpoint.encoder == json.loads((folder / "config.json").read_text())["encoder"]
-    read, expected = load_encoder(LoadEncoder(path=checkpoint.path)), model.encoder.state_dict()
+    read, expected = tiny.loaded(checkpoint.path), model.encoder.state_dict()
     assert read.state_dict().keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in read.state_dict().items())
     assert torch.isfinite(read(images())).all()
@@ -136,4 +135,4 @@ def test_a_configuration_that_does_not_fit_its_weights_is_rejected(change, tmp_p
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"encoder": config["encoder"] | change}))
     with pytest.raises(UserError, match=r"config\.json"):
-        load_encoder(LoadEncoder(path=folder / "model.safetensors"))
+        tiny.loaded(folder / "model.safetensors")
