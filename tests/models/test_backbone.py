@@ -11,12 +11,9 @@ from ssvit.models.vit import ViT
 
 def encoder(**changes) -> ViT:
     torch.manual_seed(0)
-    return ViT(
-        vit_options.ViT(
-            **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mean": 0.5, "std": 0.25}
-            | changes
-        )
-    )
+    return vit_options.ViT(
+        **{"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "mean": 0.5, "std": 0.25} | changes
+    ).build()
 
 
 @pytest.mark.parametrize("class_token", [True, False])

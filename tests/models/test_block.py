@@ -57,12 +57,15 @@ def test_dropout_of_attention_keeps_the_expectation(dtype):
 
 def encoder(**options) -> ViT:
     torch.manual_seed(0)
-    return ViT(vit_options.ViT(image_size=16, patch_size=4, width=48, depth=8, heads=3, **options))
+    return vit_options.ViT(image_size=16, patch_size=4, width=48, depth=8, heads=3, **options).build()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("accelerated", [False, True])
-@pytest.mark.parametrize("options", [{}, {"positions": "relative"}, {"dropout": 0.3, "stochastic_depth": 0.3}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"positions": "relative"}, {"attention": "window", "window": 3}, {"dropout": 0.3, "stochastic_depth": 0.3}],
+)
 def test_activation_checkpointing_changes_no_gradient_and_keeps_less(options, accelerated, dtype):
     gradients, kept = [], []
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))

@@ -11,9 +11,8 @@ from torch import nn
 
 from ssvit.exchange import reading
 from ssvit.exchange.files import ForeignError
-from ssvit.models import vit_options
 from ssvit.models.positions import Rotary, rotate
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 ROTARY = {"positions": "rotary", "registers": 3, "layer_scale": 0.3, "norm_epsilon": 1e-5}
 BOTH = {**ROTARY, "mlp": "swiglu"}
@@ -82,18 +81,17 @@ def test_files_of_others_are_refused(tmp_path):
 def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
     for width, hidden in ((384, 1024), (1536, 4096), (192, 512), (60, 160)):
         with torch.device("meta"):
-            encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=width, depth=1, heads=1, mlp="swiglu"))
+            encoder = ViT(image_size=8, patch_size=4, width=width, depth=1, heads=1, mlp="swiglu").build()
         assert encoder.blocks[0].contract.in_features == hidden
         assert encoder.architecture["mlp_width"] == hidden
-    encoder = ViT(vit_options.ViT(image_size=8, patch_size=4, width=96, depth=1, heads=1, mlp="swiglu"))
+    encoder = ViT(image_size=8, patch_size=4, width=96, depth=1, heads=1, mlp="swiglu").build()
     limit = (6 / (96 + 256)) ** 0.5  # Xavier's, of one matrix
     for matrix in encoder.blocks[0].expand.weight.chunk(2):
         assert 0.98 * limit < matrix.abs().max() <= limit
 
 
-@pytest.mark.parametrize("name", ["dinov3", "huggingface_dinov3_swiglu"])
-def test_pretraining_goes_on_from_it(name, tool, tmp_path):
-    peer = peers.PEERS[name](tmp_path)
+def test_pretraining_goes_on_from_it(tool, tmp_path):
+    peer = peers.PEERS["huggingface_dinov3_swiglu"](tmp_path)
     given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probes=[]")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout

@@ -41,7 +41,7 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
 
 def build(layers=(1, 1), **options) -> ViT:
     torch.manual_seed(0)
-    return shaken(ViT(vit_options.ViT(**SMALL | {"stem": {"layers": list(layers), "width": 32}} | options)))
+    return shaken(vit_options.ViT(**SMALL | {"stem": {"layers": list(layers), "width": 32}} | options).build())
 
 
 def random_images(b: int = 2, h: int = 16, w: int = 16, c: int = 3) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_a_unit_starts_as_its_shortcut():
 
 
 def test_initialisation_is_the_authors():
-    stem = ViT(vit_options.ViT(**SMALL | {"patch_size": 16}, stem={"layers": [1, 2, 1], "width": 64})).stem
+    stem = vit_options.ViT(**SMALL | {"patch_size": 16}, stem={"layers": [1, 2, 1], "width": 64}).build().stem
     for name, parameter in stem.named_parameters():
         if parameter.ndim == 4:
             std = parameter[0].numel() ** -0.5
@@ -131,7 +131,7 @@ def test_initialisation_is_the_authors():
 
 def objective(**options) -> MaskedPatch:
     torch.manual_seed(0)
-    encoder = ViT(vit_options.ViT(**SMALL | {"patch_size": 4} | options, stem={"layers": [1], "width": 32}))
+    encoder = vit_options.ViT(**SMALL | {"patch_size": 4} | options, stem={"layers": [1], "width": 32}).build()
     return MaskedPatch(
         masked_patch_options.MaskedPatch(masking=Masking()),
         encoder=encoder,
@@ -183,4 +183,4 @@ def test_the_same_stem_may_be_written_in_other_words():
 )
 def test_another_stem_is_refused(stem):
     with pytest.raises(OptionError, match=r"^stem=.*must be \{layers: \[1,1\], width: 32, epsilons: authors"):
-        ViT(vit_options.ViT(**SMALL, stem=stem)).load_weights_from(build())
+        vit_options.ViT(**SMALL, stem=stem).build().load_weights_from(build())

@@ -23,7 +23,7 @@ def build(**options) -> ViT:
     """An encoder of rectangles cut into rectangles, with no weight zero and attention that is far from uniform."""
     torch.manual_seed(0)
     shape = {"image_size": [12, 16], "patch_size": [6, 4], "width": 16, "depth": 2, "heads": 2, "channels": 2}
-    return tiny.shaken(ViT(vit_options.ViT(**shape | options)), 0.3).eval()
+    return tiny.shaken(vit_options.ViT(**shape | options).build(), 0.3).eval()
 
 
 def images(b: int = 2) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_a_figure_shows_the_distance_of_each_head_at_its_layer():
 
 
 def test_distance_of_a_lone_patch_is_zero():
-    vit = ViT(vit_options.ViT(image_size=4, patch_size=4, width=8, depth=1, heads=2))
+    vit = vit_options.ViT(image_size=4, patch_size=4, width=8, depth=1, heads=2).build()
     (found,) = seen(vit, lambda: vit(torch.rand(2, 3, 4, 4)))
     assert attention.mean_distance(found, attention.patch_distances(vit)).tolist() == [[0, 0], [0, 0]]
 

@@ -33,7 +33,7 @@ TOKENS = [
 def build(**options) -> ViT:
     torch.manual_seed(0)
     shape = {"image_size": [20, 12], "patch_size": [4, 2], "width": 16, "depth": 4, "heads": 2}  # a grid of 5 x 6
-    return tiny.shaken(ViT(vit_options.ViT(**shape | options)), 0.3).eval()
+    return tiny.shaken(vit_options.ViT(**shape | options).build(), 0.3).eval()
 
 
 def images(height=20, width=12):
@@ -117,16 +117,6 @@ def test_gradients_reach_only_the_group_in_one_layer():
     touched = x.grad.abs().sum((0, 1)).unflatten(0, (5, 4)).unflatten(2, (6, 2)).sum((1, 3)) > 0
     assert touched[1].all()
     assert not touched[[0, 2, 3, 4]].any()
-
-
-def test_training_with_dropout_and_recomputation_gives_the_same_gradients():
-    gradients = []
-    for recomputed in (False, True):
-        vit = build(attention="window", window=3, activation_checkpointing=recomputed).train()
-        vit(images()).square().mean().backward()
-        gradients.append([parameter.grad for parameter in vit.parameters()])
-    for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second)
 
 
 def test_what_local_attention_does_not_support_is_named():

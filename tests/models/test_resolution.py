@@ -25,7 +25,7 @@ GRIDS = [((4, 4), (7, 7)), ((7, 7), (4, 4)), ((3, 5), (8, 6)), ((6, 2), (3, 5)),
 def build(seed: int = 0, **options) -> ViT:
     """A small encoder in which no weight is zero or one."""
     torch.manual_seed(seed)
-    return tiny.shaken(ViT(vit_options.ViT(**SMALL | options))).eval()
+    return tiny.shaken(vit_options.ViT(**SMALL | options).build()).eval()
 
 
 def resized(kind: type, old: tuple[int, int], new: tuple[int, int], how: str, special: int = 1, width: int = 12):
@@ -182,7 +182,7 @@ def test_a_way_that_is_none_is_refused(how, image_size):
         build(image_size=image_size).load_weights_from(build(), how=how)
 
 
-SIZES = [(24, 24), (8, 8), (12, 28), (16, 24), (4, 16)]
+SIZES = [(24, 24), (12, 28), (4, 16)]  # each side is larger, smaller and the same
 
 
 @torch.no_grad()
@@ -194,7 +194,7 @@ def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(position
     vit.resize = how
     for size in SIZES:
         images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1)).double()
-        other = ViT(vit_options.ViT(**vit.arguments | {"image_size": size})).eval().double()
+        other = vit_options.ViT(**vit.arguments | {"image_size": size}).build().eval().double()
         other.load_weights_from(vit, how=how)
         assert vit.grid_of(images) == other.grid
         torch.testing.assert_close(vit(images), other(images), atol=1e-12, rtol=1e-10)
@@ -210,7 +210,7 @@ def test_an_encoder_of_one_size_computes_what_one_taken_to_another_does(position
 def test_some_patches_of_another_grid_stand_where_they_do_in_it(positions, at):
     vit = build(positions=positions, positions_at=at)
     images = torch.rand(2, 3, 12, 20)
-    other = ViT(vit_options.ViT(**vit.arguments | {"image_size": (12, 20)})).eval()
+    other = vit_options.ViT(**vit.arguments | {"image_size": (12, 20)}).build().eval()
     other.load_weights_from(vit)
     visible_ids, output_ids = torch.tensor([[14, 3, 7], [0, 8, 2]]), torch.tensor([[2, 0], [1, 1]])
     found = {"grid": vit.grid_of(images), "output_ids": output_ids}

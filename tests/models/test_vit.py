@@ -19,7 +19,7 @@ SMALL = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 3, "heads": 3}
 def build(**options) -> ViT:
     """A small encoder in which no weight is zero or one, so that each of them shows in the output."""
     torch.manual_seed(0)
-    return tiny.shaken(ViT(vit_options.ViT(**SMALL | {"pooling": "patch_mean"} | options))).eval()
+    return tiny.shaken(vit_options.ViT(**SMALL | {"pooling": "patch_mean"} | options).build()).eval()
 
 
 def random_images(b: int = 3, c: int = 3, h: int = 16, w: int = 16) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_dropout_is_the_authors_and_that_of_attention_weights_an_option(rate, of
 
 def test_initialisation_is_the_authors():
     torch.manual_seed(0)
-    vit = ViT(vit_options.ViT(image_size=64, patch_size=8, width=192, depth=2, heads=3, distillation_token=True))
+    vit = vit_options.ViT(image_size=64, patch_size=8, width=192, depth=2, heads=3, distillation_token=True).build()
     patch = vit.patch.weight
     assert patch.std().item() == pytest.approx(192**-0.5, rel=0.02)
     assert patch.abs().max().item() <= 2 * 192**-0.5 / 0.8796 + 1e-6
@@ -112,7 +112,9 @@ def test_initialisation_is_the_authors():
 
 def test_bfloat16_does_not_shift_the_colours():
     # A mean rounded to half precision would shift every patch by half a grey level.
-    vit = ViT(vit_options.ViT(image_size=32, patch_size=16, width=256, depth=1, heads=1, mean=130.49 / 255, std=0.229))
+    vit = vit_options.ViT(
+        image_size=32, patch_size=16, width=256, depth=1, heads=1, mean=130.49 / 255, std=0.229
+    ).build()
     torch.nn.init.normal_(vit.patch.weight, std=768**-0.5, generator=torch.Generator().manual_seed(0))
     images = torch.full((1, 3, 32, 32), 130, dtype=torch.uint8)
     with torch.autocast("cpu", torch.bfloat16):
