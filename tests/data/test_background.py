@@ -40,7 +40,7 @@ def composited(picture: Image.Image, colour: tuple[int, ...]) -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """A folder with drawings on transparency, and a run on them whose background is the mean of the data."""
     root = tmp_path_factory.mktemp("background")
     for number in range(12):
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path) -> None:
+def test_every_command_uses_the_background_of_the_run(run, tmp_path):
     checkpoint = manifest.complete(run / "outputs/run")[-1]
     assert manifest.read_manifest(checkpoint)["background"] == "#336699"
     files = [sorted((run / name / "a").glob("*.png")) for name in ("set", "flat")]
@@ -96,7 +96,7 @@ def test_every_command_uses_the_background_of_the_run(run: Path, tmp_path: Path)
         )
 
 
-def test_preset_auto_measures_the_composited_pixels(tmp_path: Path) -> None:
+def test_preset_auto_measures_the_composited_pixels(tmp_path):
     for number in range(4):
         drawing(number, mode="LA").save(tmp_path / f"{number}.png")
     values = np.stack([np.asarray(composited(drawing(number), (255,) * 3))[..., 0] / 255 for number in range(4)])
@@ -109,7 +109,7 @@ def test_preset_auto_measures_the_composited_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_drawings_that_vanish_are_reported(tmp_path: Path, mode: str) -> None:
+def test_drawings_that_vanish_are_reported(tmp_path, mode):
     def summary(**options: object) -> str:
         return datasets.folder(datasets_options.Folder(root=str(tmp_path), **options)).summary
 

@@ -30,7 +30,7 @@ def same(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("targets", [True, False])
 @pytest.mark.parametrize("labelled", [True, False])
-def test_all_tensors_of_a_batch_go_together(labelled: bool, targets: bool, indexed: bool) -> None:
+def test_all_tensors_of_a_batch_go_together(labelled, targets, indexed):
     kind = {"labelled": labelled, "targets": targets, "indexed": indexed}
     whole, parts = batch(150, **kind), [batch(64, **kind), batch(64, 64, **kind), batch(22, 128, **kind)]
     assert len(whole.tensors) == 3 + labelled + 2 * targets + indexed

@@ -72,9 +72,7 @@ def threefold(grey: np.ndarray) -> np.ndarray:
         *((f"a.{suffix}", Image.fromarray(WIDE), {}, threefold(np.rint(WIDE / 257.0)), 0) for suffix in KINDS),
     ],
 )  # fmt: skip
-def test_lossless_files_have_the_pixels_that_were_saved(
-    tmp_path: Path, name: str, image: Image.Image, options: dict, expected: np.ndarray, levels: int
-) -> None:
+def test_lossless_files_have_the_pixels_that_were_saved(tmp_path, name, image, options, expected, levels):
     assert np.abs(loaded(image, tmp_path / name, **options) - np.asarray(expected, float)).max() <= levels
     (tmp_path / name).rename(tmp_path / "b.jpg")  # the suffix does not decide
     assert (load(str(tmp_path / "b.jpg")) - torch.tensor(expected).movedim(2, 0)).abs().max() <= levels
@@ -84,9 +82,7 @@ def test_lossless_files_have_the_pixels_that_were_saved(
     ("background", "colour"),
     [(None, 0), ("white", 255), ("#0F8", (0, 255, 136)), ([0.2, 0, 1], (51, 0, 255)), (0.6, 153)],
 )
-def test_transparent_pixels_are_composited_onto_the_background(
-    tmp_path: Path, background: object, colour: object
-) -> None:
+def test_transparent_pixels_are_composited_onto_the_background(tmp_path, background, colour):
     rgba, share = np.concatenate((RGB, ALPHA), 2), ALPHA / 255
     expected = RGB * share + np.array(colour) * (1 - share)
     opacity = np.where(GREY == 7, 0, 255)
@@ -105,7 +101,7 @@ def test_transparent_pixels_are_composited_onto_the_background(
         assert np.abs(luminance - reference @ [0.299, 0.587, 0.114]).max() <= 2, path.name
 
 
-def test_a_fourth_band_of_a_tiff_is_alpha_only_if_it_is_declared(tmp_path: Path) -> None:
+def test_a_fourth_band_of_a_tiff_is_alpha_only_if_it_is_declared(tmp_path):
     path = tmp_path / "a.tiff"
     Image.fromarray(np.concatenate((RGB, ALPHA), 2)).save(path)
     declared = path.read_bytes()
@@ -117,14 +113,14 @@ def test_a_fourth_band_of_a_tiff_is_alpha_only_if_it_is_declared(tmp_path: Path)
 
 
 @pytest.mark.parametrize("value", ["whte", "#12", [255, 255, 255], [0.5, 0.5], [], True, {"r": 1}, -0.1])
-def test_a_background_that_is_no_colour_is_an_error(value: object) -> None:
+def test_a_background_that_is_no_colour_is_an_error(value):
     with pytest.raises(OptionError) as caught:
         PixelFormat(background=value)
     assert caught.value.name == "background"
 
 
 @pytest.mark.parametrize("options", [{"channels": 4}, {"range": [0, 255]}])
-def test_only_photographs_have_a_background(options: dict) -> None:
+def test_only_photographs_have_a_background(options):
     assert PixelFormat(background="black", **options) == PixelFormat(**options)  # the default
     with pytest.raises(OptionError, match="background"):
         PixelFormat(background="white", **options)
@@ -132,7 +128,7 @@ def test_only_photographs_have_a_background(options: dict) -> None:
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_jpeg(tmp_path: Path, mode: str, channels: int, progressive: bool) -> None:
+def test_jpeg(tmp_path, mode, channels, progressive):
     pixels = smooth(channels)
     got = loaded(Image.fromarray(pixels.squeeze(), mode), tmp_path / "a.jpg", quality=95, progressive=progressive)
     assert np.abs(got.astype(int) - np.broadcast_to(pixels, got.shape)).mean() < 4
@@ -140,7 +136,7 @@ def test_jpeg(tmp_path: Path, mode: str, channels: int, progressive: bool) -> No
         assert np.abs(got.astype(int) - np.asarray(image.convert("RGB"))).max() <= 2
 
 
-def test_cmyk_jpeg(tmp_path: Path) -> None:
+def test_cmyk_jpeg(tmp_path):
     inks = smooth(4)
     got = loaded(Image.fromarray(inks, "CMYK"), tmp_path / "a.jpg", quality=98)
     assert np.abs(got - (255.0 - inks[:, :, :3]) * (255.0 - inks[:, :, 3:]) / 255.0).mean() < 4
@@ -153,7 +149,7 @@ def encoded(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
-def test_truncated_files_are_unreadable(tmp_path: Path, kind: str) -> None:
+def test_truncated_files_are_unreadable(tmp_path, kind):
     data, path = encoded(kind), tmp_path / "a.img"
     for length in (0, 3, 20, len(data) // 2):
         path.write_bytes(data[:length])
@@ -172,7 +168,7 @@ def jpeg_of_size(height: int, width: int) -> bytes:
 
 
 @pytest.mark.parametrize("make", [partial(png_of, rows=b""), jpeg_of_size])
-def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_by_its_header(tmp_path, make, monkeypatch):
     (tmp_path / "bomb").write_bytes(make(60000, 50000))
 
     def decoded(*args: object, **options: object) -> None:
@@ -184,7 +180,7 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path, make: object, monkeypat
         load(str(tmp_path / "bomb"))
 
 
-def test_files_that_are_no_images_are_unreadable(tmp_path: Path) -> None:
+def test_files_that_are_no_images_are_unreadable(tmp_path):
     (tmp_path / "text.jpg").write_text("not an image")
     os.mkfifo(tmp_path / "pipe")  # nobody writes into it
     for name, target in (("null", "/dev/null"), ("dangling", "nowhere"), ("loop", "loop")):
@@ -198,7 +194,7 @@ def test_files_that_are_no_images_are_unreadable(tmp_path: Path) -> None:
             load(str(tmp_path / path))
 
 
-def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path: Path) -> None:
+def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path):
     path = tmp_path / "\x1b[2Jred\n.png"
     path.write_text("")
     with pytest.raises(Unreadable) as caught:
@@ -207,7 +203,7 @@ def test_a_name_is_printed_without_what_a_terminal_obeys(tmp_path: Path) -> None
     assert str(caught.value) == rf"{tmp_path}/\x1b[2Jred\n.png: not an image of a known format"
 
 
-def test_too_many_open_files_is_not_an_unreadable_image(tmp_path: Path) -> None:
+def test_too_many_open_files_is_not_an_unreadable_image(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded("PNG"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -244,7 +240,7 @@ print(*counts)
 """
 
 
-def test_a_thousand_mutants_do_not_crash_the_process(tmp_path: Path) -> None:
+def test_a_thousand_mutants_do_not_crash_the_process(tmp_path):
     for kind in ("JPEG", "PNG"):
         (tmp_path / kind).write_bytes(encoded(kind))
     command = [sys.executable, "-c", MUTANTS, *(str(tmp_path / name) for name in ("mutant", "JPEG", "PNG"))]
@@ -272,7 +268,7 @@ def test_masks_are_the_numbers_in_the_file(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_images_and_masks_are_oriented_by_their_exif(tmp_path: Path, orientation: int, mode: str) -> None:
+def test_images_and_masks_are_oriented_by_their_exif(tmp_path, orientation, mode):
     source = Image.fromarray(smooth(3)).convert(mode)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -291,7 +287,7 @@ def test_images_and_masks_are_oriented_by_their_exif(tmp_path: Path, orientation
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_16_bit_files_of_several_channels_are_oriented(tmp_path: Path, orientation: int) -> None:
+def test_16_bit_files_of_several_channels_are_oriented(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     flat = Image.fromarray(GREY)
@@ -313,9 +309,7 @@ def test_16_bit_files_of_several_channels_are_oriented(tmp_path: Path, orientati
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "npy"])
-def test_a_mask_of_the_unrotated_image_is_an_error(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mask_of_the_unrotated_image_is_an_error(tmp_path, suffix, monkeypatch):
     exif = Image.Exif()
     exif[0x0112] = 6
     if suffix == "npy":  # no orientation: the array is upright
@@ -333,7 +327,7 @@ def test_a_mask_of_the_unrotated_image_is_an_error(
     assert caught.value.path == masks[2]
 
 
-def test_headers_state_whether_values_have_8_bits(tmp_path: Path) -> None:
+def test_headers_state_whether_values_have_8_bits(tmp_path):
     for name, image in {"a.jpg": RGB, "b.png": RGB, "c.tiff": RGB, "d.png": GREY > 127, "e.webp": RGB}.items():
         Image.fromarray(image).save(tmp_path / name)
     PALETTE.save(tmp_path / "f.png")

@@ -61,7 +61,7 @@ def same(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
 
 
 @pytest.mark.parametrize("order", ["permutation", "bijection"])
-def test_each_image_comes_once_an_epoch_in_an_order_of_seed_and_slot(order: str) -> None:
+def test_each_image_comes_once_an_epoch_in_an_order_of_seed_and_slot(order):
     slots = torch.arange(5 * 37)
     every = sampler.indices(slots, size=37, seed=5, order=order)
     epochs = every.view(5, 37)
@@ -75,7 +75,7 @@ def test_each_image_comes_once_an_epoch_in_an_order_of_seed_and_slot(order: str)
     assert tags(batches) == indices(batches) == every[24:184].tolist()  # batches straddle epochs
 
 
-def test_processes_and_micro_batches_part_the_same_global_batch() -> None:
+def test_processes_and_micro_batches_part_the_same_global_batch():
     source = Memory(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), [0] * 40, ("a",))
 
     def load(**options: int) -> list[Batch]:
@@ -106,7 +106,7 @@ def test_a_batch_that_cannot_be_shared_names_the_most_processes_that_can_share_i
 
 
 @pytest.mark.parametrize(("batch_size", "repeats"), [(12, 1), (12, 3), (16, 3), (9, 2), (4, 4)])
-def test_the_copies_of_an_image_are_in_one_batch_or_at_its_ends_and_never_neighbours(batch_size, repeats) -> None:
+def test_the_copies_of_an_image_are_in_one_batch_or_at_its_ends_and_never_neighbours(batch_size, repeats):
     slots = torch.arange(12 * batch_size)
     found = sampler.positions(slots, batch_size=batch_size, repeats=repeats)
     batches = found.view(12, batch_size)
@@ -119,7 +119,7 @@ def test_the_copies_of_an_image_are_in_one_batch_or_at_its_ends_and_never_neighb
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_a_batch_has_copies_of_its_images_which_differ_in_slot_and_pixels(repeats: int) -> None:
+def test_a_batch_has_copies_of_its_images_which_differ_in_slot_and_pixels(repeats):
     source = Memory(torch.randint(0, 256, (20, 3, 24, 24), dtype=torch.uint8))
     options = {"transform": InceptionCrop(size=6).build(), "seed": 1, "batch_size": 12, "repeats": repeats}
     batches = list(Loader(source=source, **options).batches(0, 5 * repeats))
@@ -138,7 +138,7 @@ def test_a_batch_has_copies_of_its_images_which_differ_in_slot_and_pixels(repeat
 
 
 @pytest.mark.parametrize("workers", [None, 0])
-def test_fingerprints_of_all_images_are_recorded_once_each_was_shown(tmp_path: Path, workers: int | None) -> None:
+def test_fingerprints_of_all_images_are_recorded_once_each_was_shown(tmp_path, workers):
     source = folder(tmp_path, 20) if workers is not None else tagged(20)
     loader = Loader(source=source, transform=TAG, seed=0, batch_size=12, repeats=2, records=True)
     rows = []
@@ -160,7 +160,7 @@ VIEWS = MultiCrop(size=8, local_size=6, local_views=3, sigma=(0.1, 1.0)).build()
 @pytest.mark.parametrize(
     "transform", [InceptionCrop(size=6).build(), ShiftCrop(size=8, padding=2).build(), CHANGED, VIEWS]
 )
-def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path: Path, transform) -> None:
+def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path, transform):
     images, labels = torch.randint(0, 256, (120, 3, 12, 14), dtype=torch.uint8), torch.arange(120) % 2
     paths = [str(tmp_path / f"{i:03d}.png") for i in range(120)]
     for path, image in zip(paths, images, strict=True):
@@ -185,7 +185,7 @@ def test_batches_depend_neither_on_the_first_step_nor_on_the_workers(tmp_path: P
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_file_is_replaced_by_another_with_its_label_and_index(tmp_path: Path, workers: int) -> None:
+def test_a_damaged_file_is_replaced_by_another_with_its_label_and_index(tmp_path, workers):
     source = folder(tmp_path, 120, damaged=[7])
     loader = Loader(source=source, transform=TAG, seed=0, batch_size=30, workers=workers)
     batches = list(loader.batches(0, 8))
@@ -198,14 +198,14 @@ def test_a_damaged_file_is_replaced_by_another_with_its_label_and_index(tmp_path
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_readable_stops_at_once(tmp_path: Path, workers: int) -> None:
+def test_nothing_readable_stops_at_once(tmp_path, workers):
     source = folder(tmp_path, 10, damaged=range(10))
     loader = Loader(source=source, transform=TAG, seed=0, batch_size=5, workers=workers)
     with pytest.raises(UserError, match=r"^[^\n]*the first: .*\.png: not an image of a known format$"):
         next(loader.batches(0, 100))
 
 
-def test_more_than_one_in_a_hundred_stops() -> None:
+def test_more_than_one_in_a_hundred_stops():
     failures = [Unreadable(f"{i}.jpg", "damaged") for i in range(4)]
     _Tally(250).add(250, failures[:2])  # 0.8 %
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_more_than_one_in_a_hundred_stops() -> None:
         _Tally(250).add(250, failures)  # 1.6 %
 
 
-def test_few_failures_early_in_a_large_set_do_not_stop() -> None:
+def test_few_failures_early_in_a_large_set_do_not_stop():
     failures = [Unreadable(f"{i}.jpg", "damaged") for i in range(200)]
     _Tally(100_000).add(299, failures)  # too few seen to judge
     tally = _Tally(100_000)
@@ -234,7 +234,7 @@ class _Exits:
 
 
 @pytest.mark.parametrize("transform", [_Exits(), TAG])
-def test_a_dead_worker_is_reported_in_one_line(tmp_path: Path, transform) -> None:
+def test_a_dead_worker_is_reported_in_one_line(tmp_path, transform):
     """A worker is killed while it reads, or while the main process has not yet received its batches."""
     batches = Loader(source=folder(tmp_path, 10), transform=transform, seed=0, batch_size=5, workers=1).batches(0, 100)
     if transform is TAG:
@@ -245,7 +245,7 @@ def test_a_dead_worker_is_reported_in_one_line(tmp_path: Path, transform) -> Non
         list(batches)
 
 
-def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path: Path) -> None:
+def test_a_stopped_worker_is_reported_after_the_timeout(tmp_path):
     loader = Loader(source=folder(tmp_path, 10), transform=TAG, seed=0, batch_size=5, workers=1, timeout=0.5)
     batches = loader.batches(0, 100)
     next(batches)
@@ -300,7 +300,7 @@ raise RuntimeError("a mistake in the loop")
 """
 
 
-def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
+def test_too_small_a_shared_memory_is_reported(tmp_path):
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     (tmp_path / "small.py").write_text(SETUP + SMALL)
     mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
@@ -313,7 +313,7 @@ def test_too_small_a_shared_memory_is_reported(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path) -> None:
+def test_too_low_a_limit_of_open_files_is_reported(tmp_path):
     Image.new("RGB", (6, 6)).save(tmp_path / "a.png")
     limits = ["30", "50"]  # too few for the workers and for the tensors that they share
     command = [sys.executable, "-W", "ignore", "-c", SETUP + FEW, str(tmp_path / "a.png"), *limits]
@@ -326,7 +326,7 @@ def test_too_low_a_limit_of_open_files_is_reported(tmp_path: Path) -> None:
         assert error.count("Traceback") == 1
 
 
-def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path: Path) -> None:
+def test_an_error_of_the_transform_reaches_the_user_in_one_line(tmp_path):
     loader = Loader(source=folder(tmp_path, 10), transform=ShiftCrop(size=50).build(), seed=0, batch_size=5, workers=1)
     with pytest.raises(UserError, match=r"^an image of \dx6 pixels is too small[^\n]*$"):
         list(loader.batches(0, 2))
@@ -348,7 +348,7 @@ def wait_until_gone(pids: list[int]) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path, method: str) -> None:
+def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path, method):
     process, pids = run_orphans(tmp_path, "wait", method)
     assert len(pids) == 2
     for pid in pids:
@@ -365,14 +365,14 @@ def test_workers_ignore_signals_and_die_with_the_main_process(tmp_path: Path, me
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_an_error_amid_the_batches_leaves_no_worker(tmp_path: Path) -> None:
+def test_an_error_amid_the_batches_leaves_no_worker(tmp_path):
     process, pids = run_orphans(tmp_path, "raise")
     assert process.wait(timeout=LIMIT) == 1
     assert wait_until_gone(pids)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_has_each_readable_image_once_in_order(tmp_path: Path, workers: int) -> None:
+def test_evaluation_has_each_readable_image_once_in_order(tmp_path, workers):
     batches = list(evaluation_batches(folder(tmp_path, 120, damaged=[3]), TAG, batch_size=7, workers=workers))
     readable = [i for i in range(120) if i != 3]
     assert tags(batches) == torch.cat([batch.slots for batch in batches]).tolist() == readable
@@ -380,7 +380,7 @@ def test_evaluation_has_each_readable_image_once_in_order(tmp_path: Path, worker
 
 
 @pytest.mark.parametrize("limit", [None, 1, 22, 200])
-def test_evaluation_parts_add_up(limit: int | None) -> None:
+def test_evaluation_parts_add_up(limit):
     whole = tags(evaluation_batches(tagged(50), TAG, batch_size=7, limit=limit))
     assert len(whole) == min(limit or 50, 50)
     assert whole == sorted(set(whole))
@@ -396,12 +396,12 @@ def test_evaluation_parts_add_up(limit: int | None) -> None:
         ({"batch_size": 51}, "batch_size=51: must be no more than the 50 images"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, int], words: str) -> None:
+def test_wrong_options_are_named(options, words):
     with pytest.raises(OptionError, match=words):
         Loader(source=tagged(50), transform=TAG, seed=0, **options)
 
 
-def test_waiting_is_counted(tmp_path: Path) -> None:
+def test_waiting_is_counted(tmp_path):
     loader = Loader(source=folder(tmp_path, 20), transform=TAG, seed=0, batch_size=10)
     assert loader.waited == 0
     list(loader.batches(0, 2))

@@ -74,7 +74,7 @@ def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, share: float = 0.002)
 
 
 @pytest.mark.parametrize("augment", [*STEPS, *CROPS, VIEWS], ids=called)
-def test_an_image_is_a_function_of_seed_slot_and_view(augment: Any) -> None:
+def test_an_image_is_a_function_of_seed_slot_and_view(augment):
     """It does not depend on other images of the batch, on tensor or list, on the default dtype or on the chunk size."""
     pictures, slots = images(60), torch.arange(60) * 7 + 1000
     before, views = pictures.clone(), [] if augment is VIEWS else [1]
@@ -104,7 +104,7 @@ def test_an_image_is_a_function_of_seed_slot_and_view(augment: Any) -> None:
 
 
 @pytest.mark.parametrize("inputs", [images(90), images(90) / 255])
-def test_a_crop_does_not_depend_on_how_many_are_made_together(inputs: torch.Tensor, monkeypatch: Any) -> None:
+def test_a_crop_does_not_depend_on_how_many_are_made_together(inputs, monkeypatch):
     found = []
     for values in (1 << 12, 1 << 17, 1 << 18):
         monkeypatch.setattr(crops, "_CHUNK", values)
@@ -115,7 +115,7 @@ def test_a_crop_does_not_depend_on_how_many_are_made_together(inputs: torch.Tens
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("augment", OF_FLOATS, ids=called)
-def test_floats_are_changed_as_bytes_are(augment: Any, channels: int) -> None:
+def test_floats_are_changed_as_bytes_are(augment, channels):
     """Within the half grey level that bytes are rounded by."""
     pictures, slots = images(8, c=channels), SLOTS[:8]
     for inputs in (pictures, list(pictures)) if augment in CROPS else (pictures,):
@@ -137,7 +137,7 @@ def windows(image: torch.Tensor, h: int, w: int, flips: tuple[bool, ...] = (Fals
 @pytest.mark.parametrize(
     "crop", [ShiftCrop(size=(12, 10), padding=3).build(), ResizeCrop(size=(9, 10), resize=12).build()]
 )
-def test_windows_are_torchvisions_each_as_likely(crop: crops.ShiftCrop | crops.ResizeCrop) -> None:
+def test_windows_are_torchvisions_each_as_likely(crop):
     """Crops come from the image that torchvision pads by reflection, or resizes to a square."""
     picture = images(5, 12, 10, 2)[3]
     wide = tvf.pad(picture, [3], padding_mode="reflect") if isinstance(crop, crops.ShiftCrop) else None
@@ -148,7 +148,7 @@ def test_windows_are_torchvisions_each_as_likely(crop: crops.ShiftCrop | crops.R
     assert chisquare(counts).pvalue > 1e-3
 
 
-def test_an_image_too_small_for_a_window_is_an_error() -> None:
+def test_an_image_too_small_for_a_window_is_an_error():
     with pytest.raises(UserError, match="an image of 10x8 pixels"):
         ShiftCrop(size=20).build()(images(3, 8, 10), SLOTS[:3], 0)
 
@@ -158,7 +158,7 @@ def boxes(crop: crops.InceptionCrop, height: int, width: int, count: int = COUNT
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (32, 32), (20, 90)])
-def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int) -> None:
+def test_boxes_are_distributed_as_torchvision_draws_them(height, width):
     crop = InceptionCrop(size=8).build()
     found, flips = boxes(crop, height, width)
     torch.manual_seed(0)
@@ -174,12 +174,12 @@ def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 50), (50, 1), (7, 300), (33, 47)])
-def test_boxes_lie_within_the_image(height: int, width: int) -> None:
+def test_boxes_lie_within_the_image(height, width):
     top, left, h, w = boxes(InceptionCrop(size=8).build(), height, width)[0].unbind(1)
     assert torch.stack((top, left, h - 1, w - 1, height - top - h, width - left - w)).min() >= 0
 
 
-def test_where_no_try_fits_the_crop_is_torchvisions() -> None:
+def test_where_no_try_fits_the_crop_is_torchvisions():
     options = {"scale": (1.0, 1.0), "ratio": (0.5, 0.6)}
     for height, width in ((10, 100), (100, 10), (60, 60)):
         theirs = v2.RandomResizedCrop(8, **options).make_params([torch.zeros(3, height, width)])
@@ -189,7 +189,7 @@ def test_where_no_try_fits_the_crop_is_torchvisions() -> None:
 
 @pytest.mark.parametrize("size", [32, (16, 48), (5, 7), (90, 100)])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 40, 70), (5, 21, 9)])
-def test_crops_are_torchvisions_within_one_grey_level(size: int | tuple[int, int], shape: tuple[int, ...]) -> None:
+def test_crops_are_torchvisions_within_one_grey_level(size, shape):
     crop, slots = InceptionCrop(size=size).build(), torch.arange(40) + 1000
     c, h, w = shape
     batch = images(40, h, w, c)
@@ -204,7 +204,7 @@ def test_crops_are_torchvisions_within_one_grey_level(size: int | tuple[int, int
     assert crop(several, SLOTS[:3], 0).shape == (3, 3, *crop.size)
 
 
-def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_need_no_table_and_agree(monkeypatch):
     batch, boxes = images(4, 50, 60), torch.tensor([[0, 0, 50, 60], [3, 5, 1, 1], [10, 20, 40, 40], [49, 59, 1, 1]])
     flips = torch.tensor([False, True, True, False])
     kept = resample(batch, boxes, flips, (33, 34))
@@ -213,7 +213,7 @@ def test_large_images_need_no_table_and_agree(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("height", "width"), [(60, 90), (90, 60), (300, 47), (64, 64), (10, 12)])
-def test_center_crops_are_torchvisions(height: int, width: int) -> None:
+def test_center_crops_are_torchvisions(height, width):
     image = images(5, height, width)[4]
     squashed = {size: tvf.resize(image, list(size), antialias=True) for size in ((32, 32), (24, 40))}
     cases = [(CenterCrop(size=size, fit="stretch").build(), expected) for size, expected in squashed.items()]
@@ -236,7 +236,7 @@ def test_center_crops_are_torchvisions(height: int, width: int) -> None:
 
 @pytest.mark.parametrize("shape", [(13, 40), (40, 13), (24, 16), (50, 60), (5, 3)])
 @pytest.mark.parametrize("options", [{}, {"resize": 30}, {"fit": "stretch"}, {"fit": "pad"}])
-def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[str, Any]) -> None:
+def test_masks_are_cropped_as_images_are(shape, options):
     crop, mask = CenterCrop(size=(24, 16), **options).build(), torch.zeros(shape, dtype=torch.uint8)
     mask[shape[0] // 2 :] += 1
     mask[:, shape[1] // 2 :] += 2
@@ -255,7 +255,7 @@ def test_masks_are_cropped_as_images_are(shape: tuple[int, int], options: dict[s
     assert (found == IGNORED).any() == (options.get("fit") == "pad" and 2 * shape[0] != 3 * shape[1])
 
 
-def test_the_fit_of_earlier_versions_is_read() -> None:
+def test_the_fit_of_earlier_versions_is_read():
     for name, former in (("crop", "cover"), ("stretch", "squash"), ("pad", "pad")):
         assert CenterCrop(size=8, fit=name) == CenterCrop(size=8, fit=former)
     for value in ("border", 3, ["crop"], None):
@@ -281,7 +281,7 @@ Single = Callable[[torch.Tensor, float], torch.Tensor]
         (lambda x, s: changes.blur(x, s, 4), lambda x, s: tvf.gaussian_blur(x, [9, 9], [s, s]), FACTORS + 0.1),
     ],
 )
-def test_operations_are_torchvisions(ours: Any, theirs: Single, factors: torch.Tensor) -> None:
+def test_operations_are_torchvisions(ours, theirs, factors):
     pictures = images(60, 20, 17)
     assert_alike(
         ours(pictures, factors), torch.stack([theirs(*one) for one in zip(pictures, factors.tolist(), strict=True)])
@@ -289,7 +289,7 @@ def test_operations_are_torchvisions(ours: Any, theirs: Single, factors: torch.T
 
 
 @pytest.mark.parametrize("size", [(20, 20), (17, 24), (24, 17)])
-def test_rotations_are_torchvisions_of_the_reflected_image(size: tuple[int, int]) -> None:
+def test_rotations_are_torchvisions_of_the_reflected_image(size):
     pictures, step = images(60, *size), changes.Rotation(180)
     expected = []
     for picture, angle in zip(pictures, step.sample(0, SLOTS[:60]).tolist(), strict=True):
@@ -304,7 +304,7 @@ THEIR_NAMES = {name.replace("_", ""): name for name in OPERATIONS} | {"color": "
 
 
 @pytest.mark.parametrize("name", list(v2.RandAugment._AUGMENTATION_SPACE))
-def test_operations_of_randaugment_are_torchvisions(name: str) -> None:
+def test_operations_of_randaugment_are_torchvisions(name):
     strengths, signed = v2.RandAugment._AUGMENTATION_SPACE[name]
     ours = OPERATIONS[THEIR_NAMES[name.lower()]]
     assert signed == (THEIR_NAMES[name.lower()] in list(OPERATIONS)[:9])
@@ -335,7 +335,7 @@ def in_turn(step: Any, picture: torch.Tensor, place: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("step", [STEPS[1], STEPS[3], STEPS[4]], ids=called)
-def test_changes_are_their_operations_one_after_the_other(step: Any) -> None:
+def test_changes_are_their_operations_one_after_the_other(step):
     pictures = images(80, 20, 20)
     expected = torch.stack([in_turn(step, picture, place) for place, picture in enumerate(pictures)])
     difference = (step(pictures, SLOTS[:80], 4, 1).int() - expected.int()).abs()
@@ -352,7 +352,7 @@ def test_changes_are_their_operations_one_after_the_other(step: Any) -> None:
         (changes.Solarize, lambda x: tvf.solarize(x, 128)),
     ],
 )
-def test_choices_have_their_probability(make: Any, operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_choices_have_their_probability(make, operation):
     pictures = images(COUNT, 4, 3)
     whole, found = operation(pictures), make(probability=0.3)(pictures, SLOTS, 0)
     changed = (found.int() - whole.int()).abs().flatten(1).amax(1) <= 1
@@ -363,7 +363,7 @@ def test_choices_have_their_probability(make: Any, operation: Callable[[torch.Te
     assert make(probability=0.0)(pictures, SLOTS, 0).equal(pictures)
 
 
-def test_parameters_have_torchvisions_distribution() -> None:
+def test_parameters_have_torchvisions_distribution():
     jitter = changes.ColorJitter(0.8, 0.4, 3, 0.2, 0.1)
     theirs = v2.ColorJitter(brightness=0.4, contrast=3, saturation=0.2, hue=0.1)
     changed, factors, order = jitter.sample(0, SLOTS)
@@ -391,7 +391,7 @@ def test_parameters_have_torchvisions_distribution() -> None:
     assert not (strengths < 0)[which >= 9].any()
 
 
-def test_erased_rectangles_have_torchvisions_distribution() -> None:
+def test_erased_rectangles_have_torchvisions_distribution():
     size, area, ratio = (40, 30), (0.02, 0.3333), (0.3, 1 / 0.3)
     boxes = changes.Erasing(0.7, area).sample(size, SLOTS, 5, 1).double()
     erased = boxes[:, 2] > 0
@@ -409,7 +409,7 @@ def test_erased_rectangles_have_torchvisions_distribution() -> None:
         assert ks_2samp(statistic(*boxes[erased].unbind(1)), statistic(*expected.unbind(1))).pvalue > 1e-3
 
 
-def test_erasing_replaces_the_pixels_of_the_rectangle_by_uniform_values() -> None:
+def test_erasing_replaces_the_pixels_of_the_rectangle_by_uniform_values():
     step, pictures = changes.Erasing(0.6, (0.1, 0.3)), torch.full((300, 3, 20, 24), 7, dtype=torch.uint8)
     found, values = step(pictures, SLOTS[:300], 3), []
     for image, (top, left, height, width) in zip(found, step.sample((20, 24), SLOTS[:300], 3).tolist(), strict=True):
@@ -422,7 +422,7 @@ def test_erasing_replaces_the_pixels_of_the_rectangle_by_uniform_values() -> Non
 
 
 @pytest.mark.parametrize("crop", CROPS[1:6:2], ids=called)
-def test_every_crop_has_all_changes_one_after_the_other(crop: crops.RandomCrop) -> None:
+def test_every_crop_has_all_changes_one_after_the_other(crop):
     pictures, slots = images(40), SLOTS[:40] + 7
     options = {name: value for name, value in crop.options.values().items() if name not in CHANGES}
     plain = type(crop.options)(**options).build()
@@ -434,7 +434,7 @@ def test_every_crop_has_all_changes_one_after_the_other(crop: crops.RandomCrop) 
         assert crop(pictures, slots, 5, view).equal(expected)
 
 
-def test_dinos_views_are_crops_with_their_changes() -> None:
+def test_dinos_views_are_crops_with_their_changes():
     pictures, slots = images(40, 20, 20), torch.arange(40) + 7
     found = VIEWS(pictures, slots, 5)
     shapes = {name: tuple(views.shape) for name, views in found.items()}
@@ -452,7 +452,7 @@ def test_dinos_views_are_crops_with_their_changes() -> None:
         _ = Batch(found, None, slots).images
 
 
-def test_users_define_groups_of_views() -> None:
+def test_users_define_groups_of_views():
     plain, turned = CenterCrop(size=20).build(), ShiftCrop(size=20, padding=0, flip=0, vertical_flip=1).build()
     augment, pictures = Views({"clean": [plain], "pair": [turned, plain]}), images(4, 20, 20)
     found = augment(pictures, SLOTS[:4], 0)
@@ -479,12 +479,12 @@ def test_users_define_groups_of_views() -> None:
         (MultiCrop, {**SMALL, "sigma": [0.1, 4.0]}, "sigma"),
     ],
 )  # fmt: skip
-def test_wrong_options_are_named(make: Any, options: dict[str, Any], name: str) -> None:
+def test_wrong_options_are_named(make, options, name):
     assert error_of(make, **{"size": 16} | options).name == name
 
 
 @pytest.mark.parametrize("change", [{"randaugment": 2}, {"jitter": 0.8}, {"grayscale": 0.2}])
-def test_colours_of_other_channels_and_of_floats_are_not_changed(change: dict[str, float]) -> None:
+def test_colours_of_other_channels_and_of_floats_are_not_changed(change):
     crop, sized = (
         InceptionCrop(size=32, **change),
         {"image_size": 32, "patch_size": 4, "width": 64, "depth": 1, "heads": 1},

@@ -55,7 +55,7 @@ def assert_places(shown: torch.Tensor, maps: torch.Tensor, sides: torch.Tensor) 
     ],
     ids=lambda options: f"{type(options).__name__}-{options.size}",
 )  # fmt: skip
-def test_crops_show_the_pixels_that_their_geometry_names(options: Any, sides: tuple[int, int]) -> None:
+def test_crops_show_the_pixels_that_their_geometry_names(options, sides):
     crop = options.build()
     if getattr(options, "rotation", 0) and sides[0] != sides[1]:
         pytest.skip("a crop of ratio 1 does not show the whole image, and a turn reflects its end")
@@ -70,7 +70,7 @@ def test_crops_show_the_pixels_that_their_geometry_names(options: Any, sides: tu
 
 @pytest.mark.parametrize("size", [(32, 32), (21, 36)])
 @pytest.mark.parametrize("step", [VerticalFlip(0.5), QuarterTurns(), Rotation(180)])
-def test_turns_show_the_pixels_that_their_geometry_names(step: Any, size: tuple[int, int]) -> None:
+def test_turns_show_the_pixels_that_their_geometry_names(step, size):
     if isinstance(step, QuarterTurns) and size[0] != size[1]:
         pytest.skip("turns square images alone")
     images = places(*size).expand(COUNT, -1, -1, -1)
@@ -78,7 +78,7 @@ def test_turns_show_the_pixels_that_their_geometry_names(step: Any, size: tuple[
 
 
 @pytest.mark.parametrize("size", [(40, 40), (30, 50)])
-def test_randaugment_shows_the_pixels_that_its_geometry_names(size: tuple[int, int]) -> None:
+def test_randaugment_shows_the_pixels_that_its_geometry_names(size):
     step, slots = RandAugment(2, 12), torch.arange(600)
     plain = torch.tensor([name == "identity" or place < 5 for place, name in enumerate(OPERATIONS)])
     slots = slots[plain[step.sample(4, slots)[0]].all(1)]  # which change no colour
@@ -96,7 +96,7 @@ def test_randaugment_shows_the_pixels_that_its_geometry_names(size: tuple[int, i
     assert drawn[far_inside].double().mean() > 0.9
 
 
-def test_each_view_has_a_geometry_of_its_own() -> None:
+def test_each_view_has_a_geometry_of_its_own():
     options = MultiCropOptions(size=24, local_size=16, local_views=3, vertical_flip=0.5, jitter=0, grayscale=0,
                                blur=(0, 0, 0), solarize=(0, 0, 0))  # fmt: skip
     views, sides = MultiCrop(options), torch.tensor([(31 + i % 3, 40 + i % 5) for i in range(COUNT)])

@@ -20,23 +20,23 @@ def touch(root: Path, *names: str) -> str:
     return str(root)
 
 
-def test_flat_folder_has_no_classes(tmp_path: Path) -> None:
+def test_flat_folder_has_no_classes(tmp_path):
     root = touch(tmp_path, "b.PNG", "a.jpg", "notes.txt", ".hidden.jpg")
     assert list_images(root) == [(os.path.join(root, "a.jpg"), None), (os.path.join(root, "b.PNG"), None)]
 
 
-def test_a_subfolder_is_a_class_at_any_depth(tmp_path: Path) -> None:
+def test_a_subfolder_is_a_class_at_any_depth(tmp_path):
     root = touch(tmp_path, "dog/1.jpg", "cat/deep/er/2.jpg", "cat/1.jpg", "readme.md", ".cache/3.jpg")
     names = [(os.path.relpath(path, root), name) for path, name in list_images(root)]
     assert names == [("cat/1.jpg", "cat"), ("cat/deep/er/2.jpg", "cat"), ("dog/1.jpg", "dog")]
 
 
-def test_mixed_folder_is_unlabelled(tmp_path: Path) -> None:
+def test_mixed_folder_is_unlabelled(tmp_path):
     root = touch(tmp_path, "z.jpg", "cat/1.jpg")
     assert [name for _, name in list_images(root)] == [None, None]
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_but_not_in_circles(tmp_path):
     root = touch(tmp_path / "root", "cat/1.jpg")
     touch(tmp_path / "elsewhere", "2.jpg")
     (tmp_path / "root" / "dog").symlink_to(tmp_path / "elsewhere")
@@ -54,7 +54,7 @@ ALL = ("train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg")
         (("training",), False), (("trainer", "latest"), False), (("valley", "device"), False),
     ],
 )  # fmt: skip
-def test_classes_that_are_named_like_splits(classes: tuple[str, ...], expected: bool) -> None:
+def test_classes_that_are_named_like_splits(classes, expected):
     assert are_like_splits(classes) is expected
 
 
@@ -85,7 +85,7 @@ def test_classes_that_are_named_like_splits(classes: tuple[str, ...], expected: 
         (("Training/1.jpg", "bus/1.jpg"), {}, (".", None, None)),
     ],
 )
-def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected: tuple[str | None, ...] | str) -> None:
+def test_splits(tmp_path, names, options, expected):
     root = touch(tmp_path, *names)
     requested = {"train": "auto", "validation": "auto", "test": "auto"} | options
     if isinstance(expected, str):
@@ -95,7 +95,7 @@ def test_splits(tmp_path: Path, names: tuple[str, ...], options: dict, expected:
         assert found == [(name,) if name else () for name in expected]
 
 
-def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_path: Path) -> None:
+def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_path):
     root = touch(tmp_path, "a.png")
     for name, target in (("loop.png", "loop.png"), ("nowhere.png", "absent"), ("null.png", "/dev/null")):
         (tmp_path / name).symlink_to(target)
@@ -104,7 +104,7 @@ def test_links_to_nowhere_or_themselves_pipes_and_devices_are_passed_over(tmp_pa
     assert list_images(root) == [(f"{root}/a.png", None)]
 
 
-def test_folders_may_be_nested_deeper_than_calls(tmp_path: Path) -> None:
+def test_folders_may_be_nested_deeper_than_calls(tmp_path):
     depth = 1500
     here = os.open(tmp_path, os.O_RDONLY)
     for _ in range(depth):
@@ -120,7 +120,7 @@ def test_folders_may_be_nested_deeper_than_calls(tmp_path: Path) -> None:
         subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's rmtree does not support this depth
 
 
-def test_check_names_what_is_wrong(tmp_path: Path) -> None:
+def test_check_names_what_is_wrong(tmp_path):
     check(touch(tmp_path / "good", "a/b/c/1.jpeg"))
     for root, words in (
         (str(tmp_path / "absent"), "no such folder"),

@@ -20,7 +20,7 @@ CLASSES = hub.ClassLabel(names=["ant", "bee", "cat"])
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     """The library reads its cache's place when it is imported, and the options read it when they look."""
     hub.disable_progress_bars()
     cache = tmp_path / "cache"
@@ -46,7 +46,7 @@ def numbers(source: Source | None, of: range) -> bool:
     ) and source.labels.tolist() == [i % 3 for i in of]
 
 
-def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, cache: Path) -> None:
+def test_sets_of_the_cache_and_folders_of_parquet(tmp_path, cache):
     (tmp_path / "Pictures").mkdir()
     for name, of in (("train", range(6)), ("test", range(6, 9))):
         table(of).to_parquet(tmp_path / "Pictures" / f"{name}-00000-of-00001.parquet")
@@ -68,7 +68,7 @@ def test_sets_of_the_cache_and_folders_of_parquet(tmp_path: Path, cache: Path) -
     ("label", "classes"),
     [(hub.Value("string"), ("0", "1", "2")), (hub.Value("int64"), ("0", "1", "2")), (CLASSES, tuple(CLASSES.names))],
 )
-def test_labels_are_classes_names_or_numbers(tmp_path: Path, label: object, classes: tuple[str, ...]) -> None:
+def test_labels_are_classes_names_or_numbers(tmp_path, label, classes):
     parts = hub.DatasetDict(train=table(range(7), label), test=table(range(5, 6), label))
     parts.save_to_disk(str(tmp_path / "saved"))
     data = hugging_face(HuggingFaceOptions(root=str(tmp_path / "saved")))
@@ -90,7 +90,7 @@ def lists(of: range, kind: object) -> list:
     [(CLASSES, tuple(CLASSES.names)), (hub.Value("string"), ("ant", "bee", "cat")),
      (hub.Value("int64"), ("8", "9", "10"))],
 )  # fmt: skip
-def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes: tuple[str, ...]) -> None:
+def test_lists_are_several_classes_or_none(tmp_path, kind, classes):
     def part(of: range, labels: list | None = None):
         return table(of, hub.Sequence(kind), labels=labels or lists(of, kind))
 
@@ -115,7 +115,7 @@ def test_lists_are_several_classes_or_none(tmp_path: Path, kind: object, classes
             hugging_face(HuggingFaceOptions(root=str(tmp_path / "other"), label="label"))
 
 
-def test_lists_as_older_versions_of_the_library_describe_them() -> None:
+def test_lists_as_older_versions_of_the_library_describe_them():
     text, options = hub.Value("string"), HuggingFaceOptions(root="set")
     for kind in ([text], hub.Sequence(text), hub.LargeList(text)):
         features = {"image": hub.Image(), "tags": kind}
@@ -123,7 +123,7 @@ def test_lists_as_older_versions_of_the_library_describe_them() -> None:
         assert huggingface._columns(options, features) == ("image", None)
 
 
-def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path: Path) -> None:
+def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path):
     bare = table(range(3)).remove_columns("label").add_column("label", [-1] * 3).cast_column("label", CLASSES)
     parts = {"train": table(range(6)), "test": bare, "validation": table(range(6, 9))}
     hub.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
@@ -133,7 +133,7 @@ def test_unlabelled_test_images_are_used_only_without_validation_images(tmp_path
     assert (data.test and len(data.test), data.validation_or_test.labels) == (3, None)
 
 
-def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_labels_and_sizes(tmp_path):
     """The fingerprint depends neither on the path, nor on the number of files, nor on whether images are embedded."""
 
     def fingerprint(images, **options: object) -> str:
@@ -149,7 +149,7 @@ def test_the_fingerprint_covers_labels_and_sizes(tmp_path: Path) -> None:
     assert fingerprint(table(range(6), labels=[0] * 6)) != pointing.fingerprint
 
 
-def test_an_unreadable_row_is_named() -> None:
+def test_an_unreadable_row_is_named():
     rows = [{"bytes": b"no image", "path": None}, None, {"bytes": None, "path": "/no/where.png"}]
     source = HubImages(table(range(3), images=rows), "image", called="set")
     for row, reason in enumerate(
@@ -172,9 +172,7 @@ def test_an_unreadable_row_is_named() -> None:
         ({"test": "new"}, "saved/new: the class 7 "),
     ],
 )
-def test_a_mistake_is_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], start: str
-) -> None:
+def test_a_mistake_is_reported_in_one_line(tmp_path, monkeypatch, options, start):
     monkeypatch.chdir(tmp_path)
     numbered = hub.Value("int64")
     parts = hub.DatasetDict(train=table(range(6), numbered), new=table(range(3), numbered, labels=[7, 7, 7]))
@@ -183,7 +181,7 @@ def test_a_mistake_is_reported_in_one_line(
     assert str(error_of(lambda: hugging_face(HuggingFaceOptions(**{"root": "saved"} | options)))).startswith(start)
 
 
-def test_a_missing_package_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^root=.*datasets: pip install 'ssvit\[huggingface\]'$"):
         hugging_face(HuggingFaceOptions(root=str(tmp_path)))

@@ -35,7 +35,7 @@ def expected(*places: int) -> Tensor:
     return torch.tensor([[name in TAGS[i] for name in CLASSES] for i in places])
 
 
-def test_tables_have_several_classes_in_a_cell(tmp_path: Path) -> None:
+def test_tables_have_several_classes_in_a_cell(tmp_path):
     path = str(table(tmp_path))
     data = datasets.csv(datasets_options.Csv(table=path, label="tags", separator="|"))
     assert data.classes == CLASSES
@@ -44,7 +44,7 @@ def test_tables_have_several_classes_in_a_cell(tmp_path: Path) -> None:
     assert class_text(data.train.labels[3], CLASSES) == "cat|dog|owl"
 
 
-def test_wrong_tables_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_wrong_tables_are_refused_in_one_line(tmp_path):
     path = str(table(tmp_path))
     for options, words in (
         ({"label": "tags", "separator": ";"}, "separator=;: "),
@@ -57,7 +57,7 @@ def test_wrong_tables_are_refused_in_one_line(tmp_path: Path) -> None:
         datasets.csv(datasets_options.Csv(table=path, separator="|"))
 
 
-def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
+def test_parts_sets_and_batches_keep_the_rows(tmp_path):
     source = datasets.csv(
         datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|", split=None, held_out=0.1)
     ).train
@@ -76,7 +76,7 @@ def test_parts_sets_and_batches_keep_the_rows(tmp_path: Path) -> None:
         Memory(memory.in_memory, source.labels[:, :3], CLASSES)
 
 
-def test_a_balanced_subset_takes_the_classes_by_turns() -> None:
+def test_a_balanced_subset_takes_the_classes_by_turns():
     labels = torch.zeros(400, 4, dtype=torch.bool)
     labels[:, 0] = True
     labels[::20, 1], labels[5::40, 2], labels[7, 3] = True, True, True
@@ -87,7 +87,7 @@ def test_a_balanced_subset_takes_the_classes_by_turns() -> None:
     assert (~few.any(1)).sum() >= 7
 
 
-def test_shards_keep_several_classes(tmp_path: Path) -> None:
+def test_shards_keep_several_classes(tmp_path):
     data = datasets.csv(datasets_options.Csv(table=str(table(tmp_path)), label="tags", separator="|"))
     output = str(tmp_path / "shards")
     pack(data, tmp_path / "shards", Pack(output=output, workers=1), lambda done, total: None)

@@ -34,7 +34,7 @@ def write_folder(root: Path, count: int = 30) -> Path:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Data:
+def data(tmp_path) -> Data:
     return datasets.folder(Folder(root=str(write_folder(tmp_path / "images"))))
 
 
@@ -61,7 +61,7 @@ def assert_equal(data: Data, expected: Data) -> None:
     assert all(map(torch.equal, batches(data.train), batches(expected.train)))
 
 
-def test_a_folder_and_its_shards_are_the_same_data(tmp_path: Path, data: Data) -> None:
+def test_a_folder_and_its_shards_are_the_same_data(tmp_path, data):
     lines = packed(data, tmp_path / "shards")
     number = len(list((tmp_path / "shards/train").glob("*.tar")))
     assert number > 3
@@ -72,7 +72,7 @@ def test_a_folder_and_its_shards_are_the_same_data(tmp_path: Path, data: Data) -
     assert_equal(datasets.shards(Shards(root=str(tmp_path / "shards"))), data)
 
 
-def test_names_of_any_kind_become_samples_of_their_own(tmp_path: Path) -> None:
+def test_names_of_any_kind_become_samples_of_their_own(tmp_path):
     for place, name in enumerate(ODD):
         suffix = name.rpartition(".")[2].upper()
         put(tmp_path / "images" / name, picture(place, {"JPG": "JPEG"}.get(suffix, suffix)))
@@ -96,7 +96,7 @@ def test_names_of_any_kind_become_samples_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 7, 17, 29])
-def test_an_interrupted_command_is_continued(tmp_path: Path, data: Data, after: int) -> None:
+def test_an_interrupted_command_is_continued(tmp_path, data, after):
     packed(data, tmp_path / "whole")
 
     def interrupt(done: int, total: int) -> None:
@@ -115,7 +115,7 @@ def test_an_interrupted_command_is_continued(tmp_path: Path, data: Data, after: 
     assert contents(broken) == contents(tmp_path / "whole")
 
 
-def test_shards_of_other_images_or_options_are_replaced_only_with_overwrite(tmp_path: Path, data: Data) -> None:
+def test_shards_of_other_images_or_options_are_replaced_only_with_overwrite(tmp_path, data):
     packed(data, tmp_path / "shards")
     image = tmp_path / "images" / "train" / "a" / "000.png"
     stored = image.read_bytes()
@@ -135,7 +135,7 @@ def test_shards_of_other_images_or_options_are_replaced_only_with_overwrite(tmp_
 
 
 @pytest.mark.parametrize("part", ["", "train"])
-def test_shards_are_not_replaced_by_those_made_of_them(tmp_path: Path, data: Data, part: str) -> None:
+def test_shards_are_not_replaced_by_those_made_of_them(tmp_path, data, part):
     packed(data, tmp_path / "shards")
     before = contents(tmp_path / "shards")
     (tmp_path / "link").symlink_to(tmp_path / "shards")
@@ -146,7 +146,7 @@ def test_shards_are_not_replaced_by_those_made_of_them(tmp_path: Path, data: Dat
         assert contents(tmp_path / "shards") == before
 
 
-def test_no_shards_are_written_if_no_image_of_a_split_can_be_read(tmp_path: Path, data: Data) -> None:
+def test_no_shards_are_written_if_no_image_of_a_split_can_be_read(tmp_path, data):
     packed(data, tmp_path / "shards")
     before = contents(tmp_path / "shards")
     for path in (tmp_path / "images/val").rglob("*.png"):
@@ -158,7 +158,7 @@ def test_no_shards_are_written_if_no_image_of_a_split_can_be_read(tmp_path: Path
     assert not (tmp_path / "other").exists()
 
 
-def test_larger_images_are_resized_and_others_stay_as_they_are(tmp_path: Path) -> None:
+def test_larger_images_are_resized_and_others_stay_as_they_are(tmp_path):
     sizes = {"large.png": (40, 60), "tall.jpg": (90, 30), "small.png": (20, 50), "just.gif": (24, 24)}
     (tmp_path / "images").mkdir()
     for name, (height, width) in sizes.items():
@@ -178,7 +178,7 @@ def test_larger_images_are_resized_and_others_stay_as_they_are(tmp_path: Path) -
                 assert np.abs(image[0, 5].numpy() - np.linspace(0, 255, image.shape[2])).max() < 12
 
 
-def test_images_in_memory_become_png(tmp_path: Path) -> None:
+def test_images_in_memory_become_png(tmp_path):
     images = torch.randint(0, 256, (12, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     source = Memory(images, [2, 0] * 6, ("z", "y", "x"))
     packed(Data(source, None, source.take(torch.tensor([3, 5])), source.classes), tmp_path / "shards")
@@ -188,7 +188,7 @@ def test_images_in_memory_become_png(tmp_path: Path) -> None:
     assert torch.equal(data.test.read(1), images[5])
 
 
-def test_webdataset_reads_these_shards(tmp_path: Path, data: Data) -> None:
+def test_webdataset_reads_these_shards(tmp_path, data):
     webdataset = pytest.importorskip("webdataset")
     packed(data, tmp_path / "shards")
     paths = sorted(map(str, (tmp_path / "shards/train").glob("*.tar")))
@@ -199,7 +199,7 @@ def test_webdataset_reads_these_shards(tmp_path: Path, data: Data) -> None:
     assert all(torch.equal(pixels(sample["png"]), data.train.read(i)) for i, sample in enumerate(samples))
 
 
-def test_a_shard_that_differs_from_its_index_is_named(tmp_path: Path, data: Data) -> None:
+def test_a_shard_that_differs_from_its_index_is_named(tmp_path, data):
     packed(data, tmp_path / "shards")
     shard = tmp_path / "shards/train/000002.tar"
     os.truncate(shard, shard.stat().st_size - 512)
@@ -210,7 +210,7 @@ def test_a_shard_that_differs_from_its_index_is_named(tmp_path: Path, data: Data
         datasets.shards(Shards(root=str(tmp_path / "shards")))
 
 
-def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path: Path) -> None:
+def test_a_run_on_shards_resumes_bit_for_bit(tool, tmp_path):
     pack_command.call([f"data={write_folder(tmp_path / 'images', 40)}", f"output={tmp_path}/packed", "shard_size=0.01"])
     options = (*TINY[4:], "data=shards", "data.root=packed", "data.image_size=16", "encoder.patch_size=4")
     tool("pretrain", *options, "name=whole")

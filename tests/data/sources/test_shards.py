@@ -25,19 +25,15 @@ AUTO: dict[str, str | None] = dict.fromkeys(("train", "validation", "test"), "au
         ("a/v1.5.1.seg.png", ("a/v1.5.1", "seg.png")), ("3.", ("3.", "")), ("b.0/1 2.3.CLS", ("b.0/1 2.3", "cls")),
     ],
 )  # fmt: skip
-def test_the_first_dot_before_a_letter_separates_key_and_suffix(name: str, parts: tuple[str, str]) -> None:
+def test_the_first_dot_before_a_letter_separates_key_and_suffix(name, parts):
     assert ending(name) == parts
 
 
 @pytest.mark.parametrize(
     ("labels", "classes"),
-    [
-        ((b"10", b"9", b"9\n"), ("9", "10")),
-        ((b"cat", b"10", b"9"), ("10", "9", "cat")),
-        ((b"1", b"", b"2"), ()),
-    ],
+    [((b"10", b"9", b"9\n"), ("9", "10")), ((b"cat", b"10", b"9"), ("10", "9", "cat")), ((b"1", b"", b"2"), ())],
 )
-def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path, labels: tuple, classes: tuple) -> None:
+def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path, labels, classes):
     members = {}
     for i, name in enumerate(labels):
         members |= {f"{i}.jpg": picture(i, "JPEG"), f"{i}.cls": name}
@@ -48,7 +44,7 @@ def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path, labels: 
     assert not classes or class_names(found) == [name.decode().strip() for name in labels]
 
 
-def test_layouts_of_other_programs(tmp_path: Path) -> None:
+def test_layouts_of_other_programs(tmp_path):
     """JSON before or behind the image, captions, other files, folders, a second image, upper case, long names."""
     long = "f/" * 90 + "x" * 60
     put_tar(
@@ -68,7 +64,7 @@ def test_layouts_of_other_programs(tmp_path: Path) -> None:
     assert torch.equal(found.read(3), pixels(picture(6)))
 
 
-def test_names_with_dots_are_images_of_their_own(tmp_path: Path) -> None:
+def test_names_with_dots_are_images_of_their_own(tmp_path):
     members = {}
     for i in range(4):
         members |= {f"22.{i:02d}.jpg": picture(i, "JPEG"), f"22.{i:02d}.cls": b"ab"[i % 2 :][:1]}
@@ -80,7 +76,7 @@ def test_names_with_dots_are_images_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [("jpg", "cls"), ("cls", "jpg")])
-def test_classes_may_be_apart_from_the_images(tmp_path: Path, order: tuple[str, str]) -> None:
+def test_classes_may_be_apart_from_the_images(tmp_path, order):
     kinds = {
         "jpg": {f"{i}.jpg": picture(i, "JPEG") for i in range(3)},
         "cls": {f"{i}.cls": b"cab"[i:][:1] for i in (2, 0, 1)},
@@ -90,7 +86,7 @@ def test_classes_may_be_apart_from_the_images(tmp_path: Path, order: tuple[str, 
     assert class_names(found) == ["c", "a", "b"]
 
 
-def test_images_and_classes_without_a_sample_are_counted(tmp_path: Path) -> None:
+def test_images_and_classes_without_a_sample_are_counted(tmp_path):
     body = picture(0, "JPEG")
     put_tar(tmp_path / "a.tar", {"1.jpg": body, "1.left.jpg": body, "2.png": picture(2), "2.npy": b"", "9.cls": b"x"})
     unused: list[str] = []
@@ -99,7 +95,7 @@ def test_images_and_classes_without_a_sample_are_counted(tmp_path: Path) -> None
     assert "1.left.jpg" in datasets.shards(Shards(root=str(tmp_path), held_out=0.5)).summary
 
 
-def test_splits_follow_from_the_names_of_shards(tmp_path: Path) -> None:
+def test_splits_follow_from_the_names_of_shards(tmp_path):
     root = tmp_path / "words"
     names = ["set-test-0.tar", "set-train-0.tar", "set-train-1.tar", "set-val-0.tar"]
     for place, name in enumerate(names):
@@ -120,7 +116,7 @@ def test_splits_follow_from_the_names_of_shards(tmp_path: Path) -> None:
         assert splits(str(root), AUTO) == (names[:1], (), names[1:])
 
 
-def test_a_wrong_root_is_named(tmp_path: Path) -> None:
+def test_a_wrong_root_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     for root in (tmp_path / "absent", tmp_path / "empty", 7, "s3://nothing/here"):
         with pytest.raises(OptionError, match=r"^root=") as caught:
@@ -132,7 +128,7 @@ def test_a_wrong_root_is_named(tmp_path: Path) -> None:
             Folder(root=str(tmp_path / name.partition(".")[0]))
 
 
-def test_a_damaged_shard_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_shard_is_reported_in_one_line(tmp_path):
     members = {}
     for i in range(3):
         members |= {f"{i:05d}.cls": b"%d" % i, f"{i:05d}.png": picture(i)}

@@ -114,7 +114,7 @@ def assert_holds(source: Source | None, numbers: Sequence[int], bodies: Bodies =
 
 
 @every
-def test_images_labels_and_order_are_those_that_were_written(tmp_path: Path, case: Case) -> None:
+def test_images_labels_and_order_are_those_that_were_written(tmp_path, case):
     data = case.make(tmp_path / "set", PARTS, BODIES)
     assert data.classes == CLASSES
     for source, numbers in zip((data.train, data.validation, data.test), PARTS.values(), strict=True):
@@ -129,7 +129,7 @@ def test_images_labels_and_order_are_those_that_were_written(tmp_path: Path, cas
 
 
 @every
-def test_batches_are_those_of_the_same_files_for_any_number_of_workers(tmp_path: Path, case: Case) -> None:
+def test_batches_are_those_of_the_same_files_for_any_number_of_workers(tmp_path, case):
     data = case.make(tmp_path / "set", PARTS, BODIES)
     ordered = case.ordered(PARTS["train"])
     files = [str(put(tmp_path / f"{place:02d}.png", BODIES[n])) for place, n in enumerate(ordered)]
@@ -146,7 +146,7 @@ def test_batches_are_those_of_the_same_files_for_any_number_of_workers(tmp_path:
 
 
 @every
-def test_the_fingerprint_tells_images_and_order_and_not_the_place(tmp_path: Path, case: Case) -> None:
+def test_the_fingerprint_tells_images_and_order_and_not_the_place(tmp_path, case):
     one, other = (case.make(tmp_path / place, PARTS, BODIES).train for place in ("here", "there"))
     longer = case.make(tmp_path / "longer", PARTS, BODIES | {4: BODIES[4] + b"0"}).train
     turned = one.take(torch.arange(11, -1, -1))
@@ -155,7 +155,7 @@ def test_the_fingerprint_tells_images_and_order_and_not_the_place(tmp_path: Path
 
 
 @every
-def test_equal_names_and_sizes_with_other_contents_are_other_images(tmp_path: Path, case: Case) -> None:
+def test_equal_names_and_sizes_with_other_contents_are_other_images(tmp_path, case):
     """A change of any length in a small file counts, and one of an eighth of a large file."""
     for place, size in (("small", 0), ("large", 40_000)):
         bodies = {number: body + bytes(size) for number, body in BODIES.items()}
@@ -177,7 +177,7 @@ def test_equal_names_and_sizes_with_other_contents_are_other_images(tmp_path: Pa
 
 
 @every
-def test_a_damaged_image_is_named_and_replaced(tmp_path: Path, case: Case) -> None:
+def test_a_damaged_image_is_named_and_replaced(tmp_path, case):
     data = case.make(tmp_path / "set", PARTS, BODIES | {4: b"no image"})
     ordered = case.ordered(PARTS["train"])
     place = ordered.index(4)
@@ -191,7 +191,7 @@ def test_a_damaged_image_is_named_and_replaced(tmp_path: Path, case: Case) -> No
 
 
 @every
-def test_images_of_many_channels_are_read_exactly(tmp_path: Path, case: Case) -> None:
+def test_images_of_many_channels_are_read_exactly(tmp_path, case):
     arrays = {n: np.random.default_rng(n).integers(0, 4000, (5, 8, 7), np.uint16) for n in BODIES}
     bodies = {}
     for number, array in arrays.items():
@@ -204,7 +204,7 @@ def test_images_of_many_channels_are_read_exactly(tmp_path: Path, case: Case) ->
 
 
 @every
-def test_transparent_pixels_become_the_background(tmp_path: Path, case: Case) -> None:
+def test_transparent_pixels_become_the_background(tmp_path, case):
     rgba = np.random.default_rng(0).integers(0, 256, (18, 6, 5, 4), dtype=np.uint8)
     bodies = {}
     for number, array in enumerate(rgba):
@@ -232,7 +232,7 @@ def test_transparent_pixels_become_the_background(tmp_path: Path, case: Case) ->
         ({"train": "val", "validation": None}, ("val", None, "test")),
     ],
 )
-def test_splits_have_names(tmp_path: Path, case: Case, options: dict, expected: tuple[str | None, ...]) -> None:
+def test_splits_have_names(tmp_path, case, options, expected):
     data = case.make(tmp_path / "set", PARTS, BODIES, **options)
     for source, part in zip((data.train, data.validation, data.test), expected, strict=True):
         assert (source is None) == (part is None)
@@ -241,7 +241,7 @@ def test_splits_have_names(tmp_path: Path, case: Case, options: dict, expected: 
 
 
 @every
-def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case) -> None:
+def test_of_training_images_alone_a_part_is_held_out(tmp_path, case):
     data = case.make(tmp_path / "set", {"train": range(12)}, BODIES, held_out=0.25)
     assert (len(data.train), data.validation, len(data.validation_or_test)) == (9, None, 3)
     assert "(data.held_out=0.25)" in data.summary
@@ -262,14 +262,12 @@ def test_of_training_images_alone_a_part_is_held_out(tmp_path: Path, case: Case)
         ({"channels": 4, "range": [[0, 0], 1]}, "range"), ({"train": ["a"]}, "train"),
     ],
 )  # fmt: skip
-def test_wrong_options_are_named(tmp_path: Path, case: Case, options: dict, option: str) -> None:
+def test_wrong_options_are_named(tmp_path, case, options, option):
     assert error_of(case.make, tmp_path / "set", PARTS, BODIES, **options).name == option
 
 
 @every
-def test_a_class_that_training_lacks_is_an_error_unless_the_test_split_was_found_by_auto(
-    tmp_path: Path, case: Case
-) -> None:
+def test_a_class_that_training_lacks_is_an_error_unless_the_test_split_was_found_by_auto(tmp_path, case):
     parts = {"train": (0, 1, 3, 4), "val": (6, 7), "test": (2, 5)}  # cats in the test images alone
     data = case.make(tmp_path / "set", parts, BODIES)
     if case.make is saved:  # whose description has all classes
@@ -282,7 +280,7 @@ def test_a_class_that_training_lacks_is_an_error_unless_the_test_split_was_found
             case.make(tmp_path / "set", parts, BODIES, **options)
 
 
-def test_a_set_in_memory_is_a_source() -> None:
+def test_a_set_in_memory_is_a_source():
     numbers = range(12)
     images = torch.stack([pixels(picture(n, size=(6, 5))) for n in numbers])
     memory = Memory(images, [n % 3 for n in numbers], CLASSES)
@@ -302,7 +300,7 @@ OPTIONS = ("datasets_options", "shapes_options", "vtab", "shard_folder",
            "splits", "folder", "table")  # fmt: skip
 
 
-def test_options_are_checked_without_heavy_packages() -> None:
+def test_options_are_checked_without_heavy_packages():
     code = f"""import importlib, sys
 for name in {OPTIONS}: importlib.import_module("ssvit.data.sources." + name)
 print([m for m in ("torch", "numpy", "PIL", "datasets", "pyarrow", "torchvision") if m in sys.modules])"""

@@ -37,7 +37,7 @@ class Greys(Source):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> None:
+def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers):
     transform = CenterCrop(size=2).build()
 
     def shown(source: Source) -> tuple[list[int], dict[str, str]]:
@@ -53,7 +53,7 @@ def test_a_source_needs_a_length_and_a_way_to_read_one_image(workers: int) -> No
     assert (features.values["pixels"][:, 0] * 255).tolist() == [4, 2]
 
 
-def test_the_fingerprint_of_a_users_source_tells_pixels_and_order() -> None:
+def test_the_fingerprint_of_a_users_source_tells_pixels_and_order():
     order = torch.tensor([1, 2])
     sources = [Greys(), Greys(shift=1), Greys(39), Greys(damaged=3)]
     sources += [Greys().take(part) for part in (order, order.flip(0))]
@@ -63,7 +63,7 @@ def test_the_fingerprint_of_a_users_source_tells_pixels_and_order() -> None:
     assert [Greys().take(order).name(i) for i in (0, 1)] == ["image 1", "image 2"]
 
 
-def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
+def test_hold_out_parts_the_set_the_same_way_each_time():
     source = Memory(torch.arange(200, dtype=torch.uint8).view(200, 1, 1, 1))
     train, kept = hold_out(source, fraction=0.1, seed=0)
     assert (len(train), len(kept)) == (180, 20)
@@ -75,7 +75,7 @@ def test_hold_out_parts_the_set_the_same_way_each_time() -> None:
 
 
 @pytest.mark.parametrize("is_multi_label", [False, True])
-def test_each_class_keeps_an_image_for_training(is_multi_label: bool) -> None:
+def test_each_class_keeps_an_image_for_training(is_multi_label):
     images = torch.arange(200, dtype=torch.uint8).view(200, 1, 1, 1)
     train, kept = hold_out(Memory(images), fraction=0.1, seed=0)
     labels = torch.zeros(200, dtype=torch.int64)
@@ -96,7 +96,7 @@ def test_each_class_keeps_an_image_for_training(is_multi_label: bool) -> None:
     assert torch.equal(hold_out(unique, fraction=0.1, seed=0)[1].labels, torch.tensor(places))
 
 
-def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
+def test_validation_is_for_choices_and_test_for_the_reported_figure():
     train, validation, test = (Memory(torch.zeros(count, 1, 2, 2, dtype=torch.uint8)) for count in (3, 1, 2))
     both, one, other = (
         Data(train, *held_out, ()) for held_out in ((validation, test), (validation, None), (None, test))
@@ -115,7 +115,7 @@ def test_validation_is_for_choices_and_test_for_the_reported_figure() -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
-def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: Path, name: str, reason: str) -> None:
+def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path, name, reason):
     for one in ("train/ant/1", "train/cat/1", "val/cat/3", name):
         put_grey(tmp_path / f"{one}.png", 1)
     data = datasets.folder(datasets_options.Folder(root=str(tmp_path)))
@@ -128,7 +128,7 @@ def test_test_images_without_labels_are_passed_over_unless_asked_for(tmp_path: P
         assert datasets.folder(datasets_options.Folder(root=str(tmp_path), test="test")).test.labels is None
 
 
-def test_classes_that_are_named_like_splits_are_reported(tmp_path: Path) -> None:
+def test_classes_that_are_named_like_splits_are_reported(tmp_path):
     for name in ("train_images/1", "train_images/2", "test_images/1", "test_images/2"):
         put_grey(tmp_path / f"{name}.png", 1)
     auto, classes = (
@@ -139,7 +139,7 @@ def test_classes_that_are_named_like_splits_are_reported(tmp_path: Path) -> None
     assert auto.train.fingerprint == classes.train.fingerprint
 
 
-def test_16_bit_images_without_a_range_are_reported(tmp_path: Path) -> None:
+def test_16_bit_images_without_a_range_are_reported(tmp_path):
     def summary(**options: object) -> str:
         return datasets.folder(datasets_options.Folder(root=str(tmp_path), **options)).summary
 
@@ -159,7 +159,7 @@ def test_16_bit_images_without_a_range_are_reported(tmp_path: Path) -> None:
         assert "warning" not in summary()
 
 
-def test_pages_that_are_not_read_are_reported_and_read_as_channels_on_request(tmp_path: Path) -> None:
+def test_pages_that_are_not_read_are_reported_and_read_as_channels_on_request(tmp_path):
     pages = np.random.default_rng(0).integers(0, 256, (2, 3, 6, 5), dtype=np.uint8)
     for number, stack in enumerate(pages):
         tifffile.imwrite(tmp_path / f"{number}.tif", stack, photometric="minisblack")
@@ -176,7 +176,7 @@ def test_pages_that_are_not_read_are_reported_and_read_as_channels_on_request(tm
     assert "warning" not in datasets.folder(datasets_options.Folder(root=str(tmp_path))).summary
 
 
-def test_files_that_are_not_used_are_counted_by_suffix(tmp_path: Path) -> None:
+def test_files_that_are_not_used_are_counted_by_suffix(tmp_path):
     image = Image.new("RGB", (4, 4))
     names = [f"{kind}{number}.{suffix}" for kind in "ab" for number, suffix in enumerate(("jfif", "JPE", "mpo", "jpg"))]
     for name in names:
@@ -208,18 +208,18 @@ def torchvision_set(root: Path, name: str, **options: object) -> Data:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "stl10", "flowers102", "oxford_pets"])
-def test_absent_sets_are_reported_in_one_line(tmp_path: Path, name: str) -> None:
+def test_absent_sets_are_reported_in_one_line(tmp_path, name):
     with pytest.raises(UserError, match=rf"^data\.root={tmp_path}: [^\n]*$"):
         torchvision_set(tmp_path, name)
 
 
 @pytest.mark.parametrize(("options", "wrong"), [({"name": "mnist"}, "name"), ({"split": "unlabeled"}, "split")])
-def test_wrong_options_of_public_sets_are_named(tmp_path: Path, options: dict[str, str], wrong: str) -> None:
+def test_wrong_options_of_public_sets_are_named(tmp_path, options, wrong):
     with pytest.raises(OptionError, match=f"^{wrong}="):
         torchvision_set(tmp_path, **{"name": "cifar10"} | options)
 
 
-def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
+def test_a_subset_is_balanced_and_parts_are_disjoint():
     labels = torch.arange(90) % 3
     source = Memory(torch.arange(90, dtype=torch.uint8)[:, None, None, None], labels, ("a", "b", "c"))
 
@@ -242,7 +242,7 @@ def test_a_subset_is_balanced_and_parts_are_disjoint() -> None:
     assert Counter(subset(unbalanced, images=4).labels.tolist()) == {0: 2, 1: 1, 2: 1}
 
 
-def test_an_impossible_subset_is_named() -> None:
+def test_an_impossible_subset_is_named():
     source = Memory(torch.zeros(9, 1, 1, 1, dtype=torch.uint8))
     assert len(subset(source, images=5)) == 5
     for options in ({"images": 10}, {"part": (0.1, 0.1000001)}):
@@ -267,7 +267,7 @@ class _Stub:
         self.labels = np.array([0, 1, 1]) if split != "unlabeled" else np.array([-1, -1, -1])
 
 
-def test_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_train_on_all_but_the_test_images(tmp_path, monkeypatch):
     for reader in ("Flowers102", "OxfordIIITPet", "STL10", "CIFAR10"):
         monkeypatch.setattr(torchvision.datasets, reader, _Stub)
     for name, parts in (("flowers102", {"train", "val"}), ("oxford_pets", {"trainval"})):
@@ -286,7 +286,7 @@ def test_sets_train_on_all_but_the_test_images(tmp_path: Path, monkeypatch: pyte
         assert source.labels.tolist() == [0, 1, 0]
 
 
-def test_masks_go_with_their_images(tmp_path: Path) -> None:
+def test_masks_go_with_their_images(tmp_path):
     for name in ("train/ant/1", "train/cat/2.b", "val/cat/3"):
         put_grey(tmp_path / "images" / f"{name}.jpg", 1)
         of = tmp_path / "masks" / f"{name}.png"

@@ -13,7 +13,7 @@ NAMES = [f"{'abc'[i % 3]}/{i:02d}.png" for i in range(12)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Write twelve images of different greys."""
     for i, name in enumerate(NAMES):
         put_grey(tmp_path / name, i)
@@ -24,7 +24,7 @@ def greys(source: Source) -> list[int]:
     return [int(source.read(i)[0, 0, 0]) for i in range(len(source))]
 
 
-def test_columns_have_names_of_their_own(folder: Path) -> None:
+def test_columns_have_names_of_their_own(folder):
     """A TSV file with a byte order mark, quotes, spaces, an absolute path, numbers for classes and folds."""
     (folder / "elsewhere").mkdir()
     text = f'\ufeffid\tspecies\t"file name"\tfold\r\n1\t10\t{folder / NAMES[4]}\t0\r\n\r\n2\t9\t "{NAMES[5]}"\t0\r\n'
@@ -39,7 +39,7 @@ def test_columns_have_names_of_their_own(folder: Path) -> None:
     assert (greys(every.train), greys(every.test)) == ([4, 5], [6])
 
 
-def test_names_of_splits_are_recognised_in_any_case(folder: Path) -> None:
+def test_names_of_splits_are_recognised_in_any_case(folder):
     splits = ("Train", "TRAIN", "Dev", "Testing")
     rows = "".join(f"{name},{split}\n" for name, split in zip(NAMES, splits, strict=False))
     (folder / "t.csv").write_text(f"path,split\n{rows}")
@@ -65,9 +65,7 @@ def test_names_of_splits_are_recognised_in_any_case(folder: Path) -> None:
         ("path\n\udcff\n", {}, "TABLE: is not UTF-8 text"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_table_is_reported_in_one_line(
-    folder: Path, text: str, options: dict[str, object], start: str
-) -> None:
+def test_a_mistake_in_a_table_is_reported_in_one_line(folder, text, options, start):
     path = folder / "t.csv"
     path.write_text(text, errors="surrogateescape")
     error = error_of(lambda: datasets.csv(datasets_options.Csv(table=str(path), **options)))
@@ -75,5 +73,5 @@ def test_a_mistake_in_a_table_is_reported_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["absent.csv", ".", 7])
-def test_a_table_must_be_a_file(folder: Path, name: object) -> None:
+def test_a_table_must_be_a_file(folder, name):
     assert error_of(datasets_options.Csv, table=str(folder / name) if isinstance(name, str) else name).name == "table"
