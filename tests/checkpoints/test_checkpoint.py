@@ -225,13 +225,13 @@ def test_the_encoder_is_the_module_that_the_manifest_names(tmp_path):
     }
     for step, (entry, expected) in enumerate([({}, student), ({"backbone": "teacher.module.encoder"}, teacher)]):
         path = storage.save(tmp_path, step, {"model": weights}, {"encoder": student.arguments, **entry})
-        for name, value in load_encoder(LoadEncoder(path=path)).state_dict().items():
+        for name, value in tiny.loaded(path).state_dict().items():
             assert value.equal(expected.state_dict()[name])
     del weights["encoder.patch.bias"]  # an encoder is loaded completely or not at all
     for backbone in ("encoder", "head", "", None, 3):
         path = storage.save(tmp_path, 9, {"model": weights}, {"encoder": student.arguments, "backbone": backbone})
         with pytest.raises(CheckpointError, match="the encoder cannot be built"):
-            load_encoder(LoadEncoder(path=path))
+            tiny.loaded(path)
 
 
 def test_the_folder_of_a_run_is_its_newest_checkpoint(three):
@@ -255,7 +255,7 @@ def test_the_damaged_file_of_a_folder_is_named(load, tmp_path):
 
 @torch.no_grad()
 def test_a_loaded_classifier_maps_images_to_logits():
-    classifier = load_classifier(LoadEncoder(path=STORED / "finetune_masked_patch_shapes"))
+    classifier = tiny.classifier(STORED / "finetune_masked_patch_shapes")
     images = tiny.pictures(3)
     assert classifier(images).shape == (3, 10)
     assert torch.equal(classifier(images), classifier.logits(images))

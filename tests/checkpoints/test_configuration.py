@@ -117,11 +117,6 @@ def test_a_manifest_contains_values_only(folder, block):
         manifest.read_manifest(file.parent)
 
 
-def test_a_builder_cannot_be_set_on_the_command_line(tool, no_torch):
-    line = one_line(tool("pretrain", "data.source._target_=os.mkdir", status=2, PYTHONPATH=no_torch))
-    assert "data.source._target_=os.mkdir" in line
-
-
 def test_references_to_options_are_no_code():
     for text in ("", "a", "${data.root}", "x ${data.root}/${..name}", "$HOME", "{data}"):
         assert has_only_references(text), text

@@ -49,11 +49,7 @@ def newest(folder: Path, stage: str) -> str:
         (FINETUNE, ARMS, "pretrained_seed0"),
         (FINETUNE, {"scratch": SCRATCH}, "scratch"),
         (FINETUNE, {"tuned": TUNED, "scratch": SCRATCH}, "tuned"),
-        (
-            FINETUNE,
-            {"t/chosen": {**RATE, "development": None}, "t/lr": {**RATE, "development": 0.1}},
-            "chosen",
-        ),
+        (FINETUNE, {"t/chosen": {**RATE, "development": None}, "t/lr": {**RATE, "development": 0.1}}, "chosen"),
         (FINETUNE, {"compare/scratch_seed0": ARMS["compare/scratch_seed0"], "first": {}}, None),
     ],
 )

@@ -9,8 +9,7 @@ from ssvit.engine import private
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import FeatureSpec
 from ssvit.kernels import accelerate, inference, operators
-from ssvit.models import vit_options
-from ssvit.models.vit import ViT
+from ssvit.models.vit_options import ViT
 
 CPU = torch.device("cpu")
 IMAGES = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
@@ -19,7 +18,7 @@ IMAGES = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torc
 @pytest.fixture
 def model():
     torch.manual_seed(3)
-    return ViT(vit_options.ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2)).eval()
+    return ViT(image_size=16, patch_size=4, width=32, depth=2, heads=2).build().eval()
 
 
 @pytest.fixture(params=["built", "not built"])
