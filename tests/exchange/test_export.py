@@ -259,7 +259,7 @@ def test_the_card_is_written_without_a_configuration_of_a_run(text, tmp_path):
     assert "## Training" not in (folder / "README.md").read_text()
 
 
-def test_the_command_exports_a_run_with_another_image_size(tool, tmp_path, no_torch):
+def test_the_command_exports_a_run_with_another_image_size(tool, call, tmp_path, no_torch, capsys):
     run = tmp_path / "outputs" / "cats"
     run.mkdir(parents=True)
     model = classifier()
@@ -270,9 +270,9 @@ def test_the_command_exports_a_run_with_another_image_size(tool, tmp_path, no_to
     ):  # fmt: skip
         line = one_line(tool("export", "checkpoint=outputs/cats", *options, status=2, PYTHONPATH=no_torch))
         assert line.startswith(f"ssvit: {options[0]}") or options[0].partition("=")[2] in line
-    done = tool("export", "checkpoint=outputs/cats", "format=timm", "image_size=[48,48]")
+    call("export", "checkpoint=outputs/cats", "format=timm", "image_size=[48,48]")
     folder = run / "export" / "timm"
-    assert f"{Path('outputs/cats/export/timm')}: README.md, config.json, model.safetensors" in done.stdout
+    assert f"{Path('outputs/cats/export/timm')}: README.md, config.json, model.safetensors" in capsys.readouterr().out
     loaded = tiny.classifier(run / "step_00000006", image_size=[48, 48])
     opened = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     with torch.no_grad():
