@@ -6,40 +6,30 @@ rows. The number of steps within the budget is measured once for each objective 
 schedules, which depend on it, do not change.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Expect, Name, Positive, Tree
+from ssvit.config.declaration import Name, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError
 from ssvit.studies import methods
-from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
+from ssvit.studies.trials import Names, Seconds, Stage, Study, Trials, Typed, check_images, recipe_options, stages
 
-_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
 # Placeholders in a stage's options: the run of the previous stage, and the option teacher.
 _BEFORE, _TEACHER = "{before}", "{teacher}"
-
-
-def _seconds(value: object) -> object:
-    if (match := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
-        raise ValueError
-    return float(match[1]) * _UNITS[match[2]]
 
 
 class Compare(Study):
     """Objectives that are trained for equal CPU time, with the same evaluation."""
 
     objectives: Names = ("masked_patch", "mae", "dino")
-    budget: Annotated[
-        Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")
-    ] = Field("6min", validate_default=True)
+    budget: Seconds = Field("6min", validate_default=True)
     """CPU time of the pre-training of each objective: seconds, or 90s, 6min, 1h."""
     teacher: Name | None = None
     """Teacher of objectives that have one: a run, a file or folder of weights, hf://OWNER/NAME or timm:NAME."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
 from ssvit.data.sources import decode
-from ssvit.data.sources.base import Source
+from ssvit.data.sources.base import Source, Unreadable
 from ssvit.devices import Precision
 from ssvit.engine import atomic_io
 from ssvit.errors import UserError
@@ -250,6 +250,7 @@ def extract(
     *,
     batch_size: int = 256,
     progress: Callable[[int, int], None] | None = None,
+    report: Callable[[int, list[Unreadable]], None] | None = None,
     **loading: Unpack[Loading],
 ) -> FeatureSets:
     """Extract the features of all images of a source in order.
@@ -262,6 +263,7 @@ def extract(
         transform: Transform of the evaluation.
         batch_size: Batch size of each process.
         progress: Called with the numbers of processed and of all images after each batch.
+        report: As for `evaluation_batches`.
         **loading: Further options of `evaluation_batches`.
 
     Raises:
@@ -271,7 +273,10 @@ def extract(
 
     def read() -> list[tuple[dict[str, Tensor], Tensor]]:
         parts, done = [], 0
-        for batch in evaluation_batches(source, transform, batch_size=batch_size, rank=rank, world=world, **loading):
+        batches = evaluation_batches(
+            source, transform, batch_size=batch_size, rank=rank, world=world, report=report, **loading
+        )
+        for batch in batches:
             values = {name: value.cpu() for name, value in function(batch.images).items()}
             parts.append((values, batch.slots.cpu()))
             done += world * len(batch.slots)

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import yaml
 from annotated_types import MinLen
+from pydantic import BeforeValidator
 
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Count, Distinct, Expect, Name, Whole
+from ssvit.config.declaration import Count, Distinct, Expect, Name, Positive, Whole
 from ssvit.data.sources.base_options import NO_LABELS, DataSet
 from ssvit.engine import atomic_io
 from ssvit.errors import Failure, OptionError, UserError, print_lines
@@ -32,6 +33,16 @@ _SUBSET = "subset.images="
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 
+_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
+
+
+def _seconds(value: object) -> object:
+    if (match := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
+        raise ValueError
+    return float(match[1]) * _UNITS[match[2]]
+
+
+Seconds = Annotated[Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")]
 Names = Annotated[Sequence[Name], Distinct, MinLen(1), Expect("a list of one or more different names")]
 Typed = Annotated[Sequence[Name], Expect("a list of options")]
 

@@ -24,7 +24,7 @@ from ssvit.evaluation.probes.options import Ridge
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.training import launch, loop, runtime
-from ssvit.training.estimate import estimate
+from ssvit.training.estimate import Estimate, estimate
 from ssvit.training.evaluators import build_evaluators
 from ssvit.training.loggers.base import Logger
 from ssvit.training.options import Pretrain, Training
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(self, options: Training, folder: Path, *, stage: str, recipes: Sequence[Recipe] = ()) -> None:
         self.folder, self.stage = folder, stage
-        self._recipes = list(recipes or [options.recipe])
+        self._recipes = list(recipes) or None
         self.processes = launch.start(options.recipe, options.fabric)
         with runtime.detect_lost_peers():
             self._data: Data = options.build_part("data")
@@ -86,11 +86,21 @@ class Session:
         return (probing.measure(objective)["ridge"], len(test)) if probing.probes else None
 
     @runtime.detect_lost_peers()
+    def estimate(self, options: Training) -> Estimate:
+        """Return the time and memory of a run; nothing is trained or written."""
+        return self._estimate(options, *self.build(options))
+
+    def _estimate(
+        self, options: Training, recipe: Recipe, data: Data, objective: Objective, loader: Loader
+    ) -> Estimate:
+        state = State(self.processes, objective, recipe)
+        return estimate(state, loader, build_evaluators(options, data), recipes=self._recipes or ())
+
+    @runtime.detect_lost_peers()
     def preview(self, options: Training) -> None:
         """Print sizes, time and memory of a run; nothing is trained or written."""
         recipe, data, objective, loader = self.build(options)
-        state = State(self.processes, objective, recipe)
-        line = estimate(state, loader, build_evaluators(options, data), recipes=self._recipes).line
+        line = self._estimate(options, recipe, data, objective, loader).line
         parameters = {
             "encoder": objective.encoder.parameters(),
             "objective": objective.parameters(),
@@ -132,6 +142,7 @@ class Session:
             "view": view,
             "precision": self.processes.precision,
         }
+        announced = [recipe] if self._recipes is None else self._recipes
         trained = loop.train(
             self.processes,
             objective,
@@ -142,9 +153,9 @@ class Session:
             run_identity=run_identity,
             loggers=self._loggers(options, folder) if self.processes.is_main else (),
             figures=options.figures,
-            announced=self._recipes,
+            announced=announced,
         )
-        self._recipes = [] if trained else self._recipes[1:]  # the estimate is printed once
+        self._recipes = [] if trained else announced[1:]  # the estimate is printed once
 
     def end(self) -> None:
         """End the communication between the processes, each of which continues independently."""

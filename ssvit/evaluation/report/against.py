@@ -1,7 +1,7 @@
 """Load the encoders of against=[RUN,FILE,{path:FILE,image_size:224}]. This module does not import torch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,29 @@ class Other:
         return {"path": str(self.loading.path), "image_size": size, "pooling": pooling, "layers": layers}
 
 
+def fitted(entry: Mapping[str, Any], source: Any, images: Mapping[str, Any]) -> tuple[LoadEncoder, Any]:
+    """Return the options of an encoder for some images, and those of the images in its pixel format.
+
+    Photographs are decoded in grey or in colour, as the encoder requires. Other images have the channels and range of a
+    run; all other weights are converted to the images.
+
+    Args:
+        entry: Options of the encoder that are set.
+        source: Options of the data set.
+        images: Options of an encoder whose weights are converted: channels, image_mean and image_std.
+    """
+    loading = LoadEncoder(**entry)
+    checkpoint = loading.checkpoint()
+    pixels = pixel_format(checkpoint)
+    if (
+        isinstance(source, PixelFormat)
+        and loading.channels in (None, pixels.channels)
+        and (checkpoint.describes_images or (source.range is None and {source.channels, pixels.channels} <= {1, 3}))
+    ):
+        return loading, source.changed(channels=pixels.channels, range=pixels.range)
+    return LoadEncoder(**{**images, **entry}), source
+
+
 def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
     """Return the encoders of the option `against`, named by run or file, or by path if names are not unique.
 
@@ -64,21 +87,8 @@ def others(options: Evaluate, evaluated: Checkpoint) -> list[Other]:
     for entry in options.against or ():
         with within("against"):
             entry = {"path": entry} if isinstance(entry, str) else entry
-            loading = LoadEncoder(**entry)
+            loading, decoded = fitted(entry, source, images)
             checkpoint = loading.checkpoint()
-            pixels, decoded = pixel_format(checkpoint), source
-            # Photographs are decoded in grey or in colour. Other images have the channels and range of a run.
-            if (
-                isinstance(source, PixelFormat)
-                and loading.channels in (None, pixels.channels)
-                and (
-                    checkpoint.describes_images
-                    or (source.range is None and {source.channels, pixels.channels} <= {1, 3})
-                )
-            ):
-                decoded = source.changed(channels=pixels.channels, range=pixels.range)
-            else:  # the weights are converted to the images of the evaluated encoder
-                loading = LoadEncoder(**{**images, **entry})
             loading.loaded()
         if checkpoint.path in [evaluated.path, *(other.path for _, other, _ in opened)]:
             raise OptionError("against", str(loading.path), "must be another checkpoint, listed once")

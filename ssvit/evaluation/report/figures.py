@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from colorsys import hsv_to_rgb
 from itertools import groupby
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -113,25 +114,27 @@ def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:
 
 
 def neighbours(split: Split, name: str) -> Gallery:
-    """Return test images, evenly spaced over the classes, and their nearest training images."""
+    """Return test images, evenly spaced over the classes if there are labels, and their nearest training images."""
     train, test, several = split.train, split.test, split.is_multi_label
     rows = torch.tensor(evenly_spaced(len(test), QUERIES))
-    if not several:
-        rows = test.known_labels.argsort(stable=True)[rows]
+    if test.labels is not None and not several:
+        rows = test.labels.argsort(stable=True)[rows]
     features = test.values[name][rows], train.values[name]
     nearest = search(*features, min(NEIGHBOURS, len(train)))
-    columns = (
-        split.pictures(test, rows), test.known_labels[rows], relative_distances(nearest, *features).tolist(),
-        nearest.indices,
-    )  # fmt: skip
+    distances = relative_distances(nearest, *features).tolist()
     sheet = []
-    for image, label, distances, places in zip(*columns, strict=True):
-        row = [query(image, class_text(label, split.classes))]
-        of_neighbours = (split.pictures(train, places), distances, train.known_labels[places])
-        for picture, distance, other in zip(*of_neighbours, strict=True):
+    for index, image in enumerate(split.pictures(test, rows)):
+        places = nearest.indices[index]
+        shown = list(zip(split.pictures(train, places), distances[index], strict=True))
+        if test.labels is None:
+            row = [query(image, Path(test.picture(int(rows[index]))).name)]
+            sheet.append(row + [neighbour(picture, distance) for picture, distance in shown])
+            continue
+        label, row = test.labels[rows[index]], []
+        for (picture, distance), other in zip(shown, train.known_labels[places], strict=True):
             same = bool((other & label).any() if several else other == label)
             row.append(neighbour(picture, distance, class_text(other, split.classes), same))
-        sheet.append(row)
+        sheet.append([query(image, class_text(label, split.classes)), *row])
     return contact_sheet(sheet)
 
 
