@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from ssvit.errors import UserError
 
 if TYPE_CHECKING:
-    from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, pretrain
+    from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, pretrain, try_images
 
-__all__ = ["Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "load_classifier", "pretrain"]
+__all__ = [
+    "Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "load_classifier", "pretrain", "try_images",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -188,6 +188,26 @@ def evaluate(
     return Evaluation(_call("evaluate", {"checkpoint": checkpoint, "data": data} | options, verbose, config_dir))
 
 
+def try_images(
+    data: str | Path, *, verbose: bool = True, config_dir: str | Path | None = None, **options: object
+) -> Evaluation:
+    """Describe images, and measure raw pixels, existing weights and a short pre-training, as the command `ssvit try`.
+
+    Args:
+        data: Folder of images.
+        verbose: Whether to print the output of the command.
+        config_dir: Folder with additional configuration files.
+        options: Options of the command.
+
+    Returns:
+        The results; the sentence on all of them is `metrics["verdict"]`.
+
+    Raises:
+        UserError: The command failed; the message is the line that it prints.
+    """
+    return Evaluation(_call("try", {"data": data} | options, verbose, config_dir))
+
+
 def load(checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any) -> "Encoder":
     """Load a pre-trained encoder, which accepts paths, PIL images, arrays or tensors of any image size.
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 # The purpose of each command. Its module has the same name, with underscores instead of dashes.
 COMMANDS = {
+    "try": "describe your images, measure existing weights and a short pre-training, name the best",
     "pretrain": "pre-train a Vision Transformer",
     "finetune": "fine-tune a pre-trained encoder as a classifier",
     "evaluate": "measure frozen features by probes, and write a report",

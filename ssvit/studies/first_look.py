@@ -1,0 +1,381 @@
+"""Measure images, existing weights and a short pre-training within a budget of CPU time, and name the best.
+
+Each stage writes its results to report.json, and the same command continues after the last measurement.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jinja2 import Environment, PackageLoader
+
+from ssvit.analysis import images
+from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
+from ssvit.checkpoints.configuration import Configuration
+from ssvit.config.command_line import CommandLine
+from ssvit.config.composed import Config
+from ssvit.data.augment.options import CenterCrop
+from ssvit.data.sources.base import Data, Source, subset
+from ssvit.data.sources.base_options import DataSet
+from ssvit.engine import atomic_io
+from ssvit.engine.progress import progress
+from ssvit.errors import UserError, aligned, print_lines
+from ssvit.evaluation import statistics
+from ssvit.evaluation.baselines import OWN as EVALUATED
+from ssvit.evaluation.baselines import PIXELS
+from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract
+from ssvit.evaluation.options import Features
+from ssvit.evaluation.probes.base import check_labels
+from ssvit.evaluation.probes.options import Knn, Ridge
+from ssvit.evaluation.report.against import fitted
+from ssvit.evaluation.report.comparison import percent
+from ssvit.evaluation.report.figures import neighbours
+from ssvit.evaluation.report.scores import Split, score
+from ssvit.exchange import files
+from ssvit.figures.base import Figure
+from ssvit.figures.display import Display
+from ssvit.kernels.inference import resolved
+from ssvit.loading.cached import cached_weights
+from ssvit.loading.encoder import load_encoder
+from ssvit.loading.options import usual_size
+from ssvit.loading.origins import origin
+from ssvit.studies.options import DOWNLOAD, Try
+from ssvit.training.estimate import Estimate
+from ssvit.training.options import Training
+from ssvit.training.session import Session
+
+OWN = "your pre-training"
+_RUN, _FILE = "pretraining", "report.json"  # folder of the run, and file of the results
+_SIDE = 128  # maximum side of the images of existing weights, which are then measured within minutes
+_FEW = 16  # images whose features are timed, and which are checked for transparency
+_TRAINING = 0.8  # fraction of the remaining time for training; evaluation and the verdict take the rest
+_STEPS, _NEIGHBOURS = 20, 20  # minimum number of steps, and maximum number of neighbours of k-NN
+_MOST = 20_000  # training images of the pre-training, which checks the content of all its files
+_POINT = 0.01  # difference of accuracies from which balanced ones are shown
+_LONGER = 1.5  # the budget of the next command, relative to this one
+Compose = Callable[[str, Mapping[str, object]], Config]
+
+
+def cpu_time() -> float:
+    """Return the CPU time of this process and of its finished children in seconds."""
+    return sum(os.times()[:4])
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration as text, in minutes."""
+    return f"{seconds / 60:.1f} CPU minutes" if seconds < 600 else f"{seconds / 60:.0f} CPU minutes"
+
+
+class FirstLook:
+    """Measure a set of images in five stages.
+
+    Args:
+        options: Options of the command.
+        folder: Folder of the results.
+        line: The command line.
+        compose: Returns the configuration of another command for the images of `line`, from its name and options.
+
+    Raises:
+        UserError: The images cannot be read.
+    """
+
+    def __init__(self, options: Try, folder: Path, line: CommandLine, compose: Compose) -> None:
+        self.options, self.folder, self.line, self.compose, self.began = options, folder, line, compose, cpu_time()
+        config = compose("pretrain", {})
+        if self._vanishes(config.options.data):
+            line.typed["data.background"] = "white"
+            config = compose("pretrain", {})
+            print_lines("data.background=white: on black, many of these transparent images would have one colour")
+        self.run_options, self.source = config.options, config.options.data
+        self.session = Session(config.options, folder, stage=PRETRAIN)
+        self.device = self.session.processes.device
+        self.data = self.session.data(config.options)
+        self.part, test = self.data.test_or_validation
+        self.labelled = self.data.train.labels is not None and test.labels is not None and len(self.data.classes) > 1
+        typed = {name: value for name, value in line.typed.items() if name.partition(".")[0] == "data"}
+        limits = options.train_images, options.test_images
+        identity = json.dumps([self.data.train.fingerprint, test.fingerprint, limits, typed], default=str)
+        self.report: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self.report = json.loads((folder / _FILE).read_text())
+        if self.report.get("identity") != identity:
+            if self.report:
+                print_lines(f"{folder}: the results of other images or options are replaced")
+                shutil.rmtree(folder / _RUN, ignore_errors=True)
+            self.report = {"identity": identity, "cpu_seconds": 0.0, "stages": {}, "encoders": {}}
+        self.before: float = self.report["cpu_seconds"]
+
+    @property
+    def remaining(self) -> float:
+        """Return the CPU time that is left in seconds."""
+        return max(0.0, self.options.budget - self.before - (cpu_time() - self.began))
+
+    def run(self) -> None:
+        """Run all stages; one that fails is reported, and the next one follows."""
+        stages = {
+            "images": self._images, "raw pixels": self._pixels, "existing weights": self._weights,
+            "pre-training": self._pretraining, "verdict": self._verdict,
+        }  # fmt: skip
+        for number, (name, stage) in enumerate(stages.items(), start=1):
+            print_lines(f"{number}/{len(stages)} {name}: {minutes(self.remaining)} left")
+            began = cpu_time()
+            try:
+                stage()
+            except UserError as error:
+                if getattr(error, "status", 1) > 128:  # stopped by a signal
+                    raise
+                print_lines(f"  not measured: {error}")
+            finally:
+                self.report["stages"][name] = round(self.report["stages"].get(name, 0.0) + cpu_time() - began, 1)
+                self._save()
+
+    def _save(self, **figures: Figure) -> None:
+        self.report["cpu_seconds"] = round(self.before + cpu_time() - self.began, 1)
+        written = {f"{name}.png": figure.png() for name, figure in figures.items()}
+        atomic_io.write_files(self.folder, {**written, _FILE: (json.dumps(self.report, indent=1) + "\n").encode()})
+
+    def _vanishes(self, source: DataSet) -> bool:
+        """Return whether many images of a sample have one colour on black, which no option has chosen."""
+        if "data.background" in self.line.typed or not getattr(source, "is_photo", False):
+            return False
+        train = source.build().train
+        sample = images.read(source, train.take(torch.arange(0, len(train), max(1, len(train) // _FEW)))).images
+        return 4 * images.uniform(sample) > len(sample)
+
+    def _sampled(self, data: Data) -> list[Source]:
+        """Return the training and the held-out images that are measured."""
+        sources = (data.train, self.options.train_images), (data.test_or_validation[1], self.options.test_images)
+        return [subset(source, images=min(limit, len(source))) for source, limit in sources]
+
+    def _images(self) -> None:
+        if "images" not in self.report:
+            parts = zip(("train", "test"), self._sampled(self.data), strict=True)
+            samples = {name: images.read(self.source, source) for name, source in parts}
+            self.report["images"] = list(images.describe(self.source, self.data, samples))
+            self._save(images=images.contact_sheet(self.source, samples["train"]))
+        print_lines(*(f"  {line}" for line in self.report["images"]), f"  contact sheet: {self.folder / 'images.png'}")
+
+    def _pixels(self) -> None:
+        self._measure(PIXELS, Pixels(), self.source, self.source.view)
+
+    def _weights(self) -> None:
+        paths = [*map(str, cached_weights())] if self.options.weights is None else [*self.options.weights]
+        for path in [*paths, *([DOWNLOAD] if self.options.download else [])]:
+            try:
+                self._encoder(path)
+            except UserError as error:
+                print_lines(f"  {path}: not measured: {error}")
+        if not self.options.download and not any(row["is_foreign"] for row in self.report["encoders"].values()):
+            print_lines(f"  no weights were measured; to download {DOWNLOAD}: {self._download}")
+
+    def _pretraining(self) -> None:
+        training = self.report.setdefault("training", {})
+        if "step" not in training:
+            estimate = self._estimated(self.session, self.run_options)
+            training |= {"step": estimate.step, "all_steps": estimate.training + estimate.evaluations}
+        if "steps" not in training:
+            steps = min(int(_TRAINING * self.remaining / training["step"]), self.run_options.recipe.steps)
+            if steps < _STEPS:
+                raise UserError(f"the remaining time suffices for {steps} steps; set budget=…")
+            training["steps"] = steps
+            self._save()
+        name = f"{OWN}, {training['steps']} steps"
+        if name not in self.report["encoders"]:
+            every = max(1, training["steps"] // 10)
+            changes = {"steps": training["steps"], "evaluate_every": training["steps"], "log_every": every}
+            typed = {f"recipe.{name}": value for name, value in {**changes, "save_every": every}.items()}
+            if len(self.data.train) > _MOST:
+                typed["subset.images"] = _MOST
+            config = self.compose("pretrain", {**typed, "probes": [], "evaluator": [], "figures": "none"})
+            self.session.run(_RUN, config.options, Configuration.of_run(config))
+        self._encoder(str(self.folder / _RUN), name)
+
+    def _encoder(self, path: str, name: str | None = None) -> None:
+        """Measure the frozen features of an encoder.
+
+        Args:
+            path: Its checkpoint.
+            name: Its name; None for existing weights, whose name is that of the checkpoint.
+
+        Raises:
+            UserError: It cannot be loaded.
+        """
+        channels, mean, std = (getattr(self.source, option, 3) for option in ("channels", "mean", "std"))
+        converted = {"channels": channels, "image_mean": mean, "image_std": std}
+        loading, source = fitted({"path": path}, self.source, converted)
+        checkpoint = loading.checkpoint()
+        sample = self.source.sample(_FEW)
+        side = min((sample and sample.median_side()) or _SIDE, _SIDE)
+        loading = loading.changed(image_size=usual_size(checkpoint, side))
+        layers = Features(layer="all" if self.labelled else "last").specs(checkpoint.encoder | loading.changes)
+        function = Frozen(load_encoder(loading), layers, identity=checkpoint.checksum)
+        function.prepare(self.device, resolved(self.options.precision, self.device))
+        view = self.source.view.for_size(loading.loaded().image_size)
+        if name is None:
+            (row, *_), digest = origin("start", checkpoint, path), files.digest(checkpoint.path)
+            name = f"{row['name']}, {view.size[0]} px"
+            print_lines(f"  {name}: licence {row.get('license', 'unknown')}, sha256 {digest}, {path}")
+        self._measure(name, function, source, view, checkpoint)
+
+    def _measure(
+        self, name: str, function: Extractor, source: DataSet, view: CenterCrop, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Measure features by the probes, or show their neighbours if there are no labels, unless this has been done.
+
+        Args:
+            name: Name of the features.
+            function: The extractor.
+            source: Options of the images.
+            view: Their transform.
+            checkpoint: The weights of the extractor; None for pixels.
+
+        Raises:
+            UserError: Existing weights take more than half of the remaining time.
+        """
+        if name not in self.report["encoders"]:
+            transform, is_foreign = view.build(), checkpoint is not None and checkpoint.foreign is not None
+            loading: Any = {"batch_size": 64, "device": self.device, "report": lambda opened, unreadable: None}
+            parts = self._sampled(self.data if source == self.source else source.build())
+            few = parts[0].take(torch.arange(min(_FEW, len(parts[0]))))
+            extract(function, few, transform, **loading)  # the first pass is slower
+            began = cpu_time()
+            extract(function, few, transform, **loading)
+            cost = (cpu_time() - began) / len(few)
+            if (needed := cost * sum(map(len, parts))) > self.remaining / 2 and is_foreign:
+                raise UserError(f"takes {minutes(needed)}, more than half of the remaining time; set budget=…")
+            sets = []
+            for part, images_of in zip(parts, ("training", self.part), strict=True):
+                show = progress(f"{name}, {images_of} images", " images")
+                sets.append(extract(function, part, transform, progress=show, **loading))
+                show(len(part), len(part))  # unreadable images are not counted before
+            display = Display.of_data(source)
+            split = Split(tuple(function.identities), sets[0], sets[1], transform, self.part, display=display)
+            row: dict[str, Any] = {"is_foreign": is_foreign, "path": checkpoint and str(checkpoint.path), "probes": {}}
+            row |= {"image_size": list(view.size), "cost": cost, "images": len(split.test)}
+            figures: dict[str, Figure] = {}
+            if self.labelled:
+                row["probes"] = self._probes(split)
+            else:
+                row["sheet"] = sheet = f"neighbours_{len(self.report['encoders']) + 1}"
+                figures[sheet] = neighbours(split, split.feature_sets[-1])
+            self.report["encoders"][name] = row
+            self._save(**figures)
+        row = self.report["encoders"][name]
+        scores = [f"{title} {percent(probe['value'])} %" for title, probe in row["probes"].items()]
+        print_lines(f"  {name}: {', '.join(scores) if scores else self.folder / row['sheet']}{'.png' * (not scores)}")
+
+    def _probes(self, split: Split) -> dict[str, Any]:
+        """Return the results of the probes by name."""
+        results, k = {}, min(_NEIGHBOURS, len(split.train) - 1)
+        for name, options in {"ridge": Ridge(), f"{k}-NN": Knn(k=(k,))}.items():
+            probe = options.build()
+            check_labels(probe, split.train.known_labels, split.test.known_labels, split.classes)
+            result = score(name, probe, split, lambda done, total: None)
+            values = result.per_image.get(EVALUATED)
+            results[name + " mAP" * split.is_multi_label] = {
+                "value": result.values[result.best][-1], "features": result.best, "chance": result.chance,
+                "balanced": result.balanced.get(EVALUATED), "per_image": [] if values is None else values.tolist(),
+            }  # fmt: skip
+        return results
+
+    @property
+    def _typed(self) -> list[str]:
+        """Return the options of the images for another command."""
+        typed = self.line.retyped(r"data\.(?!root$|table$)")
+        return [f"data={shlex.quote(self.options.path)}", *map(shlex.quote, typed)]
+
+    @property
+    def _download(self) -> str:
+        """Return the command that downloads weights and measures them in addition."""
+        longer = f"budget={_LONGER * self.options.budget / 60:g}min"
+        return " ".join([self.line.command("try"), *self._typed, "download=true", longer])
+
+    def _verdict(self) -> None:
+        rows = self.report["encoders"]
+        if not rows:
+            raise UserError("nothing was measured")
+        weights = [name for name, row in rows.items() if row["is_foreign"]]
+        if self.labelled:
+            title = next(iter(next(iter(rows.values()))["probes"]))
+            ranked = sorted(rows, key=lambda name: -rows[name]["probes"][title]["value"])
+            table = self._table(ranked)
+            print_lines(*(f"  {line}" for line in aligned(table)))
+            best, *others = ranked
+            of_title = {name: rows[name]["probes"][title] for name in ranked}
+            values = {name: percent(row["value"]) for name, row in of_title.items()}
+            rest = [*(f"{name} {values[name]}" for name in others), f"chance {percent(of_title[best]['chance'])}"]
+            images_of = f"{rows[best]['images']} {self.part} images"
+            verdict = f"best so far: {best}, {title}, {values[best]} % of {images_of} ({', '.join(rest)})"
+            if others:
+                first, second = (of_title[name]["per_image"] for name in ranked[:2])
+                verdict += self._compared(first, second, ranked[1])
+        else:
+            best, table = (weights or [*rows])[-1], []
+            compared = ", ".join(f"{row['sheet']}.png ({name})" for name, row in rows.items())
+            verdict = f"without labels of two or more classes, nothing is ranked: compare {compared}"
+        try:
+            command, cost = self._next(best, bool(weights))
+            self.report["verdict"] = f"{verdict}; next: {command} ({cost})"
+        except UserError as error:
+            self.report["verdict"] = f"{verdict}; the cost of fine-tuning is unknown: {error}"
+        sheets = ["images", *(row["sheet"] for row in rows.values() if "sheet" in row)]
+        template = Environment(loader=PackageLoader("ssvit.studies"), autoescape=True).get_template("try.html.j2")
+        page = template.render(self.report, path=self.options.path, table=table, sheets=sheets)
+        atomic_io.write_files(self.folder, {"report.html": page.encode()})
+        print_lines(self.report["verdict"], f"page: {self.folder / 'report.html'}")
+
+    def _table(self, names: list[str]) -> list[list[str]]:
+        """Return accuracies as rows of encoders, with balanced accuracies if they differ by more than a point."""
+        rows = {name: self.report["encoders"][name]["probes"] for name in names}
+        probes = [probe for row in rows.values() for probe in row.values() if probe["balanced"] is not None]
+        differs = any(abs(probe["value"] - probe["balanced"]) > _POINT for probe in probes)
+        keys = {"value": "", "balanced": ", balanced"} if differs else {"value": ""}
+        heads = [f"{title}{of_key}" for title in rows[names[0]] for of_key in keys.values()]
+        cells = {name: [percent(probe[key]) for probe in row.values() for key in keys] for name, row in rows.items()}
+        return [["%", *heads], *([name, *of_row] for name, of_row in cells.items())]
+
+    def _compared(self, first: list[float], second: list[float], name: str) -> str:
+        """Return whether the best is significantly better than the second, from the scores of single images."""
+        if len(first) < 2 or len(first) != len(second):
+            return ""
+        (interval,) = statistics.bootstrap(np.subtract(first, second)[None])
+        return f", {statistics.verdict(interval)} {name}"
+
+    @staticmethod
+    def _estimated(session: Session | None, options: Training) -> Estimate:
+        """Return the time of a run without the lines that its start prints; None: a session of fine-tuning."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            return (session or Session(options, Path(options.outputs), stage=FINETUNE)).estimate(options)
+
+    def _next(self, best: str, has_weights: bool) -> tuple[str, str]:
+        """Return the next command and its cost.
+
+        Args:
+            best: Name of the best encoder, or of the one to use if there are no labels.
+            has_weights: Whether existing weights were measured.
+        """
+        row = self.report["encoders"][best]
+        if not has_weights and not self.options.download:
+            return self._download, f"at most {minutes((_LONGER - 1) * self.options.budget)} more, and 88 MB"
+        if row["is_foreign"] and self.labelled:
+            changes = {"checkpoint": row["path"]}
+            config = self.compose("finetune", changes)
+            estimate = self._estimated(None, config.options)
+            cost = minutes(estimate.training + estimate.evaluations)
+            command = [self.line.command("finetune"), *map(shlex.quote, self.line.written(changes))]
+        elif row["is_foreign"]:
+            cost = minutes(row["cost"] * len(self.data.train))
+            changes = {"checkpoint": row["path"], "image_size": row["image_size"], "output": "features.npz"}
+            command = [self.line.command("embed"), *map(shlex.quote, self.line.written(changes))]
+        else:
+            seconds = self.report["training"].get("all_steps")  # none if the run cannot be built
+            cost, command = minutes(seconds) if seconds else "an unknown time", [self.line.command("pretrain")]
+        return " ".join([*command, *self._typed]), f"about {cost}"

@@ -1,0 +1,151 @@
+"""ssvit try: it measures what the images allow, keeps it, and ends with one verdict."""
+
+import os
+
+import exported
+import pytest
+import torch
+from command import error_of
+from PIL import Image
+
+import ssvit
+from ssvit.engine.randomness import uniform
+from ssvit.errors import OptionError
+from ssvit.loading.cached import cached_weights
+from ssvit.studies import first_look
+from ssvit.training import preset
+from ssvit.training.estimate import Estimate
+from ssvit.training.session import Session
+
+PIXELS, OWN = "pixels", f"{first_look.OWN}, 2 steps"
+SHORT, LONG = 100, 600  # budgets: too short for a step of 200 seconds, and for two of them
+
+
+def pictures(folder, *classes, count=10):
+    """Write images of 10x8 pixels, in which the colours of classes differ."""
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = 60 * uniform(number, "pictures", torch.tensor([index]), 240).view(8, 10, 3)
+            pixels[..., number] += 120
+            Image.fromarray(pixels.byte().numpy()).save(folder / name / f"{index}.png")
+    return folder
+
+
+@pytest.fixture
+def tried(tmp_path, monkeypatch):
+    """A function that tries a folder with two steps of pre-training, and returns the report."""
+    estimate = Estimate(steps=100, step=200.0, training=2e4, memory={})
+    monkeypatch.setattr(Session, "estimate", lambda *_: estimate)
+    monkeypatch.setattr(first_look, "_STEPS", 1)
+    tiny = {"encoder": "mini", "encoder.width": 16, "encoder.depth": 2, "encoder.heads": 2, "encoder.patch_size": 4}
+    choose = preset.choose
+    monkeypatch.setattr(preset, "choose", lambda *numbers, **others: {**choose(*numbers, **others), **tiny})
+
+    def run(folder, *, budget=SHORT, **options):
+        usual = {"outputs": tmp_path / "outputs", "weights": [], "data.image_size": 16}
+        return ssvit.try_images(folder, budget=budget, **{**usual, **options})
+
+    return run
+
+
+def test_all_stages_of_labelled_images(tried, tmp_path):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    (folder / "green" / "broken.png").write_bytes(b"no image")
+    weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
+    result = tried(folder, budget=LONG, weights=str(weights))
+    report = result.metrics
+    existing = report["encoders"].keys() - {PIXELS, OWN}
+    assert len(existing) == 1
+    assert [row["is_foreign"] for row in report["encoders"].values()] == [False, True, False]
+    assert report["encoders"][PIXELS]["probes"]["ridge"]["value"] == 1
+    assert report["training"]["steps"] == 2
+    assert "1 of 21 images" in " ".join(report["images"])
+    assert {"images.png", "report.html", "report.json"} <= {file.name for file in result.folder.iterdir()}
+    assert str(report["verdict"]) in result.page.read_text()
+
+
+def test_the_next_command_uses_the_best_encoder(tried, tmp_path, monkeypatch):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
+    assert "download=true" in tried(folder, name="none").metrics["verdict"]
+    assert f"pretrain data={folder}" in tried(folder, name="pixels", weights=[str(weights)]).metrics["verdict"]
+    monkeypatch.setattr(first_look, "Pixels", Blank)
+    verdict = tried(folder, name="weights", weights=[str(weights)]).metrics["verdict"]
+    assert f"finetune checkpoint={weights / 'model.safetensors'} data={folder}" in verdict
+
+
+class Blank(first_look.Pixels):
+    """Features without information."""
+
+    def __call__(self, images):
+        return {"pixels": super().__call__(images)["pixels"] * 0}
+
+
+@pytest.mark.parametrize("classes", [(".",), ("one",)], ids=["no labels", "one class"])
+def test_without_two_classes_neighbours_are_shown(tried, tmp_path, classes):
+    result = tried(pictures(tmp_path / "photos", *classes))
+    assert [row["probes"] for row in result.metrics["encoders"].values()] == [{}]
+    assert {row["sheet"] for row in result.metrics["encoders"].values()} <= result.figures.keys()
+
+
+def test_drawings_that_vanish_on_black_get_white(tried, tmp_path):
+    folder = tmp_path / "drawings"
+    folder.mkdir()
+    for index in range(8):
+        image = Image.new("RGBA", (12, 12))
+        image.paste((0, 0, 0, 255), (index, 2, index + 4, 8))
+        image.save(folder / f"{index}.png")
+    result = tried(folder)
+    assert "data.background=white" in result.metrics["verdict"]
+
+
+def test_an_interrupted_command_continues(tried, tmp_path, monkeypatch):
+    folder = pictures(tmp_path / "photos", "red", "green")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Session, "run", stop)
+        assert error_of(tried, folder, budget=LONG).status == 130
+    monkeypatch.setattr(first_look, "Pixels", Blank)  # would change what is measured again
+    report = tried(folder, budget=LONG).metrics
+    assert report["encoders"][PIXELS]["probes"]["ridge"]["value"] == 1
+    assert report["training"]["steps"] == 2
+    monkeypatch.setattr(Session, "run", stop)
+    again = tried(folder, budget=LONG).metrics
+    assert {**again, "stages": 0, "cpu_seconds": 0} == {**report, "stages": 0, "cpu_seconds": 0}
+    Image.new("RGB", (10, 8)).save(folder / "red" / "more.png")
+    assert error_of(tried, folder, budget=LONG).status == 130  # other images are measured anew
+
+
+def test_what_cannot_be_measured_is_one_line(tried, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert isinstance(error_of(tried, empty).__cause__, OptionError | None)
+    pictures(tmp_path / "one", "red", count=1)
+    error_of(tried, tmp_path / "one")
+    error_of(tried, pictures(tmp_path / "photos", "red"), outputs=tmp_path / "photos" / "red" / "0.png")
+    error_of(ssvit.try_images, tmp_path / "missing")
+
+
+def test_a_stage_that_fails_does_not_stop_the_others(tried, tmp_path, capsys):
+    folder = pictures(tmp_path / "photos", "red", "green")
+    report = tried(folder, weights=["missing.safetensors"]).metrics
+    assert [*report["encoders"]] == [PIXELS]  # the budget is too short for a step
+    assert "missing.safetensors" in capsys.readouterr().out
+    assert PIXELS in report["verdict"]
+
+
+def test_weights_in_the_caches_are_found(tmp_path, monkeypatch):
+    weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
+    for variable, name in (("HF_HUB_CACHE", "hub"), ("TORCH_HOME", "torch")):
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    assert [*cached_weights()] == []
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / "1"
+    snapshot.parent.mkdir(parents=True)
+    os.symlink(weights, snapshot)
+    (tmp_path / "torch" / "hub" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "torch" / "hub" / "checkpoints" / "other.pth").write_bytes(b"no weights")
+    assert [*cached_weights()] == [snapshot / "model.safetensors"]
