@@ -187,7 +187,7 @@ class FirstLook:
                 raise UserError(f"the remaining time suffices for {steps} steps; set budget=…")
             training["steps"] = steps
             self._save()
-        name = f"{OWN}, {training['steps']} steps"
+        name = f"{OWN} ({training['steps']} steps)"
         if name not in self.report["encoders"]:
             every = max(1, training["steps"] // 10)
             changes = {"steps": training["steps"], "evaluate_every": training["steps"], "log_every": every}
@@ -221,7 +221,7 @@ class FirstLook:
         view = self.source.view.for_size(loading.loaded().image_size)
         if name is None:
             (row, *_), digest = origin("start", checkpoint, path), files.digest(checkpoint.path)
-            name = f"{row['name']}, {view.size[0]} px"
+            name = f"{row['name']} ({view.size[0]} px)"
             print_lines(f"  {name}: licence {row.get('license', 'unknown')}, sha256 {digest}, {path}")
         self._measure(name, function, source, view, checkpoint)
 

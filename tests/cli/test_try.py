@@ -17,7 +17,7 @@ from ssvit.training import preset
 from ssvit.training.estimate import Estimate
 from ssvit.training.session import Session
 
-PIXELS, OWN = "pixels", f"{first_look.OWN}, 2 steps"
+PIXELS, OWN = "pixels", f"{first_look.OWN} (2 steps)"
 SHORT, LONG = 100, 600  # budgets: too short for a step of 200 seconds, and for two of them
 
 
