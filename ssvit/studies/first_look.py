@@ -174,7 +174,7 @@ class FirstLook:
             except UserError as error:
                 print_lines(f"  {path}: not measured: {error}")
         if not self.options.download and not any(row["is_foreign"] for row in self.report["encoders"].values()):
-            print_lines(f"  no weights were measured; to download {DOWNLOAD}: {self._download}")
+            print_lines(f"  no weights were measured; to download {DOWNLOAD}: {self._longer('download=true')}")
 
     def _pretraining(self) -> None:
         training = self.report.setdefault("training", {})
@@ -292,11 +292,10 @@ class FirstLook:
         typed = self.line.retyped(r"data\.(?!root$|table$)")
         return [f"data={shlex.quote(self.options.path)}", *map(shlex.quote, typed)]
 
-    @property
-    def _download(self) -> str:
-        """Return the command that downloads weights and measures them in addition."""
+    def _longer(self, *options: str) -> str:
+        """Return this command with further options and a larger budget."""
         longer = f"budget={_LONGER * self.options.budget / 60:g}min"
-        return " ".join([self.line.command("try"), *self._typed, "download=true", longer])
+        return " ".join([self.line.command("try"), *self._typed, *map(shlex.quote, options), longer])
 
     def _verdict(self) -> None:
         rows = self.report["encoders"]
@@ -363,8 +362,11 @@ class FirstLook:
             has_weights: Whether existing weights were measured.
         """
         row = self.report["encoders"][best]
+        more = f"at most {minutes((_LONGER - 1) * self.options.budget)} more"
+        if not has_weights and self.options.weights:
+            return self._longer(*self.line.retyped("weights$")), more
         if not has_weights and not self.options.download:
-            return self._download, f"at most {minutes((_LONGER - 1) * self.options.budget)} more, and 88 MB"
+            return self._longer("download=true"), f"{more}, and 88 MB"
         if row["is_foreign"] and self.labelled:
             changes = {"checkpoint": row["path"]}
             config = self.compose("finetune", changes)
