@@ -1,6 +1,6 @@
 """Write the features of images to a file.
 
-Usage: ssvit embed checkpoint=PATH data=PATH output=features.npz.
+Usage: ssvit embed checkpoint=PATH data=PATH output=features.npz|features.parquet.
 """
 
 from dataclasses import replace
@@ -10,9 +10,10 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.datasets_options import Folder
-from ssvit.errors import print_lines
+from ssvit.errors import OptionError, print_lines
+from ssvit.models.encoder_options import PATCHES
 from ssvit.retrieval.extraction import Extraction
-from ssvit.retrieval.options import ALIASES, ALL, PARTS, Embed
+from ssvit.retrieval.options import ALIASES, ALL, PARQUET, PARTS, Embed
 from ssvit.retrieval.options import pictures as listed
 
 
@@ -34,6 +35,8 @@ def run(config: Config) -> Path:
         files[""] = listed(loose)
     line, name = config.line, str(config.choices.get("data"))
     extraction = Extraction(options, typed_names=line.typed, choice=name, say=line.say)
+    if extraction.spec.pooling == PATCHES and Path(options.output).suffix != PARQUET:
+        raise OptionError("output", options.output, f"must end in {PARQUET} with features.pooling={PATCHES}")
     config.line.announce()
 
     from ssvit.retrieval import gallery
@@ -46,7 +49,7 @@ def run(config: Config) -> Path:
             data = replace(data, train=data.undivided, test=None)
         parts = [part for part in PARTS if getattr(data, part) is not None] if options.split == ALL else [options.split]
         splits |= {part: PictureSet.of_split(data, part, name) for part in parts}
-    print_lines(*gallery.embed(splits, extraction.describer(), Path(options.output)))
+    print_lines(*gallery.embed(splits, extraction.describer(), Path(options.output), image_size=extraction.image_size))
     return Path(options.output)
 
 

@@ -44,7 +44,7 @@ def write(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes | memoryview) -> None:
     """Write a file completely or not at all: the old file stays until the new one is complete."""
     beside = path.with_name(f".{path.name}.part")
     try:

@@ -49,8 +49,8 @@ class FeatureSpec:
 
 
 def spec_of(name: str) -> FeatureSpec | None:
-    """Return the description of features of whole images whose name is a suffix of the text, or None."""
-    match = re.search(rf"layer([1-9]\d*)_({'|'.join(POOLINGS)})(_before_norm)?$", name)
+    """Return the description of features whose name is a suffix of the text, or None."""
+    match = re.search(rf"layer([1-9]\d*)_({'|'.join((*POOLINGS, PATCHES))})(_before_norm)?$", name)
     return match and FeatureSpec(int(match[1]), match[2], "before" if match[3] else "after")
 
 
@@ -77,6 +77,9 @@ class Outputs(Options):
 class OneLayer(Outputs):
     """Select the outputs of one layer that are used as features."""
 
+    pooling: Annotated[str, OneOf((*POOLINGS, PATCHES))] | None = None
+    """patch_mean; class_token; both: concatenated; pooled (timm models only); patches: one vector for each patch. None:
+    that of the existing store, or else encoder.pooling."""
     layer: Annotated[Literal["auto", "last"] | Count, Expect("one of auto, last, a layer's number")] = AUTO
     """Layer number, counted from 1, or last. auto: the layer of the existing store or, without one, the layer
     chosen by the last evaluation of the checkpoint, or else the last layer."""

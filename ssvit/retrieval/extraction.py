@@ -13,11 +13,13 @@ from ssvit.config.command_line import CommandLine
 from ssvit.data.sources.decode_options import PixelFormat, bands
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import OptionError, pair, print_lines, typed, within
-from ssvit.evaluation.options import AUTO, Features, FeatureSpec, precision_of, size_of, spec_of
+from ssvit.evaluation.options import AUTO, FeatureSpec, precision_of, size_of, spec_of
 from ssvit.evaluation.report.folder import report_for
 from ssvit.loading.finding import NEWEST, find_checkpoint
 from ssvit.loading.options import LoadEncoder, check_feature_spec, checked_size, eval_transform, pixel_format
 from ssvit.loading.pretrained import size_of_images
+from ssvit.models.encoder_options import PATCHES
+from ssvit.models.timm_options import options_from
 from ssvit.retrieval.options import Pictures, encoder_of
 
 if TYPE_CHECKING:
@@ -69,8 +71,10 @@ class Extraction:
         if layer == AUTO:
             layer, origin = chosen.layer if chosen else "last", f" ({origin})"
         with within("features"):
-            features = Features(layer=layer, pooling=pooling or (chosen.pooling if chosen else None), norm=norm)
-            (self.spec,) = features.specs(self.checkpoint.encoder)
+            architecture = options_from(self.checkpoint.encoder)
+            pooling = pooling or (chosen.pooling if chosen else architecture.pooling)
+            self.spec = FeatureSpec(architecture.depth if layer == "last" else layer, pooling, norm)
+            self.spec.check(architecture)
             check_feature_spec(self.checkpoint, self.spec)
         depth = self.checkpoint.encoder.get("depth", 1)
         say(f"features: layer {self.spec.layer} of {depth}, {self.spec.pooling}{origin}")
@@ -110,7 +114,8 @@ class Extraction:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             report, _ = read_json(file)
             specs = (spec_of(probe["best"]) for probe in report["measured"])
-            spec = next(filter(None, specs), None)
+            of_patches = requested.pooling == PATCHES
+            spec = next((spec for spec in specs if spec and (spec.pooling == PATCHES) == of_patches), None)
             same_features = spec and spec.norm == requested.norm and requested.pooling in (None, spec.pooling)
             if same_features and report["metadata"]["checksum"] == checksum:
                 return spec, f"chosen by {file}"

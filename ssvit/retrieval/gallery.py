@@ -29,7 +29,8 @@ from ssvit.figures import contact_sheet
 from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery
 from ssvit.figures.style import evenly_spaced
-from ssvit.retrieval.options import PART_FILES, encoder_of
+from ssvit.retrieval import feature_table
+from ssvit.retrieval.options import PARQUET, PART_FILES, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet
 from ssvit.retrieval.store import Store, StoreError, check_directions, writing
 
@@ -118,16 +119,20 @@ def remove(folder: str, images: Sequence[str]) -> list[str]:
     return [f"{folder}: {len(removed)} pictures removed; the store has {len(store)} pictures"]
 
 
-def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> list[str]:
+def embed(
+    sets: Mapping[str, PictureSet], describe: Describer, output: Path, *, image_size: tuple[int, int]
+) -> list[str]:
     """Write names, classes, splits and features of pictures to a file, and return lines for the console.
 
-    The file has these four arrays, and "encoder", the identity of the features. Unknown classes are "". Features are
-    collected in a store next to the output, from which an interrupted call is resumed.
+    A file .npz has these four arrays, and "encoder", the identity of the features. Unknown classes are "". A file
+    .parquet is described by `feature_table.parquet`. Features are collected in a store next to the output, from which
+    an interrupted call is resumed.
 
     Args:
         sets: The pictures of each split, "" for pictures without a split.
         describe: Computes their features.
-        output: File to write, in the format .npz.
+        output: File to write, in the format .npz or .parquet.
+        image_size: Height and width of the encoder's input in pixels.
 
     Raises:
         StoreError: Another process writes the same file, or the folder of the store holds other files.
@@ -143,22 +148,29 @@ def embed(sets: Mapping[str, PictureSet], describe: Describer, output: Path) -> 
         fill(store, sets.values(), describe)
         split_of = {name: split for split, pictures in sets.items() for name in pictures.names if name in store.row_of}
         rows = [store.row_of[name] for name in split_of]
-        columns = {
-            "names": [*split_of],
-            "classes": [store.classes[row] or "" for row in rows],
-            "splits": [*split_of.values()],
-        }
-        content = io.BytesIO()
-        features = store.features[rows].numpy()
-        np.savez(content, allow_pickle=False, features=features, encoder=identity, **columns)
-        atomic_io.replace(output, content.getvalue())
+        names, splits, features = [*split_of], [*split_of.values()], store.features[rows]
+        classes = [store.classes[row] or "" for row in rows]
+        if output.suffix == PARQUET:
+            columns = {"path": names, "split": splits, "label": classes}
+            content = feature_table.parquet(columns, features, encoder=identity, image_size=image_size)
+        else:
+            content = _npz(names=names, classes=classes, splits=splits, features=features.numpy(), encoder=identity)
+        atomic_io.replace(output, content)
         shutil.rmtree(folder)
     counts = ", ".join(f"{number:,} {split}" for split, number in Counter(split_of.values()).items() if split)
+    patches = " of each of {} x {} patches".format(*features.shape[1:3]) if features.ndim == 4 else " each"
+    reader = "pandas.read_parquet" if output.suffix == PARQUET else "numpy.load"
     return [
-        f"{output}: {len(rows)} pictures{f' ({counts})' if counts else ''}, {features.shape[1]} features each; "
+        f"{output}: {len(rows)} pictures{f' ({counts})' if counts else ''}, {features.shape[-1]} features{patches}; "
         f"{describe.unreadable} could not be read",
-        f"next: numpy.load({str(output)!r}) in Python",
+        f"next: {reader}({str(output)!r}) in Python",
     ]
+
+
+def _npz(**arrays: object) -> memoryview:
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    return content.getbuffer()
 
 
 def query(
@@ -183,9 +195,12 @@ def query(
 
     Raises:
         OptionError: The store has too few pictures.
-        StoreError: The features are to be standardised, but all images of the store have the same ones.
+        StoreError: The store has features of patches, or the features are to be standardised, but all images of the
+            store have the same ones.
         UserError: None of the queries can be read.
     """
+    if store.features.ndim == 4:
+        raise StoreError(f"{store.folder}: has features of patches, which are not searched by pictures")
     check_k(k, len(store), excludes=not store.row_of.keys().isdisjoint(pictures.names))
     scaler = Scaler.of_features(store.features, standardize)
     if not scaler.scale.any():

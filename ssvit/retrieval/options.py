@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ Split = Literal["train", "validation", "test", "held_out"]
 INDEX, QUERY, REMOVE = "index", "query", "remove"
 ALIASES = {"data.image_size": "image_size"}  # the name of the option in commands on data sets
 FEWEST = 5  # fewest pictures to standardise by: standard deviations of two or three make neighbours worse
+NPZ, PARQUET = ".npz", ".parquet"
 PART_FILES = "part_*_*.safetensors"  # files of a store
 
 
@@ -87,7 +89,8 @@ class Embed(Pictures):
     """Write the features of pictures to one file."""
 
     output: Name
-    """The file, in numpy's format .npz."""
+    """The file: .npz of numpy, or .parquet with one row for each picture, or for each patch with
+    features.pooling=patches."""
     split: Literal["all", "train", "validation", "test", "held_out"] = "all"
     """Split of a data set; all: every split; held_out: test images if there are any, else validation images."""
     overwrite: bool = False
@@ -96,8 +99,10 @@ class Embed(Pictures):
     def check_consistency(self) -> None:
         """Check the file to write."""
         file = Path(self.output)
-        if file.suffix != ".npz":
-            raise OptionError("output", self.output, "must end in .npz")
+        if file.suffix not in (NPZ, PARQUET):
+            raise OptionError("output", self.output, f"must end in {NPZ} or {PARQUET}")
+        if file.suffix == PARQUET and find_spec("pyarrow") is None:
+            raise OptionError("output", self.output, "requires pyarrow: pip install 'ssvit[parquet]'")
         file_to_write("output", self.output)
         if file.exists() and not self.overwrite:
             raise OptionError("output", self.output, "exists already; overwrite=true replaces it")

@@ -3,7 +3,7 @@
 In a store, a file is named by its path, an image in a shard by the path of the shard and its name in it, and an image
 of Hugging Face by data set, split and row. Images of other data sets are named by their index in the split.
 
-Letters: n pictures, d width, c channels, h, w pixels.
+Letters: n pictures, d width, c channels, h, w pixels, y, x rows and columns of patches.
 """
 
 import os
@@ -91,7 +91,10 @@ class Describer:
     unreadable: int = 0
 
     def __call__(self, pictures: PictureSet, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield the rows and the features (n, d) of the readable pictures among some rows, in order, in large parts."""
+        """Yield the rows and the features of the readable pictures among some rows, in order, in large parts.
+
+        Features are (n, d), or (n, y, x, d) for an extractor of patches.
+        """
         show = progress("pictures", " pictures")
         source = pictures.source.take(torch.tensor(rows, dtype=torch.int64))
         read: list[int] = []

@@ -5,7 +5,7 @@ checksums, and the names of images of earlier parts that it removes or replaces,
 are written completely or not at all and never change: after an interruption at any time, the store contains the images
 of all complete parts.
 
-Letters: n images, d width.
+Shapes use n images, y, x rows and columns of patches, d width.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class Store:
                 raise StoreError(f"{folder}: {reason}: their vectors cannot be compared")
             if not path.name.startswith(f"part_{number:08d}_"):
                 raise StoreError(f"{folder}: is damaged, since part {number} is missing")
-            if len({features.shape[1] for features in (*store._parts, part["features"])}) == 1:
+            if len({features.shape[1:] for features in (*store._parts, part["features"])}) == 1:
                 store._append(part)
             if len(store.row_of) < len(store) or store.count == number:
                 raise StoreError(f"{folder}: is damaged, since its parts do not fit together")
@@ -107,7 +107,7 @@ class Store:
         Args:
             names: Names of the images.
             classes: Classes of the images, None where unknown.
-            features: (n, d) floating point.
+            features: Features of images, (n, d), or of their patches, (n, y, x, d), floating point.
             contents: Checksums of the images' contents; () if unknown.
             removed: Names of further images to remove.
 
@@ -152,7 +152,7 @@ class Store:
 
     @cached_property
     def features(self) -> Tensor:
-        """Return the features of all images, (n, d) float32."""
+        """Return the features of all images, (n, d), or of their patches, (n, y, x, d), float32."""
         return torch.cat(self._parts)
 
 
@@ -176,11 +176,12 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def check_directions(features: Tensor, names: Sequence[str]) -> None:
-    """Check that every feature vector is finite and not zero.
+    """Check that the features of every image, (n, d) or (n, y, x, d), are finite and not all zero.
 
     Raises:
         UserError: A vector is zero or not finite; the error names the first such image.
     """
+    features = features.flatten(1)
     for row in (~features.isfinite().all(1) | (features == 0).all(1)).nonzero()[:1, 0].tolist():
         raise UserError(f"the vector of image {names[row]} has no direction: it is zero or not finite")
 
@@ -205,7 +206,7 @@ def _read_part(path: Path) -> dict[str, Any]:
         texts = (part["encoder"], *part["removed"], *chain(*columns))
         if not all(isinstance(text, str) for text in texts if text is not None):
             raise ValueError
-        if features.dtype != torch.float32 or features.ndim != 2 or {*map(len, columns)} != {len(features)}:
+        if features.dtype != torch.float32 or features.ndim not in (2, 4) or {*map(len, columns)} != {len(features)}:
             raise ValueError
         return part
     except OSError as error:

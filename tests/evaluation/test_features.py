@@ -125,7 +125,7 @@ def test_what_options_mean():
              for pooling in ("patch_mean", "class_token", "both")]  # fmt: skip
     assert len({one.name for one in named}) == 12
     assert [spec_of(f"seal {one.name}") for one in named] == named
-    assert spec_of("pixels") is spec_of("layer2_patches") is spec_of("layer0_both") is None
+    assert spec_of("pixels") is spec_of("layer0_both") is None
     for options, name in (
         ({"layer": 4}, "layer=4"), ({"layer": 0}, "layer=0"), ({"layer": "first"}, "layer=first"),
         ({"layer": []}, "layer="), ({"layer": [1, 1]}, "layer="), ({"layer": True}, "layer=true"),

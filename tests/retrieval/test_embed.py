@@ -1,19 +1,24 @@
 """`ssvit embed` writes features with names and classes to a file, and resumes an interrupted command."""
 
+import io
 import os
 
 import datasets as hub
 import numpy as np
 import pytest
+import tiny
 import torch
 from command import TINY, one_line
-from composing import untrained
+from composing import composed, untrained
 from images import picture, put, put_tar
 
 import ssvit
+from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.base import Source, Unreadable
-from ssvit.errors import UserError
-from ssvit.retrieval import gallery
+from ssvit.data.sources.decode import load
+from ssvit.errors import Failure, UserError
+from ssvit.retrieval import feature_table, gallery
+from ssvit.retrieval import options as retrieval_options
 from ssvit.retrieval import pictures as pictures_module
 from ssvit.retrieval.pictures import Describer, PictureSet
 
@@ -58,6 +63,69 @@ def test_a_table_is_written_with_its_splits(tool, tmp_path, photos):
         tool("embed", f"data={tmp_path}/t.csv", f"output={output}.npz", *options)
         found = np.load(tmp_path / f"{output}.npz")
         assert dict(zip((name[-5:-4] for name in found["names"]), found["splits"], strict=True)) == expected
+
+
+def test_a_parquet_table_has_a_row_for_each_patch(tool, tmp_path, photos):
+    table = pytest.importorskip("pyarrow.parquet")
+    names = sorted(str(path) for path in photos.rglob("[0-9].png"))
+    encoder = tiny.loaded(tmp_path / "outputs" / "masked_patch_shapes" / "step_00000006")
+    options = (f"data={photos}", "precision=32", "features.pooling=patches")
+    tool("embed", *options, "output=f.parquet")
+    found = table.read_table(tmp_path / "f.parquet")
+    assert b" layer2_patches" in found.schema.metadata[b"encoder"]
+    assert found.schema.field("vector").type.list_size == 16
+    rows = {name: [] for name in names}
+    for row in found.to_pylist():
+        rows[row["path"]].append(row)
+        assert (row["label"], row["split"]) == (row["path"].split("/")[-2], row["path"].split("/")[-3])
+    for name, patches in rows.items():
+        with torch.no_grad():
+            image = CenterCrop(size=16).build()([load(name)])
+            *_, tokens = encoder.layers(image / 255)
+            maps = encoder.pooled(encoder.norm(tokens), "patches", image)[0]
+        assert [(row["row"], row["column"]) for row in patches] == [*np.ndindex(maps.shape[:2])]
+        for row in patches:
+            assert (row["right"] - row["left"], row["bottom"] - row["top"]) == encoder.patch_size[::-1]
+            assert (row["top"], row["left"]) == tuple(np.multiply((row["row"], row["column"]), encoder.patch_size))
+            np.testing.assert_allclose(row["vector"], maps[row["row"], row["column"]], rtol=1e-4, atol=1e-5)
+    assert not list(tmp_path.glob("*.parts"))
+    assert one_line(tool("embed", *options, "output=g.npz", status=2)).startswith("ssvit: output=g.npz: ")
+    assert not (tmp_path / "g.npz").exists()
+
+
+def test_a_parquet_table_of_pictures_equals_the_arrays(tool, tmp_path, photos):
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    for output in ("f.npz", "f.parquet"):
+        tool("embed", str(photos / "unsorted"), str(photos / "test"), f"output={output}")
+    arrays, table = np.load(tmp_path / "f.npz"), pandas.read_parquet(tmp_path / "f.parquet")
+    assert [*table] == ["path", "split", "label", "vector"]
+    assert table["path"].tolist() == arrays["names"].tolist()
+    assert table["label"].fillna("").tolist() == arrays["classes"].tolist()
+    assert table["split"].isna().all()
+    np.testing.assert_array_equal(np.stack(table["vector"]), arrays["features"])
+
+
+def test_row_groups_hold_the_patches_in_order(monkeypatch):
+    pytest.importorskip("pyarrow")
+    from pyarrow.parquet import ParquetFile
+
+    monkeypatch.setattr(feature_table, "_ROWS", 12)
+    features = torch.arange(5 * 2 * 3 * 4.0).view(5, 2, 3, 4)
+    content = feature_table.parquet({"path": [*"abcde"]}, features, encoder="e", image_size=(8, 9))
+    file = ParquetFile(io.BytesIO(content))
+    assert file.num_row_groups == 3
+    table = file.read()
+    assert table["path"].to_pylist() == [name for name in "abcde" for _ in range(6)]
+    np.testing.assert_array_equal(np.array(table["vector"].to_pylist()), features.view(-1, 4))
+    last = table.slice(29).to_pylist()[0]
+    assert [last[side] for side in ("left", "top", "right", "bottom")] == [6, 4, 9, 8]
+
+
+def test_a_table_needs_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setattr(retrieval_options, "find_spec", lambda name: None)
+    with pytest.raises(Failure, match=r"^output=\S+f\.parquet: "):
+        composed(f"output={tmp_path}/f.parquet", tool="embed")
 
 
 def test_rows_of_a_set_without_splits_have_its_order_and_names_that_lead_to_the_image(tool, tmp_path, photos):
@@ -116,7 +184,7 @@ def stacked(images, slots=None, seed=None):
 def embed(path, source, transform=stacked):
     describe = Describer(Number(), transform, batch_size=1)
     sets = {"": PictureSet(source, source.names, [None] * len(source.names))}
-    return gallery.embed(sets, describe, path)
+    return gallery.embed(sets, describe, path, image_size=(1, 1))
 
 
 def in_file(path) -> list[str]:
