@@ -10,6 +10,7 @@ from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.data.sources.datasets_options import Folder
+from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, print_lines
 from ssvit.models.encoder_options import PATCHES
 from ssvit.retrieval.extraction import Extraction
@@ -34,13 +35,14 @@ def run(config: Config) -> Path:
     if loose or options.data is None:
         files[""] = listed(loose)
     line, name = config.line, str(config.choices.get("data"))
-    extraction = Extraction(options, typed_names=line.typed, choice=name, say=line.say)
+    extraction = Extraction(options, typed_names=line.typed, choice=name, say=line.say, store=options.anomaly)
     if extraction.spec.pooling == PATCHES and Path(options.output).suffix != PARQUET:
         raise OptionError("output", options.output, f"must end in {PARQUET} with features.pooling={PATCHES}")
     config.line.announce()
 
     from ssvit.retrieval import gallery
-    from ssvit.retrieval.pictures import PictureSet
+    from ssvit.retrieval.pictures import PictureSet, opener
+    from ssvit.retrieval.store import Store
 
     splits = {part: PictureSet.of_files(of_part, extraction.pixels) for part, of_part in files.items()}
     if options.data is not None and by_name is None:
@@ -49,8 +51,15 @@ def run(config: Config) -> Path:
             data = replace(data, train=data.undivided, test=None)
         parts = [part for part in PARTS if getattr(data, part) is not None] if options.split == ALL else [options.split]
         splits |= {part: PictureSet.of_split(data, part, name) for part in parts}
-    print_lines(*gallery.embed(splits, extraction.describer(), Path(options.output), image_size=extraction.image_size))
-    return Path(options.output)
+    describe = extraction.describer()
+    reference = None if options.anomaly is None else Store.open(options.anomaly, describe.extractor.identity)
+    size, output = extraction.image_size, Path(options.output)
+    lines, anomalies = gallery.embed(splits, describe, output, image_size=size, reference=reference)
+    if anomalies and options.sheet is not None:
+        load, display = opener(extraction.pixels, [*splits.values()]), extraction.display()
+        atomic_io.replace(Path(options.sheet), anomalies.sheet(load, describe.transform, display).png())
+    print_lines(*lines)
+    return output
 
 
 command = Command("embed", run, expansions=SHORT_FORMS, positional="images", options=Embed, aliases=ALIASES)

@@ -117,6 +117,15 @@ class Gallery(Figure):
             )
 
 
+def heat_map(image: Tensor, values: Tensor) -> Tensor:
+    """Return an image (3, h, w) in grey, half covered by the colours of values (y, x) in [0, 1]; bright is high."""
+    from matplotlib import colormaps
+
+    shown = F.interpolate(values[None, None].float(), image.shape[1:], mode="nearest")[0, 0]
+    colors = torch.from_numpy(colormaps["inferno"](shown.numpy())[..., :3]).movedim(-1, 0).float()
+    return (image.mean(0, keepdim=True) + colors) / 2
+
+
 @dataclass(frozen=True)
 class Mosaic(Figure):
     """Show columns of images (b, 3, h, w) of several kinds, in two blocks for more than three images.

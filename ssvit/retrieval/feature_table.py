@@ -11,7 +11,7 @@ _ROWS = 1 << 16  # maximum number of vectors in a row group, unless a picture ha
 
 
 def parquet(
-    columns: Mapping[str, Sequence[str]], features: Tensor, *, encoder: str, image_size: tuple[int, int]
+    columns: Mapping[str, Sequence[str]], features: Tensor, *, encoder: str, size: tuple[int, int], **scores: Tensor
 ) -> memoryview:
     """Return the content of a Parquet file.
 
@@ -23,19 +23,21 @@ def parquet(
         columns: Text of each picture by column.
         features: Features of pictures, (n, d), or of their patches, (n, y, x, d), float32.
         encoder: Identity of the features.
-        image_size: Height and width of the encoder's input in pixels.
+        size: Height and width of the encoder's input in pixels.
+        **scores: Further columns: a number for each vector, (n,) or (n, y, x).
     """
     import pyarrow as arrow
     from pyarrow.parquet import ParquetWriter
 
     count, *grid, width = features.shape
     patches = math.prod(grid)
-    position = _positions(grid, image_size) if grid else {}
+    position = _positions(grid, size) if grid else {}
     texts = {name: arrow.array([value or None for value in column], arrow.string()) for name, column in columns.items()}
     schema = arrow.schema(
         [
             *((name, arrow.string()) for name in texts),
             *((name, arrow.int32()) for name in position),
+            *((name, arrow.float32()) for name in scores),
             ("vector", arrow.list_(arrow.float32(), width)),
         ],
         metadata={"encoder": encoder},
@@ -46,6 +48,7 @@ def parquet(
             repeated, vectors = pictures.repeat(patches), arrow.array(features[pictures].flatten().numpy())
             arrays = [text.take(arrow.array(repeated)) for text in texts.values()]
             arrays += [arrow.array(np.tile(value, len(pictures)), arrow.int32()) for value in position.values()]
+            arrays += [arrow.array(values[pictures].flatten().numpy()) for values in scores.values()]
             arrays.append(arrow.FixedSizeListArray.from_arrays(vectors, width))
             writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
     return content.getbuffer()

@@ -30,6 +30,7 @@ from ssvit.figures.display import Display
 from ssvit.figures.pictures import Gallery
 from ssvit.figures.style import evenly_spaced
 from ssvit.retrieval import feature_table
+from ssvit.retrieval.anomaly import Anomalies
 from ssvit.retrieval.options import PARQUET, PART_FILES, encoder_of
 from ssvit.retrieval.pictures import Describer, PictureSet
 from ssvit.retrieval.store import Store, StoreError, check_directions, writing
@@ -120,9 +121,14 @@ def remove(folder: str, images: Sequence[str]) -> list[str]:
 
 
 def embed(
-    sets: Mapping[str, PictureSet], describe: Describer, output: Path, *, image_size: tuple[int, int]
-) -> list[str]:
-    """Write names, classes, splits and features of pictures to a file, and return lines for the console.
+    sets: Mapping[str, PictureSet],
+    describe: Describer,
+    output: Path,
+    *,
+    image_size: tuple[int, int],
+    reference: Store | None = None,
+) -> tuple[list[str], Anomalies | None]:
+    """Write names, classes, splits and features of pictures to a file.
 
     A file .npz has these four arrays, and "encoder", the identity of the features. Unknown classes are "". A file
     .parquet is described by `feature_table.parquet`. Features are collected in a store next to the output, from which
@@ -133,6 +139,10 @@ def embed(
         describe: Computes their features.
         output: File to write, in the format .npz or .parquet.
         image_size: Height and width of the encoder's input in pixels.
+        reference: Store of normal pictures; the distance of each vector to it becomes the array or column "anomaly".
+
+    Returns:
+        Lines for the console, and the anomaly scores if there is a reference.
 
     Raises:
         StoreError: Another process writes the same file, or the folder of the store holds other files.
@@ -150,24 +160,29 @@ def embed(
         rows = [store.row_of[name] for name in split_of]
         names, splits, features = [*split_of], [*split_of.values()], store.features[rows]
         classes = [store.classes[row] or "" for row in rows]
+        anomalies = None if reference is None else Anomalies(reference, names, classes, features)
+        scores = {"anomaly": anomalies.distances} if anomalies else {}
         if output.suffix == PARQUET:
             columns = {"path": names, "split": splits, "label": classes}
-            content = feature_table.parquet(columns, features, encoder=identity, image_size=image_size)
+            content = feature_table.parquet(columns, features, encoder=identity, size=image_size, **scores)
         else:
-            content = _npz(names=names, classes=classes, splits=splits, features=features.numpy(), encoder=identity)
+            arrays = {name: values.numpy() for name, values in {"features": features, **scores}.items()}
+            content = _npz(names=names, classes=classes, splits=splits, encoder=identity, **arrays)
         atomic_io.replace(output, content)
         shutil.rmtree(folder)
     counts = ", ".join(f"{number:,} {split}" for split, number in Counter(split_of.values()).items() if split)
     patches = " of each of {} x {} patches".format(*features.shape[1:3]) if features.ndim == 4 else " each"
     reader = "pandas.read_parquet" if output.suffix == PARQUET else "numpy.load"
-    return [
+    lines = [
         f"{output}: {len(rows)} pictures{f' ({counts})' if counts else ''}, {features.shape[-1]} features{patches}; "
         f"{describe.unreadable} could not be read",
+        *(anomalies.report() if anomalies else ()),
         f"next: {reader}({str(output)!r}) in Python",
     ]
+    return lines, anomalies
 
 
-def _npz(**arrays: object) -> memoryview:
+def _npz(**arrays: Any) -> memoryview:
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
     return content.getbuffer()

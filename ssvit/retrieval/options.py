@@ -93,6 +93,11 @@ class Embed(Pictures):
     features.pooling=patches."""
     split: Literal["all", "train", "validation", "test", "held_out"] = "all"
     """Split of a data set; all: every split; held_out: test images if there are any, else validation images."""
+    anomaly: Name | None = None
+    """The folder of a reference store of `ssvit retrieve action=index`: adds the cosine distance of each picture or
+    patch to its nearest neighbour in the store, whose layer and pooling are the defaults."""
+    sheet: Name | None = None
+    """File for the pictures with the highest anomaly scores (PNG), for a store of patches with heat maps."""
     overwrite: bool = False
     """Whether an existing file may be replaced."""
 
@@ -103,7 +108,15 @@ class Embed(Pictures):
             raise OptionError("output", self.output, f"must end in {NPZ} or {PARQUET}")
         if file.suffix == PARQUET and find_spec("pyarrow") is None:
             raise OptionError("output", self.output, "requires pyarrow: pip install 'ssvit[parquet]'")
-        file_to_write("output", self.output)
+        if self.anomaly is not None and not Path(self.anomaly).is_dir():
+            raise OptionError(
+                "anomaly", self.anomaly, f"no such folder; `ssvit retrieve action={INDEX}` creates a store"
+            )
+        if self.sheet is not None and self.anomaly is None:
+            raise OptionError("sheet", self.sheet, "requires a reference store (anomaly=STORE)")
+        for name in ("output", "sheet"):
+            if getattr(self, name) is not None:
+                file_to_write(name, getattr(self, name))
         if file.exists() and not self.overwrite:
             raise OptionError("output", self.output, "exists already; overwrite=true replaces it")
 

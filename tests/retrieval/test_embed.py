@@ -112,7 +112,7 @@ def test_row_groups_hold_the_patches_in_order(monkeypatch):
 
     monkeypatch.setattr(feature_table, "_ROWS", 12)
     features = torch.arange(5 * 2 * 3 * 4.0).view(5, 2, 3, 4)
-    content = feature_table.parquet({"path": [*"abcde"]}, features, encoder="e", image_size=(8, 9))
+    content = feature_table.parquet({"path": [*"abcde"]}, features, encoder="e", size=(8, 9))
     file = ParquetFile(io.BytesIO(content))
     assert file.num_row_groups == 3
     table = file.read()
@@ -184,7 +184,7 @@ def stacked(images, slots=None, seed=None):
 def embed(path, source, transform=stacked):
     describe = Describer(Number(), transform, batch_size=1)
     sets = {"": PictureSet(source, source.names, [None] * len(source.names))}
-    return gallery.embed(sets, describe, path, image_size=(1, 1))
+    return gallery.embed(sets, describe, path, image_size=(1, 1))[0]
 
 
 def in_file(path) -> list[str]:
