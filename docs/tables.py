@@ -1,7 +1,7 @@
 """Write the tables of measured results into the pages, from the stored rows: python docs/tables.py
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->` of a page. NAME is a CSV file in docs/, whose
-cells are copied, a table of tables.yaml, or `labels`. A test compares the pages with the rows.
+cells are copied, or a table of tables.yaml. A test compares the pages with the rows.
 """
 
 import csv
@@ -39,7 +39,7 @@ def table(name: str) -> str:
     for make, tables in yaml.safe_load((DOCS / "tables.yaml").read_text()).items():
         if name in tables:
             return markdown(MAKE[make](**tables[name]))
-    return markdown({"labels": labels}[name]())
+    raise KeyError(name)
 
 
 def csv_rows(name: str, reader: Any = csv.DictReader) -> Any:
@@ -112,21 +112,25 @@ def signed(points: float) -> str:
     return "0.0" if abs(points) < 0.05 else f"{points:+.1f}".replace("-", "\u2212")
 
 
-def labels() -> list[list[str]]:
+def labels(file: str) -> list[list[str]]:
     """Return accuracies over the number of labels, and the differences of pre-training and training from scratch."""
     found: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in csv_rows("labels/rows.csv"):
+    for row in csv_rows(file):
         found[row["images"], int(row["labels"])][row["start"]].append(float(row["accuracy"]))
-    starts = ["pre-trained", "scratch", "frozen", "random weights", "raw pixels"]
-    titles = ["fine-tuned", "from scratch", "frozen, ridge", "random weights, ridge", "raw pixels, ridge"]
+    titles = {
+        "pre-trained": "fine-tuned", "scratch": "from scratch", "frozen": "frozen, ridge",
+        "random weights": "random weights, ridge", "raw pixels": "raw pixels, ridge",
+    }  # fmt: skip
+    starts = [start for start in titles if all(start in row for row in found.values())]
     interval = "mean difference, 95 % interval over seeds"
-    lines = [["images", "labels", "seeds", *titles[:2], "difference of each seed", interval, *titles[2:]]]
+    named = [titles[start] for start in starts]
+    lines = [["images", "labels", "seeds", *named[:2], "difference of each seed", interval, *named[2:]]]
     for (images, count), row in sorted(found.items(), key=lambda item: (item[0][0] == "cifar10", item[0][1])):
         apart = [first - second for first, second in zip(row["pre-trained"], row["scratch"], strict=True)]
         mean, *limits = (signed(100 * value) for value in (statistics.fmean(apart), *(of_seeds(apart, [0.0]) or ())))
         each = ", ".join(signed(100 * value) for value in apart)
         accuracies = [mean_std(row[start] if len(set(row[start])) > 1 else row[start][:1]) for start in starts]
-        difference = f"{mean} ({' to '.join(limits)})"
+        difference = f"{mean} ({' to '.join(limits)})" if limits else mean
         names = ["CIFAR-10" if images == "cifar10" else "rendered shapes", f"{count:,}", str(len(apart))]
         lines.append([*names, *accuracies[:2], each, difference, *accuracies[2:]])
     return lines
@@ -157,7 +161,7 @@ def scaling_laws(folder: str) -> list[list[str]]:
 
 MAKE = {
     "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
-    "scaling_laws": scaling_laws,
+    "scaling_laws": scaling_laws, "labels": labels,
 }  # fmt: skip
 
 if __name__ == "__main__":

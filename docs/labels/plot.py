@@ -1,69 +1,50 @@
-"""Draw rows.csv as accuracy.png: accuracy over the number of labels. python docs/labels/plot.py"""
+"""Draw photographs.csv and rows.csv as PNG: accuracy over the number of labels. python docs/labels/plot.py"""
 
 import csv
+import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
-
-from ssvit.figures.base import png
-from ssvit.figures.style import COLORS, panels, tidy
+from ssvit.figures.plot import Level, Line, Panel, Plot
 
 FOLDER = Path(__file__).parent
+FIGURES = {"photographs": "photographs.csv", "accuracy": "rows.csv"}
 TITLES = {"shapes": "rendered shapes", "cifar10": "CIFAR-10"}
-STYLES: dict[str, tuple[str, dict[str, Any]]] = {
-    "pre-trained": ("pre-trained, fine-tuned", {"color": COLORS["model"], "marker": "o", "linewidth": 2}),
-    "scratch": ("from scratch", {"color": COLORS["replaced"], "marker": "s", "linewidth": 2}),
-    "frozen": (
-        "pre-trained, ridge regression",
-        {"color": COLORS["train"], "marker": "o", "markersize": 4, "linestyle": ":"},
-    ),
-    "random weights": (
-        "random weights, ridge regression",
-        {"color": "#777777", "marker": "D", "markersize": 4, "linestyle": ":"},
-    ),
-    "raw pixels": (
-        "raw pixels, ridge regression",
-        {"color": COLORS["unchanged"], "marker": "v", "markersize": 4, "linestyle": ":"},
-    ),
+DOTTED = (0, (1, 2))
+STYLES = {
+    "pre-trained": ("pre-trained, fine-tuned", "model", "-", "o"),
+    "scratch": ("from scratch", "replaced", "-", "s"),
+    "frozen": ("pre-trained, ridge regression", "train", DOTTED, "o"),
+    "random weights": ("random weights, ridge regression", "#777777", DOTTED, "D"),
+    "raw pixels": ("raw pixels, ridge regression", "unchanged", DOTTED, "v"),
 }
 
 
 def main() -> None:
-    """Draw the means over seeds, and bands from the lowest to the highest, in a panel for each data set."""
-    accuracies: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
-    with (FOLDER / "rows.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            line = accuracies[row["images"]][row["start"]]
-            line.setdefault(int(row["labels"]), []).append(100 * float(row["accuracy"]))
-    shown = [images for images in TITLES if len(accuracies[images]["scratch"]) > 1]  # a curve has two points or more
-    figure, axes = panels(len(shown), 4.2 * len(shown) + 2.2, 3.6)
-    for axis, images in zip(axes, shown, strict=True):
-        draw(axis, accuracies[images])
-        axis.set_title(TITLES[images], fontsize=10)
-    figure.legend(handles=axes[0].get_legend_handles_labels()[0], loc="outside right center", frameon=False, fontsize=8)
-    (FOLDER / "accuracy.png").write_bytes(png(figure))
+    """Draw a panel for each data set of a file."""
+    for name, file in FIGURES.items():
+        accuracies: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+        with (FOLDER / file).open(newline="") as opened:
+            for row in csv.DictReader(opened):
+                line = accuracies[row["images"]][row["start"]]
+                line.setdefault(int(row["labels"]), []).append(100 * float(row["accuracy"]))
+        shown = [panel(title, accuracies[images]) for images, title in TITLES.items() if images in accuracies]
+        (FOLDER / f"{name}.png").write_bytes(Plot(shown, (5.4 * len(shown), 3.8)).png())
 
 
-def draw(axis: Axes, lines: dict[str, dict[int, list[float]]]) -> None:
-    """Draw the lines of one data set: for each start the accuracies in percent of each number of labels."""
-    for start, (label, style) in STYLES.items():
-        labels = sorted(lines[start])
-        values = [lines[start][count] for count in labels]
-        axis.plot(labels, [np.mean(of_seeds) for of_seeds in values], label=label, **style)
-        lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]
-        axis.fill_between(labels, lowest, highest, color=style["color"], alpha=0.2, linewidth=0)
-    highest_of_all = max(value for line in lines.values() for values in line.values() for value in values)
-    tidy(axis, "labelled training images", "top-1 accuracy on the test images (%)")
-    axis.set_ylim(0, 1.06 * highest_of_all)
-    axis.axhline(10, color="#222222", linewidth=1, linestyle="-.", label="chance")
-    axis.set_xscale("log")
-    counts = sorted({count for line in lines.values() for count in line})
-    axis.set_xticks(counts, [f"{count:,}" for count in counts])
-    axis.xaxis.set_minor_locator(NullLocator())
+def panel(title: str, accuracies: dict[str, dict[int, list[float]]]) -> Panel:
+    """Draw the means over the seeds, with bands of the standard deviation, for each start."""
+    lines: list[Line] = []
+    for start, (name, color, dash, marker) in STYLES.items():
+        seeds = sorted(accuracies[start].items())
+        means = [statistics.fmean(values) for _, values in seeds]
+        around = [statistics.stdev(values) if len(values) > 1 else 0 for _, values in seeds]
+        lines.append(Line([count for count, _ in seeds], means, name, color, dash, marker, size=5, around=around))
+    labels = sorted({count for line in lines for count in line.x})
+    return Panel(
+        "top-1 on the test images (%)", lines, [Level(10.0, "chance", form="")], "labelled training images", title,
+        labels, log=True,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
