@@ -13,6 +13,7 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine import atomic_io
 from ssvit.errors import print_lines
 from ssvit.evaluation.options import AUTO
+from ssvit.models.encoder_options import PATCHES
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, PARTS, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed
@@ -45,8 +46,11 @@ def run(config: Config) -> None:
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
         repeated = line.retyped(r"encoder\.|data" if extraction.changes else r"encoder\.")
-        query = ["action=query", f"store={text_of(options.store)}", *repeated, "sheet=sheet.png"]
-        lines.append(f"next: {line.command('retrieve')} {' '.join(map(shlex.quote, query))} PICTURES")
+        folder = text_of(options.store)
+        following = [line.command("retrieve"), "action=query", shlex.quote(f"store={folder}")]
+        if extraction.spec.pooling == PATCHES:  # patches are not searched by pictures
+            following = [line.command("embed"), shlex.quote(f"anomaly={folder}"), "output=anomalies.parquet"]
+        lines.append(" ".join(["next:", *following, *map(shlex.quote, repeated), "sheet=sheet.png PICTURES"]))
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:
