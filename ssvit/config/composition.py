@@ -66,10 +66,11 @@ def compose(
         OptionError: An option has an invalid value.
     """
     with _failures(name, line, options_class), _hydra(line):
-        choices, values = _choices_and_values(line)
+        choices, values = _choices_and_values(name, line)
         plain = _plain(_file(name, line), line, choices)
         chosen = HydraConfig.get().runtime.choices.items()
         files = {group: file for group, file in chosen if not group.startswith("hydra/")}
+        files |= {choice.removeprefix("~"): None for choice in choices if choice.startswith("~")}  # typed as null
         _add_pretrained(plain, files, line)
         _leave_out_inapplicable(plain)
         options = completed(plain, {"": options_class})
@@ -122,16 +123,17 @@ def _file(name: str, line: CommandLine) -> str | None:
     return name if line.file(name) else None
 
 
-def _choices_and_values(line: CommandLine) -> tuple[list[str], dict[str, object]]:
+def _choices_and_values(command: str, line: CommandLine) -> tuple[list[str], dict[str, object]]:
     """Return the options that choose files or configure Hydra, in its syntax, and those that set values."""
     choices: list[str] = []
     values: dict[str, object] = {}
+    optional = {group for group, choice in line.default_choices(command).items() if choice is None}
     for name, value in line.values.items():
         group = name.partition("@")[0]
         if group.startswith("hydra"):
             choices.append(_as_typed(name, line))
         elif "@" in name or line.is_group(group):
-            choices.append(_for_hydra(name, value, line))
+            choices.append(f"~{name}" if value is None and name in optional else _for_hydra(name, value, line))
         else:
             values[name] = value
     return choices, values
@@ -323,7 +325,7 @@ def sweep(name: str, line: CommandLine, options_class: type[Options], job: Job) 
     # Hydra then raises its errors instead of printing them with hints for developers.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with _failures(name, line, options_class):
-        choices, values = _choices_and_values(line)
+        choices, values = _choices_and_values(name, line)
         typed = {name: value for name, value in line.values.items() if not name.startswith("hydra")}
         fixed = {name: value for name, value in typed.items() if not _sweep_of(name, line)}
         # No other value reaches Hydra. ++ permits options that no YAML file declares.

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import TINY, error_of, one_line
+from composing import composed
 from images import put
 
 from ssvit.checkpoints.configuration import Configuration
@@ -106,6 +107,14 @@ def test_each_job_of_a_sweep_has_a_folder_of_its_own(tool, tmp_path):
     assert best.endswith(f"outputs/masked_patch_shapes_recipe.lr={lowest}")
     weights = {(tmp_path / "outputs" / run / "step_00000003" / "model.safetensors").read_bytes() for run in runs}
     assert len(weights) == 2
+
+
+def test_an_optional_group_may_have_no_choice():
+    typed, usual = (composed(f"checkpoint={RUN}", *option, tool="finetune") for option in (["experiment=null"], []))
+    assert typed.config.choices["experiment"] is None
+    assert usual.config.choices["experiment"] is None
+    with pytest.raises(Failure):
+        composed("encoder=null")
 
 
 def test_a_sweep_may_have_several_checkpoints(tool, tmp_path):
