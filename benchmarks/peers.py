@@ -235,6 +235,7 @@ class Timm(Encoder):
     def __init__(self, size: Any) -> None:
         super().__init__()
         self.options, self.width, self.grid, self.model = size, size.width, _grid(size), timm_of(size)
+        self.patch_size, self.channels = (size.patch_size, size.patch_size), size.channels
 
     def check_size(self, images: Tensor) -> None:
         """Leave the check to the model."""
@@ -250,9 +251,8 @@ class Timm(Encoder):
 
 def timm_with_head(run: Pretrain) -> MaskedPatch:
     """Return ssvit's masked patch prediction with timm's encoder."""
-    size = cast(Any, run.encoder)
-    target = MeanColor().build(encoder=size.build())
-    return MaskedPatch(cast(Any, run.objective), encoder=cast(ViT, Timm(size)), target=target)
+    encoder = cast(ViT, Timm(cast(Any, run.encoder)))
+    return MaskedPatch(cast(Any, run.objective), encoder=encoder, target=MeanColor().build(encoder=encoder))
 
 
 def _grid(size: Any) -> tuple[int, int]:

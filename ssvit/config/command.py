@@ -21,7 +21,7 @@ from ssvit.config.declaration import Options
 from ssvit.engine.processes import end_with_launcher, is_main_process, keep_memory
 from ssvit.errors import Failure, OptionError, UserError, print_lines, printable
 
-_CHECKPOINT = "checkpoint"  # the option of which `Command.before` makes use
+_CHECKPOINT = "checkpoint"  # the option that `Command.before` reads
 _NOT_IN_NAMES = re.compile(r"[^\w.=,+-]+")
 
 
@@ -125,7 +125,7 @@ class Command:
         return line
 
     def _expand(self, line: CommandLine, names: Collection[str], incomplete: bool = False) -> None:
-        """Add the options that others stand for: by their expansions, and by `before` for the checkpoint."""
+        """Apply the expansions of some options, and `before` if the checkpoint is one of them."""
         for option, function in self.expansions.items():
             if option in names and line.typed.get(option) not in (None, ""):
                 with suppress(UserError) if incomplete else nullcontext():
@@ -134,7 +134,7 @@ class Command:
             self.before(line)
 
     def _deferred(self, line: CommandLine) -> set[str]:
-        """Return the options that have several values in a sweep and stand for others, which each job adds."""
+        """Return the options with several values in a sweep whose expansions are applied in each job."""
         return composition.swept(line) & {*self.expansions, _CHECKPOINT} if line.sweep else set()
 
     def described(self, arguments: Sequence[str]) -> Config:

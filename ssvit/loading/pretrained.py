@@ -59,7 +59,7 @@ class FromCheckpoint:
 
 
 def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoint | None:
-    """Find the checkpoint of the command line, whose encoder and data set become those of the command.
+    """Find the checkpoint of the command line, and provide the command with its encoder and data set.
 
     Args:
         line: The command line.
