@@ -149,6 +149,8 @@ class Trials:
         self.line = config.line
         self.folder = Path(self.options.outputs, self.options.name)
         self.table = Path(self.options.table or self.folder / "table")
+        development = self.options.development
+        self.development = {} if development is None else {"development": development}
         # All options but those of the study are options of its runs.
         names = type(self.options).model_fields.keys() - RunOptions.model_fields.keys() | {"outputs"}
         values = self.line.values
@@ -199,9 +201,8 @@ class Trials:
             baselines: Whether to evaluate the baselines.
         """
         output = self.folder / f"{name}_evaluation"
-        options = {"checkpoint": run, "output": output, "baselines": baselines, "cache": None}
-        texts = [f"{option}={text_of(value)}" for option, value in options.items()]
-        self.call("evaluate", [*self.options.evaluate, *texts])
+        options = {"checkpoint": run, "output": output, "baselines": baselines, "cache": None, **self.development}
+        self.call("evaluate", [*self.options.evaluate, *self.line.written(options)])
         return json.loads((output / "report.json").read_text())
 
     def finetuned(self, checkpoint: str, name: str, seed: int) -> dict[str, float]:
@@ -217,7 +218,7 @@ class Trials:
         name = f"{name}_finetuned"
         # One run with the same schedule for all checkpoints.
         alike = ["preset=null", "check_frozen=false", "compare=null"]
-        options = [f"checkpoint={text_of(checkpoint)}", f"name={name}", f"recipe.seed={seed}"]
+        options = self.line.written({"checkpoint": checkpoint, "name": name, "recipe.seed": seed, **self.development})
         self.call("finetune", [*self.options.finetune, *options, *alike])
         return {"finetuned": self.tested(name)}
 

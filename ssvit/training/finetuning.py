@@ -136,4 +136,4 @@ def _training_images(options: Finetune) -> int:
 
     data: Data = options.build_part("data")
     data = replace(data, train=subset(data.train, **dict(options.subset)))
-    return len((data if development is None else data.without_test(development)).train)
+    return len(data.for_development(development).train)

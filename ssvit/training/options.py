@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Le, MinLen
+from annotated_types import MinLen
 from pydantic import Field
 
 from ssvit.config.declaration import (
@@ -21,7 +21,7 @@ from ssvit.config.declaration import (
     Tree,
     Whole,
 )
-from ssvit.data.sources.base_options import DataSet, Subset
+from ssvit.data.sources.base_options import DataSet, Development, HoldOut, Subset
 from ssvit.data.sources.shapes_options import Shapes
 from ssvit.devices import Fabric
 from ssvit.errors import OptionError, within
@@ -35,7 +35,6 @@ from ssvit.training.recipe import Recipe
 
 # Other names of options.
 ALIASES = {"evaluator": "evaluator@evaluators"}
-HeldOut = Annotated[float, Gt(0), Le(0.9)]
 
 
 def are_first_images(choice: object, images: object) -> bool:
@@ -60,7 +59,7 @@ class RunOptions(Options):
     """The images. data=PATH is short for data=folder data.root=PATH."""
     subset: Subset = Subset()
     """A subset of the training images."""
-    development: HeldOut | Literal["validation"] | None = None
+    development: Development = None
     """For choosing options without test images. validation: measure on the validation images. A number: the same if
     there are also test images; otherwise hold out this fraction of the training images and measure on it. None: the
     test images are used."""
@@ -129,7 +128,7 @@ class Table4(Options):
 
     learning_rates: Annotated[Sequence[Positive], MinLen(1)] = (0.001, 0.003, 0.01, 0.03)
     """Learning rates to choose from."""
-    development: HeldOut = 0.1
+    development: HoldOut = 0.1
     """Fraction of the training images to validate on, unless there are both validation and test images."""
 
 

@@ -54,7 +54,7 @@ class Session:
     def data(self, options: Training) -> Data:
         """Return the images of a run."""
         data = replace(self._data, train=subset(self._data.train, **dict(options.subset)))
-        return data if options.development is None else data.without_test(options.development)
+        return data.for_development(options.development)
 
     @property
     def labelled(self) -> bool:

@@ -159,6 +159,12 @@ def test_one_report_of_all(run, capsys):
         assert command in html.unescape((folder / "report.html").read_text())
 
 
+def test_development_images_are_training_images(run, tmp_path):
+    measured(run, "probe@probes=[knn]", "probes.knn.k=[1]", "development=0.25", f"output={tmp_path}/report")
+    metadata = json.loads((tmp_path / "report" / "report.json").read_text())["metadata"]
+    assert (metadata["train_images"], metadata["test_images"], metadata["measured_on"]) == (48, 16, "validation")
+
+
 def test_a_single_test_image_has_no_interval(run, tmp_path, capsys):
     measured(run, "probe@probes=[knn]", "probes.knn.k=[1]", "test_images=1", f"output={tmp_path}/report")
     written = json.loads((tmp_path / "report" / "report.json").read_text())

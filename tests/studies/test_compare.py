@@ -55,6 +55,13 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | eager |" in table
 
 
+def test_options_are_chosen_without_test_images(commands):
+    compare.command.call(["objectives=[mae]", "budget=1min", "name=c", "development=0.2"])
+    measured = [given for command, given in commands.asked if command != "cost"]
+    assert len(measured) == 4  # pre-training, evaluation, fine-tuning, and fine-tuning from random weights
+    assert {given["development"] for given in measured} == {"0.2"}
+
+
 def test_a_teacher_is_passed_to_the_objectives_that_have_one(commands, monkeypatch, tmp_path):
     monkeypatch.setitem(COST, "distill", 0.5)
     options = ["objectives=[mae,distill]", "budget=60", "name=c", "finetune=[]"]

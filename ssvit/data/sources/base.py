@@ -183,18 +183,21 @@ class Data:
         assert source is not None
         return name, source
 
-    def without_test(self, development: float | str) -> "Data":
+    def for_development(self, development: float | str | None) -> "Data":
         """Return the data set without its test images, for the choice of options.
 
         If the reported figure comes from the validation images, a held-out fraction of the training images replaces
         them.
 
         Args:
-            development: Fraction of the training images to hold out; "validation" keeps the validation images.
+            development: Fraction of the training images to hold out; "validation" keeps the validation images; None:
+                the data set is returned as it is.
 
         Raises:
             OptionError: `development` is "validation" and there are no validation images.
         """
+        if development is None:
+            return self
         if self.validation is not None and (self.test is not None or development == source_options.VALIDATION):
             return replace(self, test=None)
         if isinstance(development, str):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import IO, Annotated, Any, ClassVar, NamedTuple
+from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Gt, Le, Len
 from pydantic import Field, model_validator
@@ -143,6 +143,10 @@ class HeldOut(DataSet):
     """Fraction of the images to hold out for testing if there are neither validation nor test images."""
     seed: Whole = 0
     """Seed of the choice of held-out images, the same for every run."""
+
+
+HoldOut = Annotated[float, Gt(0), Le(0.9)]
+Development = HoldOut | Literal["validation"] | None
 
 
 class Subset(Options):

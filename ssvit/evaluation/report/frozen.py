@@ -74,7 +74,7 @@ def images(options: Evaluate, probes: Mapping[str, Probe]) -> Data:
     Raises:
         UserError: If images or labels do not suffice for the probes.
     """
-    data: Data = options.build_part("data")
+    data: Data = options.build_part("data").for_development(options.development)
     part, test = data.test_or_validation
     missing = missing_labels(data.train, **{part: test})
     if missing and any(probe.truth == "labels" for probe in probes.values()):
@@ -183,7 +183,8 @@ def encoders_of(
         function, folder = frozen(encoder, other.specs, weights), other.loading.checkpoint().run_folder
         sized, images = view.for_size(other.image_size), data
         if other.source != source:
-            images = _fewer(other.source.build(), options.train_images, options.test_images)
+            images = other.source.build().for_development(options.development)
+            images = _fewer(images, options.train_images, options.test_images)
         encoders.append(Evaluated(other.name, f"{other.name} ", function, sized, other.source, images, folder))
     return encoders
 

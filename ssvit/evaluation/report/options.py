@@ -19,7 +19,7 @@ from ssvit.config.declaration import (
     Parts,
     Whole,
 )
-from ssvit.data.sources.base_options import DataSet
+from ssvit.data.sources.base_options import DataSet, Development
 from ssvit.devices import Fabric, Inference
 from ssvit.errors import OptionError, file_to_write
 from ssvit.evaluation.options import Features
@@ -41,6 +41,8 @@ class Evaluate(Pretrained, Inference):
     """The model. None: the checkpoint's."""
     data: Part[DataSet] = FILLED
     """The data set. None: the data set of the checkpoint's run."""
+    development: Development = None
+    """For choosing options without test images, as in ssvit pretrain. None: the test images are used."""
     probes: Parts[Options] = Field(default_factory=dict)
     """The probes; probes.sgd=null removes one."""
     features: Features = Features(layer="all")

@@ -105,13 +105,13 @@ def test_validation_is_for_choices_and_test_for_the_reported_figure():
     assert (one.validation_or_test, one.test_or_validation) == (validation, ("validation", validation))
     assert (other.validation_or_test, other.test_or_validation) == (test, ("test", test))
     for development in (0.3, "validation"):  # choices use the validation images, and there are no test images
-        assert both.without_test(development) == Data(train, validation, None, ())
+        assert both.for_development(development) == Data(train, validation, None, ())
     # With one of the two alone it serves for both, and a choice takes a part of the training images.
-    chosen = one.without_test(0.3)
+    chosen = one.for_development(0.3)
     assert (len(chosen.train), len(chosen.validation), chosen.test) == (2, 1, None)
-    assert one.without_test("validation").validation is validation
+    assert one.for_development("validation").validation is validation
     with pytest.raises(OptionError, match="development=validation: there are no validation images"):
-        other.without_test("validation")
+        other.for_development("validation")
 
 
 @pytest.mark.parametrize(("name", "reason"), [("test/6", "its images have no labels"), ("test/eel/6", "the class eel")])
