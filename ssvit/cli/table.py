@@ -1,6 +1,7 @@
 """Print a table of the accuracies of finished runs: data sets by models, with mean and deviation over seeds.
 
-Usage: ssvit table [RUNS…].
+Usage: ssvit table [RUNS…]. For folders with rows of ssvit compare, the table has objectives and their costs, and
+costs.png in the first folder shows accuracies over costs.
 """
 
 import json
@@ -12,14 +13,14 @@ from ssvit.config.composed import Config
 from ssvit.config.declaration import Name, Options, Runs
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError, file_to_write, print_lines
-from ssvit.studies import table
+from ssvit.studies import methods, table
 
 
 class Table(Options):
     """The runs in the table, classifiers that were trained by ssvit finetune or by objective=supervised."""
 
     runs: Sequence[Name] = ()
-    """Folders of runs; []: all in outputs."""
+    """Folders of runs, or of rows of ssvit compare, which may be in subfolders; []: all runs in outputs."""
     outputs: Runs = "outputs"
     """Folder of all runs."""
     output: Name | None = None
@@ -28,8 +29,8 @@ class Table(Options):
     def check_consistency(self) -> None:
         """Check the folders of runs and the file to write."""
         for folder in self.runs:
-            if not Path(folder, "config.yaml").is_file():
-                raise OptionError("runs", folder, "must be the folder of a run")
+            if not Path(folder, "config.yaml").is_file() and not methods.read_tables([Path(folder)]):
+                raise OptionError("runs", folder, "must be the folder of a run, or contain rows of ssvit compare")
         if self.output is not None:
             file_to_write("output", self.output)
 
@@ -37,6 +38,15 @@ class Table(Options):
 def run(config: Config) -> str:
     """Print the table and write it if `output` is set, as JSON or Markdown; return the table."""
     options: Table = config.options
+    folders = [Path(folder) for folder in options.runs]
+    if rows := methods.read_tables(folders):
+        text = methods.methods_table(rows)
+        print_lines(*text.split("\n"))
+        written = atomic_io.write_files(folders[0], {"costs.png": methods.plot_costs(rows).png()})
+        print_lines(f"written: {', '.join(map(str, written))}")
+        if options.output is not None:
+            _write(Path(options.output), text, rows)
+        return text
     runs, unfinished = table.read_runs(map(Path, options.runs or [options.outputs]))
     excluded = f"not finished, so excluded: {', '.join(unfinished)}" if unfinished else ""
     if not runs:
@@ -47,11 +57,14 @@ def run(config: Config) -> str:
     text = table.results_table(models) + (f"\n{excluded}\n" if excluded else "")
     print_lines(*text.split("\n"))
     if options.output is not None:
-        output = Path(options.output)
-        numbers = {model: table.accuracies(scores) for model, scores in models.items()}
-        as_json = output.suffix == ".json"
-        atomic_io.replace(output, (json.dumps(numbers, indent=1) + "\n" if as_json else text).encode())
+        _write(Path(options.output), text, {model: table.accuracies(scores) for model, scores in models.items()})
     return text
+
+
+def _write(output: Path, text: str, numbers: object) -> None:
+    """Write a table as JSON or Markdown, depending on the name of the file."""
+    content = json.dumps(numbers, indent=1) + "\n" if output.suffix == ".json" else text
+    atomic_io.replace(output, content.encode())
 
 
 command = Command("table", run, positional="runs", options=Table)

@@ -114,7 +114,12 @@ class Panel:
         if self.title:
             axis.set_title("\n".join(map(one_line, self.title.split("\n"))), loc="left", fontsize=9, color=INK)
         if self.close and lines:
-            values = list(chain.from_iterable(line.y for line in lines))
+            values = [
+                y + side * half
+                for line in lines
+                for y, half in zip(line.y, line.around or [0] * len(line.y), strict=True)
+                for side in (-1, 1)
+            ]
             room = 0.08 * max(max(values) - min(values), 1)
             axis.set_ylim(min(values) - room, max(values) + room)
         for ticks, scale, is_log in (

@@ -30,6 +30,18 @@ def read_rows(folder: Path) -> dict[str, Row]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
+def read_tables(folders: Iterable[Path]) -> dict[str, Row]:
+    """Read the rows of all tables in folders and their subfolders; the names of objectives begin with the subfolder."""
+    rows: dict[str, Row] = {}
+    for folder in folders:
+        for file in sorted(folder.rglob("*_seed*.json")):
+            row = json.loads(file.read_text())
+            if "stages" in row:
+                name = "/".join([*file.relative_to(folder).parts[:-1], row["objective"]])
+                rows[str(file)] = row | {"objective": name}
+    return rows
+
+
 def curve(
     history: Iterable[Mapping[str, Any]], cost: Mapping[str, float], before: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, float]]:
@@ -182,6 +194,33 @@ def ranking(rows: Mapping[str, Row], amount: str) -> str:
     reached = {name: statistics.fmean(map(at_least, runs)) for name, runs in runs_of.items()}
     ordered = sorted(reached, key=lambda name: -reached[name])
     return f"{', '.join(f'{name} {100 * reached[name]:.1f}' for name in ordered)} ({words} in training, %)"
+
+
+def plot_costs(rows: Mapping[str, Row]) -> "Plot":
+    """Plot the first and the last probe and fine-tuning of each objective over the CPU minutes of its pre-training.
+
+    Error bars are 95 % intervals of the mean over the seeds, for objectives with at least two seeds.
+    """
+    from ssvit.figures.plot import Line, Panel, Plot
+
+    panels = []
+    titles = {**_columns(rows), "finetuned": "fine-tuned"}
+    for measure in [*titles][:1] + [*titles][-2:]:
+        lines = []
+        for index, (name, of_objective) in enumerate(_rows_by_objective(rows).items()):
+            scores = [row["finetuned"] for row in of_objective if measure in row] or _scores(of_objective, measure)
+            if scores:
+                minutes, mean = _total(of_objective[0]["stages"])["cpu_seconds"] / 60, 100 * statistics.fmean(scores)
+                interval = of_seeds(scores, [0.0])
+                around = [100 * (interval.high - interval.low) / 2] if interval else None
+                marker = _MARKERS[index % len(_MARKERS)]
+                lines.append(Line([minutes], [mean], name, f"C{index % 10}", "", marker, around=around))
+        if lines:
+            panels.append(
+                Panel(f"{titles[measure]} (%)", lines, [], "CPU minutes of pre-training", log=True, close=True)
+            )
+    height = 4 + 0.05 * len(_rows_by_objective(rows))  # the legend has four columns
+    return Plot(panels, (4.5 * len(panels), height), legend="below")
 
 
 def curves(rows: Mapping[str, Row]) -> dict[str, list[list[dict[str, float]]]]:

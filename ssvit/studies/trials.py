@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from ssvit.values import text_of
 _ELSEWHERE = ("data.root", "workers", "loader_timeout", "fabric")  # options that do not affect results
 _CHOICES = ("data", "encoder")  # choices of a study, whose defaults are not those of pre-training
 _SUBSET = "subset.images="
+_PAIRS = 3  # measurements of a step and the reference
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
 
@@ -58,6 +60,11 @@ class Study(RunOptions):
     """The first seed."""
     threads: Count = 1
     """CPU threads of each run."""
+    reference: Typed = ()
+    """Options of a pre-training whose step is the unit of cost, so that rows of different machines are the same work.
+    Each step is measured alternately with it; []: costs are those of this machine."""
+    reference_seconds: Positive = 1.0
+    """CPU time of a step of the reference."""
     name: Name
     """Folder of the study within outputs, which contains the runs."""
     table: Name | None = None
@@ -185,12 +192,33 @@ class Trials:
         file = self.table / "costs" / f"{name}.json"
         settings = {"options": _of_figures(options if shared is None else shared), "threads": self.options.threads}
         stored = json.loads(file.read_text()) if file.is_file() else {}
+        if self.options.reference:
+            settings["reference"] = [*self.options.reference]
         if stored.pop("measured_with", None) != settings:
             print(f"measuring the cost of a step: {' '.join(options)}", flush=True)
-            stored = json.loads(self.call("cost", options, capture=True).splitlines()[-1])
+            stored = self._measured(options)
             file.parent.mkdir(exist_ok=True)
             atomic_io.replace(file, (json.dumps(stored | {"measured_with": settings}) + "\n").encode())
         return stored
+
+    def _measured(self, options: Sequence[str]) -> dict[str, Any]:
+        """Measure the cost of a pre-training step, alternately with the reference step if there is one."""
+
+        def measure(options: Sequence[str]) -> dict[str, Any]:
+            cost: dict[str, Any] = json.loads(self.call("cost", options, capture=True).splitlines()[-1])
+            return cost
+
+        if not self.options.reference:
+            return measure(options)
+        pairs = [(measure([*self.pretraining, *self.options.reference]), measure(options)) for _ in range(_PAIRS)]
+        multiple = statistics.median(step["cpu_seconds"] / unit["cpu_seconds"] for unit, step in pairs)
+        seconds = multiple * self.options.reference_seconds
+        scale = self.options.reference_seconds / statistics.median(unit["cpu_seconds"] for unit, _ in pairs)
+        cost = pairs[-1][1]
+        preparation = scale * cost["preparation"]
+        return cost | {
+            "cpu_seconds": seconds, "seconds": seconds, "preparation": preparation, "multiple": multiple,
+        }  # fmt: skip
 
     def evaluated(self, run: str, name: str, *, baselines: bool) -> dict[str, Any]:
         """Evaluate a run and return the report.
@@ -290,7 +318,7 @@ def recipe_options(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
     Args:
         steps: Number of steps.
         seed: Seed of the run.
-        cost: Cost of a step, whose backend the run uses too.
+        cost: Cost of a step, whose backend and batch size the run uses too.
 
     Returns:
         The options.
@@ -298,6 +326,6 @@ def recipe_options(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
     interval = max(1, steps // 10)
     options = {
         "steps": steps, "warmup": steps // 20, "evaluate_every": interval, "save_every": interval,
-        "log_every": max(1, steps // 100), "seed": seed, "backend": cost["backend"],
+        "log_every": max(1, steps // 100), "seed": seed, "backend": cost["backend"], "batch_size": cost["images"],
     }  # fmt: skip
     return [*(f"recipe.{key}={value}" for key, value in options.items()), f"probing.every={interval}"]

@@ -1,5 +1,6 @@
 """A comparison gives each objective the same CPU time, and its table contains the results of the commands."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,10 +8,10 @@ import pytest
 import tiny
 import torch
 
-from ssvit.cli import compare
+from ssvit.cli import compare, table
 from ssvit.data.loader import Loader
 from ssvit.devices import Fabric
-from ssvit.errors import UserError
+from ssvit.errors import OptionError, UserError
 from ssvit.studies import methods
 from ssvit.training import benchmark, launch
 from ssvit.training.recipe import Recipe
@@ -53,6 +54,18 @@ def test_each_objective_has_as_many_steps_as_the_budget_is_worth(commands, tmp_p
     assert "| random weights | 1 | 30.0 (layer 2) |" in table
     assert "| pixels | 1 | 25.0 |" in table
     assert "| mae | 1200 x 64 | 2.0 | 76,800 | 640 | 1.2 | 10 | eager |" in table
+
+
+def test_a_step_costs_a_multiple_of_the_reference_step(commands, tmp_path):
+    options = ["objectives=[masked_patch]", "budget=1min", "name=c", "finetune=[]"]
+    compare.command.call([*options, "reference=[objective=mae,recipe.optimizer=adamw]", "reference_seconds=0.3"])
+    measured = [given for command, given in commands.asked if command == "cost"]
+    assert [given["objective"] for given in measured] == ["mae", "masked_patch"] * 3
+    assert [given.get("recipe.optimizer") for given in measured] == ["adamw", None] * 3
+    (trained,) = (given for command, given in commands.asked if command == "pretrain")
+    assert int(trained["recipe.steps"]) == round(60 / (0.3 * COST["masked_patch"] / COST["mae"]))
+    stored = json.loads((tmp_path / "outputs/c/table/costs/masked_patch_1.json").read_text())
+    assert stored["multiple"] == COST["masked_patch"] / COST["mae"]
 
 
 def test_options_are_chosen_without_test_images(commands):
@@ -253,3 +266,17 @@ def test_stopped_before_the_baselines_are_there_it_makes_them_when_it_goes_on(co
     monkeypatch.setattr(compare.Comparison, "finetuned", finetuned)
     compare.command.call(options)
     assert set(methods.read_rows(tmp_path / "outputs" / "c" / "table")) == {"baselines", "mae_seed0"}
+
+
+def test_rows_of_several_tables_are_one_table(commands, tmp_path, capsys):
+    for folder, budget in (("short", 60), ("long", 120)):
+        compare.command.call(
+            ["objectives=[mae]", f"budget={budget}", "seeds=2", f"name={folder}", f"table=rows/{folder}"]
+        )
+    capsys.readouterr()
+    table.command.call(["rows", "output=rows/table.md"])
+    text = (tmp_path / "rows" / "table.md").read_text()
+    assert [line.split("|")[1:3] for line in text.split("\n")[2:4]] == [[" long/mae ", " 2 "], [" short/mae ", " 2 "]]
+    assert (tmp_path / "rows" / "costs.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(OptionError):
+        table.command.call(["nowhere"])
