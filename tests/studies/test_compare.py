@@ -11,7 +11,7 @@ import torch
 from ssvit.cli import compare, table
 from ssvit.data.loader import Loader
 from ssvit.devices import Fabric
-from ssvit.errors import OptionError, UserError
+from ssvit.errors import Failure, UserError
 from ssvit.studies import methods
 from ssvit.training import benchmark, launch
 from ssvit.training.recipe import Recipe
@@ -278,5 +278,5 @@ def test_rows_of_several_tables_are_one_table(commands, tmp_path, capsys):
     text = (tmp_path / "rows" / "table.md").read_text()
     assert [line.split("|")[1:3] for line in text.split("\n")[2:4]] == [[" long/mae ", " 2 "], [" short/mae ", " 2 "]]
     assert (tmp_path / "rows" / "costs.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(OptionError):
+    with pytest.raises(Failure, match="runs=nowhere"):
         table.command.call(["nowhere"])
