@@ -1,6 +1,6 @@
 """Write the tables of measured results into the pages, from the stored rows: python docs/tables.py
 
-A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->` of a page. NAME is a CSV file in docs/, whose
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->` of a page of docs/ or records/README.md. NAME is a CSV file in docs/, whose
 cells are copied, or a table of tables.yaml. A test compares the pages with the rows.
 """
 
@@ -19,6 +19,8 @@ from ssvit.studies import methods, scaling
 from ssvit.studies.methods import markdown, mean_std
 
 DOCS = Path(__file__).parent
+RECORDS = DOCS.parent / "records"
+PAGES = [*sorted(DOCS.glob("*.md")), RECORDS / "README.md"]
 MARKED = re.compile(r"(?<=<!-- table: )(\S+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 PROBES = {
     "ridge": "ridge regression, all labels", "few_shot": "100 labels per class",
@@ -159,11 +161,25 @@ def scaling_laws(folder: str) -> list[list[str]]:
     return lines
 
 
+def record(file: str) -> list[list[str]]:
+    """Return the entries of the speed record by track, with their costs and accuracies."""
+    probes = ("ridge", "knn_standardized", "finetuned")
+    lines = [["track", "date", "recipe", "seeds", "CPU min", "10^15 operations", *map(PROBES.get, probes), "commit"]]
+    for track, entries in yaml.safe_load((RECORDS / file).read_text()).items():
+        for entry in entries:
+            seeds = read(f"../{entry['rows']}")
+            seconds, flops, _ = methods.total(seeds[0]["stages"]).values()
+            cells = [mean_std([values(row)[probe] for row in seeds if probe in values(row)]) for probe in probes]
+            spent = [str(len(seeds)), f"{seconds / 60:.1f}", f"{flops / 1e15:.2f}"]
+            lines.append([track, str(entry["date"]), entry["change"], *spent, *cells, entry["commit"]])
+    return lines
+
+
 MAKE = {
     "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
-    "scaling_laws": scaling_laws, "labels": labels,
+    "scaling_laws": scaling_laws, "labels": labels, "record": record,
 }  # fmt: skip
 
 if __name__ == "__main__":
-    for page in DOCS.glob("*.md"):
+    for page in PAGES:
         page.write_text(generate(page.read_text()))

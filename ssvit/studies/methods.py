@@ -56,7 +56,7 @@ def curve(
     for row in history:
         names = [name for name in row if name.startswith("probe/") and f"{name}_chosen" in row]
         if names:
-            spent = _total([*before, {**cost, "steps": row["step"]}])
+            spent = total([*before, {**cost, "steps": row["step"]}])
             names += ["probe/chance"] if "probe/chance" in row else []
             points.append({"step": row["step"], **spent, **{name.removeprefix("probe/"): row[name] for name in names}})
     return points
@@ -210,7 +210,7 @@ def plot_costs(rows: Mapping[str, Row]) -> "Plot":
         for index, (name, of_objective) in enumerate(_rows_by_objective(rows).items()):
             scores = [row["finetuned"] for row in of_objective if measure in row] or _scores(of_objective, measure)
             if scores:
-                minutes, mean = _total(of_objective[0]["stages"])["cpu_seconds"] / 60, 100 * statistics.fmean(scores)
+                minutes, mean = total(of_objective[0]["stages"])["cpu_seconds"] / 60, 100 * statistics.fmean(scores)
                 interval = of_seeds(scores, [0.0])
                 around = [100 * (interval.high - interval.low) / 2] if interval else None
                 marker = _MARKERS[index % len(_MARKERS)]
@@ -258,7 +258,7 @@ def plot(runs_of: Mapping[str, list[list[dict[str, float]]]]) -> "Plot":
     return Plot(panels, (5 * len(panels), 5.5), legend="under")
 
 
-def _total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the total cost of stages, each with its number of steps, by the kinds of cost in `AMOUNTS`."""
     total = {amount: sum(stage["steps"] * stage[amount] for stage in stages) for amount in AMOUNTS}
     return total | {"cpu_seconds": total["cpu_seconds"] + sum(stage["preparation"] for stage in stages)}
@@ -266,7 +266,7 @@ def _total(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _spent(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of the cost of pre-training."""
-    seconds, flops, images = _total(stages).values()
+    seconds, flops, images = total(stages).values()
     return [
         " + ".join(f"{stage['steps']} x {stage['images']}" for stage in stages),
         f"{seconds / 60:.1f}",

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning", "scaling")
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NAMES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning", "scaling")
+PAGES = [*(DOCS / f"{name}.md" for name in NAMES), ROOT / "records" / "README.md"]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_has_the_tables_of_its_rows(page):
     tables = runpy.run_path(str(DOCS / "tables.py"))
-    text = (DOCS / f"{page}.md").read_text()
+    text = page.read_text()
     assert text.count("<!-- table: ") == text.count("<!-- end -->") > 0
     assert tables["generate"](text) == text
 
