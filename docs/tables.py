@@ -1,7 +1,7 @@
 """Write the tables of measured results into the pages, from the stored rows: python docs/tables.py
 
-A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->` of a page of docs/ or records/README.md. NAME is a CSV file in docs/, whose
-cells are copied, or a table of tables.yaml. A test compares the pages with the rows.
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->` of a page of docs/ or of records/README.md.
+NAME is a CSV file in docs/, whose cells are copied, or a table of tables.yaml. A test compares the pages with the rows.
 """
 
 import csv
