@@ -479,7 +479,7 @@ def _no_choice(group: str, name: str, line: CommandLine, options_class: type[Opt
     typed_as = f"{group}={text_of(line.typed[group])}" if group in line.typed else group
     aliases = {option: alias for alias, option in line.aliases.items()}
     choices = sorted(aliases.get(choice, choice.partition("@")[0]) for choice in line.default_choices(name))
-    hint = f"there are {', '.join(choices)}"
+    hint = f"there are {', '.join(choices) or 'none'}"
     if group in options_class.model_fields:
         hint = f"{group}.NAME=VALUE sets one option"
     return f"{typed_as}: is not a choice of this command; {hint}"

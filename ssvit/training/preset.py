@@ -132,7 +132,7 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
 
     Returns:
         The number of training images, the median of the shorter sides of the sample in pixels, and options of `_PIXELS`
-        for grey images, which are empty if an image of the sample has colours.
+        for grey images, which are empty if an image of the sample has colours, or 8-bit and 16-bit images are mixed.
 
     Raises:
         OptionError: The data set cannot be sampled.
@@ -159,5 +159,6 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     grey = {}
     if values and None not in values:
         moments, is_bytes = zip(*filter(None, values), strict=True)
-        grey = reduce(add, moments).options(is_bytes=all(is_bytes))
+        if len({*is_bytes}) == 1:  # 8-bit images would be black in the range of 16-bit ones
+            grey = reduce(add, moments).options(is_bytes=is_bytes[0])
     return sample.images, side, {f"data.{name}": value for name, value in grey.items()}

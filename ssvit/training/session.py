@@ -17,7 +17,7 @@ from ssvit.data.sources.base import Data, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
-from ssvit.errors import UserError, print_lines
+from ssvit.errors import UserError, print_lines, within
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
 from ssvit.evaluation.probes.options import Ridge
@@ -195,21 +195,23 @@ class Session:
         if recipe.backend == "auto" and is_main_process():
             print_lines(f"recipe.backend=auto: {backend} ({reason})")
         recipe = recipe.changed(backend=backend)
-        loader = Loader(
-            source=data.train,
-            transform=options.build_part("data.augment"),
-            seed=recipe.seed,
-            batch_size=recipe.batch_size,
-            accumulate=recipe.accumulate,
-            repeats=recipe.repeats,
-            rank=self.processes.rank,
-            world=self.processes.world,
-            order=images.order,
-            workers=options.workers,
-            timeout=options.loader_timeout,
-            device=self.processes.device,
-            records=self.stage == PRETRAIN,
-        )
+        transform = options.build_part("data.augment")
+        with within("recipe"):
+            loader = Loader(
+                source=data.train,
+                transform=transform,
+                seed=recipe.seed,
+                batch_size=recipe.batch_size,
+                accumulate=recipe.accumulate,
+                repeats=recipe.repeats,
+                rank=self.processes.rank,
+                world=self.processes.world,
+                order=images.order,
+                workers=options.workers,
+                timeout=options.loader_timeout,
+                device=self.processes.device,
+                records=self.stage == PRETRAIN,
+            )
         return recipe, data, objective, loader
 
 

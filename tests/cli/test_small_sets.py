@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import TINY
 from composing import composed
 from images import put_grey
 
 from ssvit.cli import finetune
 from ssvit.data.sources.base import missing_labels
 from ssvit.data.sources.memory import Memory
-from ssvit.errors import OptionError
+from ssvit.errors import OptionError, UserError
 
 
 def photos(folder: Path, count: int) -> str:
@@ -43,6 +44,12 @@ def test_the_default_batch_has_at_most_the_training_images(tmp_path, count, opti
 def test_a_typed_batch_size_is_not_changed(tmp_path):
     with pytest.raises(OptionError, match="batch_size=128"):
         batch_size(photos(tmp_path / "photos", 60), "recipe.batch_size=128")
+
+
+def test_a_batch_of_more_images_than_the_set_is_named_as_typed(tmp_path, call):
+    """One of the 8 images is held out."""
+    with pytest.raises(UserError, match=r"^recipe\.batch_size=8: "):
+        call("pretrain", *TINY[3:], "data=folder", photos(tmp_path / "photos", 8), "recipe.batch_size=8")
 
 
 def test_a_message_on_missing_labels_names_the_split():

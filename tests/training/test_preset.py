@@ -207,6 +207,12 @@ def test_grey_images_have_one_channel_with_the_moments_of_the_sample(tmp_path, k
     assert "data.channels" not in by_preset(**typed)
 
 
+def test_mixed_depths_have_no_common_range(tmp_path):
+    """The range of 16-bit images would make 8-bit images black."""
+    root = grey(grey(tmp_path / "set", "png-16"), "png", count=8)
+    assert not {"data.range", "data.mean", "data.std"} & by_preset(data="folder", data__root=root).keys()
+
+
 def test_one_photograph_in_colour_among_grey_ones_is_read_by_its_luminance(tmp_path):
     Image.new("RGB", (8, 8), (200, 90, 0)).save(tmp_path / "0.png")
     Image.new("RGB", (8, 8), (200, 90, 0)).save(tmp_path / "0.jpg", quality=100)

@@ -92,9 +92,11 @@ def _notes(source: Encoded) -> Iterator[str]:
         remedy = "data.channels=NUMBER with data.range reads pages as channels"
         yield f"warning: of {paged} sampled TIFF files with several grey pages, only the first page is read; {remedy}"
     wide = maxima.keys() & {"uint16", "int32"}  # Pillow before 11.3 opens some 16-bit files as int32
+    limits = source.pixels.range
     if wide and "uint8" in maxima:
-        yield "warning: 8-bit and 16-bit images are mixed, which are rescaled by different factors without data.range"
-    elif wide and source.pixels.range is None:
+        scale = "different factors, since data.range is not set" if limits is None else "the same data.range"
+        yield f"warning: 8-bit and 16-bit images are mixed, which are rescaled by {scale}"
+    elif wide and limits is None:
         largest = max(maxima[name] for name in wide)
         remedy = f"data.range=[0,{largest:g}] uses the maximum of a sample, ssvit normalization measures all images"
         yield f"warning: 16-bit values up to {largest:g} are divided by 65535, since data.range is not set: {remedy}"
