@@ -149,8 +149,9 @@ TIMM = Layout(
 
 TIMM_HEAD = (*weight_and_bias("head", "head"), *weight_and_bias("distilled_head", "head_dist"))  # of a classifier
 
-# Files of Facebook nest their weights under "model", or "teacher" and "student" (DINO); files of timm do not. DINOv2's
-# giant has a packed SwiGLU.
+# Files of Facebook nest their weights under these keys (MAE and DeiT; DINO; MoCo v3); files of timm do not.
+_KEYS = ("model", "teacher.backbone", "student.backbone", "state_dict.base_encoder", "state_dict.momentum_encoder")
+# DINOv2's giant has a packed SwiGLU.
 FACEBOOK = Layout(
     peer="MAE, DeiT or DINOv2",
     signature=TIMM.signature,
@@ -161,7 +162,7 @@ FACEBOOK = Layout(
     ignored=r"head\.|head_dist\.|mask_token$|decoder_",
     normalisation=IMAGENET,
     marks=(
-        *(f"{key}.patch_embed.proj.weight" for key in ("model", "teacher.backbone", "student.backbone")),
+        *(f"{key}.patch_embed.proj.weight" for key in _KEYS),
         "mask_token",
         "decoder_embed.weight",
     ),

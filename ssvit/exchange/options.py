@@ -30,7 +30,8 @@ class ForeignEncoder(Encoder):
     trained_size: Size | None = None
     """Pixels, or [height, width], of the training images of such an encoder; null: derived from its positions."""
     checkpoint_key: str | None = None
-    """Key of one of several encoders in such a file, such as student; null: the teacher, or averaged weights."""
+    """Key of one of several encoders in such a file, such as student; null: the teacher, MoCo v3's base_encoder, or
+    averaged weights."""
 
 
 FOREIGN_OPTIONS = tuple(ForeignEncoder.model_fields)

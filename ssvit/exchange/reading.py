@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24, 3072: 32}  # by width: Ti to H, DINOv2's giant, Pixio-5B
 # Modules around a model or a block: of DataParallel, of torch.compile, and of FSDP and its checkpointing.
 _WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-# Keys of the encoder that is used by default: of DINO, I-JEPA, and of averaged weights.
-_AVERAGED = ("teacher", "target_encoder", "model_ema", "state_dict_ema", "ema")
+# Keys of the encoder that is used by default: of DINO, I-JEPA, MoCo v3 (main_lincls.py), and of averaged weights.
+_DEFAULT_KEYS = ("teacher", "target_encoder", "base_encoder", "model_ema", "state_dict_ema", "ema")
 _SIZE = 224  # default image size of an encoder whose positions do not determine it
 
 
@@ -304,7 +304,7 @@ def _layout(path: Path, names: Collection[str], key: str | None) -> tuple[Layout
         signature = re.compile(rf"(|.*[./]){re.escape(layout.signature)}", re.DOTALL)
         prefixes = [match[1] for name in names if (match := signature.fullmatch(name))]
         if len(prefixes) > 1 or (prefixes and key is not None):
-            keys = _AVERAGED if key is None else (key,)
+            keys = _DEFAULT_KEYS if key is None else (key,)
             chosen = [prefix for prefix in prefixes if any(f".{part}." in f".{prefix}" for part in keys)]
             if len(chosen) != 1:
                 encoders = f"{len(prefixes)} encoders in {path.name}: {shown(*prefixes)}"

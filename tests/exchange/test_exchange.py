@@ -129,6 +129,12 @@ TRAINING_FILES = {
     "mae_both.pth": (lambda x, y: nested("module._orig_mod.", x | DECODER), {}, 1),
     "lightning.ckpt": (lambda x, y: {"state_dict": nested("model.", x | DECODER), "global_step": 3}, {}, 1),
     "blocks.pth": (lambda x, y: {"model": peers.renamed(x, {"blocks.1.": "blocks.1._orig_mod."})}, {}, 1),
+    "moco.pth.tar": (
+        lambda x, y: {
+            "state_dict": nested("module.base_encoder.", x | {"head.0.weight": torch.ones(8, peers.WIDTH)})
+            | nested("module.momentum_encoder.", y)
+        }, {}, 1,
+    ),
     "deit.pth": (lambda x, y: {"model": y, "model_ema": x, "args": argparse.Namespace(lr=1)}, {}, 1),
     "timm.pth.tar": (lambda x, y: {"state_dict": nested("module.", y), "state_dict_ema": nested("module.", x)}, {}, 0),
     "raw.pth.tar": (lambda x, y: {"state_dict": x, "state_dict_ema": y}, {"checkpoint_key": "state_dict"}, 0),
