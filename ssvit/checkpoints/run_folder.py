@@ -16,6 +16,7 @@ from ssvit.errors import OptionError, UserError
 
 # Files in the folder of a run that has not started.
 _UNSTARTED = {"lock", "config.yaml", ".config.yaml.part"}
+FLOPS = "flops_per_step"  # name in metrics.jsonl of the operations of an update
 _MAX_NAME = 200  # maximum bytes of a name: file systems allow 255, and derived file names are longer
 
 

@@ -53,11 +53,14 @@ def run(config: Config) -> str:
         where = ", ".join(options.runs) or options.outputs
         message = f"{where}: no finished run has the accuracy of a classifier; train one by ssvit finetune"
         raise UserError(f"{message}; {excluded}" if excluded else message)
-    models = table.columns(runs)
-    text = table.results_table(models) + (f"\n{excluded}\n" if excluded else "")
+    models, flops = table.columns(runs)
+    text = table.results_table(models, flops) + (f"\n{excluded}\n" if excluded else "")
     print_lines(*text.split("\n"))
     if options.output is not None:
-        _write(Path(options.output), text, {model: table.accuracies(scores) for model, scores in models.items()})
+        numbers = {model: table.accuracies(scores) for model, scores in models.items()}
+        for model, spent in flops.items():
+            numbers[model][table.OPERATIONS] = [spent]
+        _write(Path(options.output), text, numbers)
     return text
 
 

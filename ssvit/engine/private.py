@@ -61,10 +61,13 @@ def excluded_from_graphs(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def without_dynamo() -> None:
-    """Let optimisers work without torch._dynamo (3 s), which they import to be excluded from compiled functions."""
+    """Let optimisers and FlopCounterMode work without torch._dynamo (3 s), which excludes them from compilation."""
     if "torch._dynamo" not in sys.modules:
-        for name in ("add_param_group", "zero_grad"):
-            method = getattr(torch.optim.Optimizer, name).__wrapped__
+        from torch.utils.flop_counter import _FlopCounterMode
+
+        optimizer = torch.optim.Optimizer
+        for function in (optimizer.add_param_group, optimizer.zero_grad, _FlopCounterMode.__torch_dispatch__):
+            method = inspect.unwrap(function)
             setattr(method, "__dynamo_disable", method)  # the name would be mangled in a class
 
 

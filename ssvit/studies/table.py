@@ -12,8 +12,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
+from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import rows
+from ssvit.checkpoints.run_folder import FLOPS, rows
 from ssvit.config.dotted import at
 from ssvit.data.sources.vtab import GROUPS, NAMES
 from ssvit.errors import UserError, markdown, typed
@@ -26,6 +29,7 @@ _KINDS = ("csv", "folder", "huggingface", "shards")  # choices of data that are 
 _VTAB = "vtab/"  # prefix of the rows of VTAB-1k
 _TASKS = {f"{_VTAB}{name}" for name in NAMES}
 _ALL = f"all {len(NAMES)}"
+OPERATIONS = "operations of pre-training"  # in the paper in exaFLOPs (Table 6)
 _FIVE = "average of five"  # the mean of these data sets in Figure 5 and Table 7 of the paper
 _OF_FIVE = ("imagenet", "cifar10", "cifar100", "oxford_pets", "flowers102")
 
@@ -85,11 +89,15 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
     return runs, unfinished
 
 
-def columns(runs: Sequence[FinishedRun]) -> dict[str, Scores]:
-    """Return the scores of each model by row and seed; a seed that was repeated with equal options counts once.
+def columns(runs: Sequence[FinishedRun]) -> tuple[dict[str, Scores], dict[str, float]]:
+    """Group the runs into columns of the table.
 
     The name of a column has the options in which runs of the model on the same data set differ, as far as they are
     needed to distinguish these runs.
+
+    Returns:
+        The scores of each column by row and seed, where a seed that was repeated with equal options counts once; and
+        the floating-point operations of the pre-training, for columns where they are known.
     """
     cells: dict[tuple[str, str], list[FinishedRun]] = defaultdict(list)
     options: dict[str, list[str]] = defaultdict(list)
@@ -102,11 +110,27 @@ def columns(runs: Sequence[FinishedRun]) -> dict[str, Scores]:
             ):
                 options[model].append(difference[0])
     models: dict[str, Scores] = {}
+    flops: dict[str, float] = {}
     for run in runs:
         column = ", ".join([run.model, *(f"{name}={typed(run.value(name))}" for name in options[run.model])])
+        start = run.value("encoder.path")
+        if column not in models and start and (spent := _operations(Path(start))):
+            flops[column] = spent
         scores = models.setdefault(column, {}).setdefault(run.row, {})
         scores.setdefault(run.value(_SEED) or 0, run.score)
-    return models
+    return models, flops
+
+
+def _operations(path: Path) -> float | None:
+    """Return the operations of the run of a checkpoint and of the runs that it continues; None if one is unknown."""
+    try:
+        checkpoint = Checkpoint.open(path)
+        start = at(Configuration.read(path.parent / "config.yaml").values, "encoder.path")
+        of_step = next(row[FLOPS] for row in rows(path.parent) if FLOPS in row)
+    except (UserError, OSError, StopIteration):
+        return None
+    before = _operations(Path(start)) if start else 0.0
+    return None if before is None else before + of_step * checkpoint.step
 
 
 def accuracies(scores: Scores) -> dict[str, list[float]]:
@@ -127,8 +151,13 @@ def accuracies(scores: Scores) -> dict[str, list[float]]:
     return values
 
 
-def results_table(models: Mapping[str, Scores]) -> str:
-    """Return a Markdown table of data sets (rows) by model (columns), and the missing tasks of VTAB-1k."""
+def results_table(models: Mapping[str, Scores], flops: Mapping[str, float]) -> str:
+    """Return a Markdown table of data sets (rows) by model (columns), and the missing tasks of VTAB-1k.
+
+    Args:
+        models: Scores by column.
+        flops: Floating-point operations of the pre-training by column, where they are known.
+    """
     values = {model: accuracies(scores) for model, scores in models.items()}
     examples = {row: next(iter(seeds.values())) for scores in models.values() for row, seeds in scores.items()}
     titles = {row: markdown(row) for row in examples if row not in _TASKS}
@@ -142,6 +171,9 @@ def results_table(models: Mapping[str, Scores]) -> str:
         chance = examples[row].chance if row in examples else None
         cells = (methods.mean_std(values[model].get(row, ()), 2) for model in models)
         lines.append([title, "" if chance is None else f"{100 * chance:.1f}", *cells])
+    if flops:
+        spent = (tqdm.format_sizeof(flops[model], "FLOP", 1000) if model in flops else "" for model in models)
+        lines.append([OPERATIONS, "", *spent])
     text = [methods.markdown(lines)]
     if counts := {len(seeds) for scores in models.values() for seeds in scores.values()} - {1}:
         number = " to ".join(map(str, sorted({min(counts), max(counts)})))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssvit.checkpoints.checkpoint import PRETRAIN
@@ -21,9 +20,8 @@ from ssvit.data.loader import Loader
 from ssvit.errors import aligned
 from ssvit.kernels.accelerate import accelerate
 from ssvit.objectives.base import Objective
-from ssvit.objectives.schedule import Progress
 from ssvit.training import runtime
-from ssvit.training.estimate import few
+from ssvit.training.estimate import few, flops
 from ssvit.training.loop import update
 from ssvit.training.options import Training
 from ssvit.training.recipe import Recipe
@@ -265,29 +263,4 @@ def _flops_of_update(state: State) -> int:
         weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
     with FlopCounterMode(display=False) as counter:
         state.optimize(torch.zeros((), dtype=torch.bool, device=state.processes.device))
-    return counter.get_total_flops()
-
-
-def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
-    """Count the floating-point operations of the forward and backward passes of batches.
-
-    Attention is computed by plain matrix products, which can be counted.
-
-    Args:
-        objective: The objective.
-        batches: The batches, prepared by the caller, since the matrix products of crops would be counted too.
-        steps: The number of updates of the run, on which the objective's schedules depend.
-        seed: The seed of the random choices.
-
-    Returns:
-        The number of floating-point operations, with a multiplication and an addition counted separately.
-    """
-    start = Progress(0, steps)
-    scheduled = {
-        name: torch.tensor(schedule(start), dtype=torch.float64) for name, schedule in objective.schedules.items()
-    }
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        for batch in batches:
-            objective(batch, objective.sample(batch.slots, seed=seed), scheduled)["loss"].backward()
-    objective.zero_grad(set_to_none=True)
     return counter.get_total_flops()

@@ -1,4 +1,4 @@
-"""Estimate the time and memory of the runs of a command before they start.
+"""Estimate the time and memory of the runs of a command before they start, and count operations.
 
 Memory is counted, and time is measured with a few steps that change no weight, buffer or random state. On a CPU it is
 CPU time, which other work of the machine changes less than the time by the clock.
@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
+from ssvit.engine import private
 from ssvit.evaluation.evaluators.base import COST, Evaluator
 from ssvit.objectives.base import Objective
+from ssvit.objectives.schedule import Progress
 from ssvit.objectives.teacher import local
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
@@ -154,6 +158,43 @@ def few(loader: Loader, images: int) -> Batch:
     """Return a batch with `images` images on the CPU."""
     small = replace(loader, batch_size=images, accumulate=1, rank=0, world=1, workers=0, device="cpu")
     return next(small.batches(0, 1))
+
+
+def flops(objective: Objective, batches: Sequence[Batch], *, steps: int = 1, seed: int = 0) -> int:
+    """Count the floating-point operations of the forward and backward passes of batches.
+
+    Attention is computed by plain matrix products, which can be counted.
+
+    Args:
+        objective: The objective.
+        batches: The batches, prepared by the caller, since the matrix products of crops would be counted too.
+        steps: The number of updates of the run, on which the objective's schedules depend.
+        seed: The seed of the random choices.
+
+    Returns:
+        The number of floating-point operations, with a multiplication and an addition counted separately.
+    """
+    start = Progress(0, steps)
+    scheduled = {
+        name: torch.tensor(schedule(start), dtype=torch.float64) for name, schedule in objective.schedules.items()
+    }
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        for batch in batches:
+            objective(batch, objective.sample(batch.slots, seed=seed), scheduled)["loss"].backward()
+    objective.zero_grad(set_to_none=True)
+    return counter.get_total_flops()
+
+
+def flops_of_step(objective: Objective, loader: Loader, recipe: Recipe) -> float:
+    """Return the floating-point operations of the forward and backward passes of an update of a run.
+
+    They are counted for two images before the objective is sharded, compiled or accelerated, and change no state.
+    """
+    private.without_dynamo()
+    images = min(_FIRST, recipe.batch_size)
+    with _restored(objective, torch.device("cpu")):
+        counted = flops(objective.train(), [few(loader, images)], steps=recipe.steps, seed=recipe.seed)
+    return counted / images * recipe.batch_size * recipe.passes
 
 
 def _step(state: State, loader: Loader, images: int, *, backward: bool) -> tuple[float, int]:

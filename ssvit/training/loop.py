@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import torch
 from torch import Tensor
@@ -116,6 +116,7 @@ def train(
     loggers: Sequence[Logger] = (),
     figures: Figures = "end",
     announced: Sequence[Recipe] = (),
+    costs: Mapping[str, float] = MappingProxyType({}),
 ) -> bool:
     """Train an objective in a run folder until `recipe.steps` updates are complete, from its newest checkpoint if any.
 
@@ -131,6 +132,7 @@ def train(
         figures: When figures are drawn.
         announced: Recipes of the runs whose total time is estimated before the first step, this one first; none for no
             estimate.
+        costs: Numbers that the first row of metrics.jsonl of a new run contains.
 
     Returns:
         Whether the run was trained; False if it had already finished.
@@ -170,6 +172,8 @@ def train(
     log = MetricsLog(folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures)
     delayed = DelayedMetrics(state, loader, log)
     with Stop() as stop, contextlib.closing(log):
+        if first == 0 and costs:
+            log.record(0, costs)
         if first == 0 and (line := state.prepare(loader)):
             log.print_line(line)
         batches: Iterator[Batch] = loader.batches(first, recipe.steps)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import RunFolder, rows
+from ssvit.checkpoints.run_folder import FLOPS, RunFolder, rows
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, missing_labels, subset
@@ -24,7 +24,7 @@ from ssvit.evaluation.probes.options import Ridge
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.training import launch, loop, runtime
-from ssvit.training.estimate import Estimate, estimate
+from ssvit.training.estimate import Estimate, estimate, flops_of_step
 from ssvit.training.evaluators import build_evaluators
 from ssvit.training.loggers.base import Logger
 from ssvit.training.options import Pretrain, Training
@@ -142,6 +142,9 @@ class Session:
             "view": view,
             "precision": self.processes.precision,
         }
+        # All processes count, since objectives may exchange features between them.
+        is_new = not self.processes.any_process(self.processes.is_main and any(folder.glob("step_*")))
+        costs = {FLOPS: flops_of_step(objective, loader, recipe)} if is_new else {}
         announced = [recipe] if self._recipes is None else self._recipes
         trained = loop.train(
             self.processes,
@@ -154,6 +157,7 @@ class Session:
             loggers=self._loggers(options, folder) if self.processes.is_main else (),
             figures=options.figures,
             announced=announced,
+            costs=costs,
         )
         self._recipes = [] if trained else announced[1:]  # the estimate is printed once
 

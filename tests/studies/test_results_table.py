@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from command import TINY
+from runs import final
 
 from ssvit.cli.table import command
 from ssvit.errors import UserError
 from ssvit.studies import methods
+from ssvit.training import session
 
 ABSENT = methods.mean_std([])
 
@@ -154,6 +157,49 @@ def test_the_average_of_five_data_sets_is_the_papers(tmp_path):
     (average,) = (row for title, row in cells.items() if title.startswith("**average of five**"))
     assert (average["R50"], average["R152"], average["incomplete"]) == ("89.33", "94.01", ABSENT)
     assert accuracies["R50"]["average of five"] == pytest.approx([0.8933])
+
+
+@pytest.fixture
+def runs(call):
+    """A run of MAE of 4 steps, whose checkpoint after step 2 another run of 3 steps continues."""
+    encoder = [option for option in TINY if option.startswith("encoder.")]
+    options = [option for option in TINY if not option.startswith(("encoder.", "target."))]
+    options += ["objective=mae", "objective.decoder.width=8"]
+    call("pretrain", *options, *encoder, "encoder.patch_size=4", "recipe.steps=4", "name=first")
+    call("pretrain", *options, "checkpoint=outputs/first/step_00000002", "recipe.steps=3", "name=second")
+    return Path("outputs")
+
+
+def test_operations_are_those_of_all_runs_of_the_pretraining(runs, tmp_path):
+    """Against the products of MAE, image by image: a quarter of the patches is encoded."""
+
+    def layer(rows, tokens, width):
+        """Operations of a layer that computes `rows` of the tokens: projections, attention, MLP."""
+        return 2 * width**2 * (2 * rows + 2 * tokens + 8 * rows) + 2 * 2 * rows * tokens * width
+
+    patches, visible, pixels, width, decoded = 16, 4, 48, 16, 8
+    projection = 2 * visible * pixels * width
+    encoder = projection + 2 * layer(visible + 1, visible + 1, width)
+    decoder = 2 * (visible + 1) * width * decoded + layer(patches + 1, patches + 1, decoded)
+    decoder += layer(patches - visible, patches + 1, decoded) + 2 * (patches - visible) * decoded * pixels
+    # In the backward pass, each product has two, except for the projection of pixels, which have no gradient.
+    step = 8 * (3 * (encoder + decoder) - projection)
+    paths = {"first/step_00000004": 4 * step, "second/step_00000003": (2 + 3) * step}
+    for path in [*paths, "absent/step_00000001"]:
+        finished(tmp_path / "tuned" / path, 0.5, path=str(runs / path))
+    cells, _, numbers = tabulated(tmp_path / "tuned", tmp_path)
+    for path, expected in paths.items():
+        assert numbers[str(runs / path)]["operations of pre-training"] == [expected]
+        assert cells["operations of pre-training"][str(runs / path)] == f"{expected / 1e6:.1f}MFLOP"
+    assert cells["operations of pre-training"]["outputs/absent/step_00000001"] == ""
+
+
+def test_counting_operations_changes_no_bit_of_a_run(call, monkeypatch):
+    options = ["objective=simclr", "encoder.dropout=0.1", *(option for option in TINY if "target." not in option)]
+    call("pretrain", *options, "name=counted")
+    monkeypatch.setattr(session, "flops_of_step", lambda *arguments: 0)
+    call("pretrain", *options, "name=not_counted")
+    assert final(Path("outputs/counted")) == final(Path("outputs/not_counted"))
 
 
 def test_runs_that_are_not_finished_are_named_and_left_out(tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 
 from ssvit.evaluation.evaluators.base import COST, Evaluation, Evaluator
 from ssvit.training import estimate as estimation
-from ssvit.training.estimate import estimate
+from ssvit.training.estimate import estimate, flops_of_step
 from ssvit.training.muon import block_matrices
 
 
@@ -23,10 +23,11 @@ def test_it_changes_no_weight_buffer_gradient_or_random_state(make, optimizer):
     objective = make(dropout=0.2)
     objective.register_buffer("calls", torch.zeros(()))
     objective.register_forward_pre_hook(lambda module, inputs: module.calls.add_(1) and None)
-    state, loader = tiny.state(objective, optimizer=optimizer)
+    state, loader = tiny.state(objective, optimizer=optimizer, backend="eager")
     before = {name: value.clone() for name, value in objective.state_dict(keep_vars=False).items()}
     random = torch.get_rng_state()
     assert estimate(state, loader, {}).step > 0
+    assert flops_of_step(objective, loader, state.recipe) > 0
     torch.testing.assert_close(objective.state_dict(), before, rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in objective.parameters())
     assert torch.equal(random, torch.get_rng_state())

@@ -99,7 +99,7 @@ def test_pages_show_names_as_text(name, tmp_path):
 @named
 def test_markdown_tables_show_names_as_text(name):
     scores = {row: {0: FinalScore(1, 0.5, "test", 0.5, 8)} for row in ("vtab/cifar", name)}
-    lines = table.results_table({name: scores}).split("\n")
+    lines = table.results_table({name: scores}, {}).split("\n")
     assert sum(markdown(name) in line for line in lines) == 3
     assert all(line.isprintable() for line in lines)
 
