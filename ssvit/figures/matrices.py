@@ -21,8 +21,6 @@ _NAMED, _NUMBERED = 40, 20  # maximum numbers of classes for class names, and fo
 class Confusion(Figure):
     """Show a confusion matrix, normalised by true class (row); rows without images are grey.
 
-    Colours are proportional to the square root of the share, which makes rare confusions visible.
-
     Attributes:
         counts: Images, (k, k), or fewer rows and columns for blocks of neighbouring classes.
         classes: The names of the classes.
@@ -35,7 +33,7 @@ class Confusion(Figure):
 
     def draw(self) -> Canvas:
         """Draw the matrix with a colour bar."""
-        from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+        from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.ticker import PercentFormatter
 
         shares = (self.counts.double() / self.counts.double().sum(1, keepdim=True)).numpy()
@@ -50,7 +48,8 @@ class Confusion(Figure):
         picture = axis.imshow(
             shares,
             cmap=colors.with_extremes(bad=PALE),
-            norm=PowerNorm(0.5, 0, 1),
+            vmin=0,
+            vmax=1,
             extent=(-0.5, edge, edge, -0.5),
             interpolation="nearest",
         )
@@ -60,15 +59,14 @@ class Confusion(Figure):
             axis.tick_params(length=0)
         for (row, column), share in np.ndenumerate(shares) if k <= _NUMBERED else ():
             if share > 0.005:
-                color = INK if share < 0.12 else "white"
+                color = INK if share < 0.4 else "white"
                 axis.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
         axis.set(xlabel="predicted class", ylabel="true class")
         title = "\n".join(fitted(line, 11, side * DPI) for line in self.title.split("\n"))
         axis.set_title(title, loc="left", fontsize=11, color=INK)
-        ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
         percent = PercentFormatter(1, decimals=0, symbol=" %")
-        bar = figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=percent)
-        bar.set_label("share of the true class")
+        bar = figure.colorbar(picture, ax=axis, shrink=0.85, format=percent)
+        bar.set_label("share of the images of a true class (row)")
         axis.spines[:].set_color(PALE)
         return figure
 

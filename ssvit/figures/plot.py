@@ -17,6 +17,7 @@ History = Sequence[Mapping[str, float | None]]
 """Rows of metrics, each with its "step"; None is a value that was not finite."""
 DASHED: Dash = (0, (5, 2))  # for a line that may overlap another one, which is visible in the gaps
 _THIN = ("train", "ink")
+_TITLE = 45  # maximum number of characters of a line of a title
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Panel:
         axis.grid(color=PALE, linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
         if self.title:
-            axis.set_title("\n".join(map(one_line, self.title.split("\n"))), loc="left", fontsize=9, color=INK)
+            axis.set_title(style.wrapped(self.title, _TITLE), loc="left", fontsize=9, color=INK)
         if self.close and lines:
             values = [
                 y + side * half
@@ -146,12 +147,14 @@ class Plot(Figure):
         size: Width and height of the figure in inches.
         down: Rows of panels.
         legend: each: one in each panel; under: one under each panel; below: one for all panels.
+        shared: Whether the panels have one scale of the y axis.
     """
 
     panels: Sequence[Panel]
     size: tuple[float, float]
     down: int = 1
     legend: Literal["each", "under", "below"] = "each"
+    shared: bool = False
 
     @property
     def is_informative(self) -> bool:
@@ -163,6 +166,10 @@ class Plot(Figure):
         figure, axes = style.panels(len(self.panels), *self.size, down=self.down)
         for axis, panel in zip(axes, self.panels, strict=True):
             panel.draw(axis)
+        if self.shared:
+            top = max(axis.get_ylim()[1] for axis in axes)
+            for axis in axes:
+                axis.set_ylim(top=top)
         if self.legend == "below":
             pairs = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes)
             named = {label: line for line, label in chain.from_iterable(pairs)}

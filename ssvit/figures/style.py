@@ -1,5 +1,6 @@
 """Define the style of figures: colours, sizes in dots, truncated text. Matplotlib is imported when used."""
 
+import textwrap
 from bisect import bisect
 
 from ssvit.errors import one_line
@@ -43,6 +44,11 @@ def fitted(name: str, size: float, room: float) -> str:
         return name
     letters = bisect(range(1, len(name)), room, key=lambda count: width_of(f"{name[:count]}…", size))
     return f"{name[:letters].rstrip()}…"
+
+
+def wrapped(text: str, letters: int) -> str:
+    """Return a title in lines of at most `letters` characters; its line breaks are kept."""
+    return "\n".join(line for part in text.split("\n") for line in textwrap.wrap(one_line(part), letters))
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:

@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from ssvit.analysis.attention import plot_maps
+from ssvit.figures.intervals import Dot, Intervals
 from ssvit.figures.matrices import Confusion
 from ssvit.figures.pictures import Gallery, Picture, masked
 from ssvit.figures.plot import DASHED, Line, Panel, Plot, chance, curve
@@ -79,6 +80,33 @@ def test_a_confusion_matrix_shows_every_cell(classes):
     colors = pixels(Confusion(counts, [f"class {number}" for number in range(classes)], "title"))
     dark = (abs(colors - np.array((8, 38, 61))).max(-1) < 60).nonzero()
     assert len(np.unique(dark[0])) >= classes
+
+
+def test_the_colours_of_a_confusion_matrix_are_proportional_to_the_share():
+    figure = Confusion(torch.tensor([[1, 3], [0, 4]]), ["a", "b"], "title").draw()
+    picture = figure.axes[0].images[0]
+    assert picture.get_clim() == (0, 1)
+    assert [float(picture.norm(share)) for share in (0, 0.25, 0.5, 1)] == [0, 0.25, 0.5, 1]
+    assert picture.get_array().tolist() == [[0.25, 0.75], [0, 1]]
+
+
+def test_all_panels_of_scores_have_one_scale_and_show_everything():
+    dots = {"one": [Dot("a", (0.1, 0.2), 0.15)], "two": [Dot("a", (0.7, 0.9), 0.8)]}
+    ((low, high),) = {axis.get_xlim() for axis in Intervals(dots, {"one": 0.05}).draw().axes}
+    assert low < 5
+    assert high > 90
+    panels = [Panel("%", [Line([1, 2], [1, top])]) for top in (20, 80)]
+    ((low, high),) = {axis.get_ylim() for axis in Plot(panels, (6, 3), shared=True).draw().axes}
+    assert low == 0
+    assert high >= 80
+
+
+def test_titles_of_panels_do_not_overlap():
+    panels = [Panel("%", [Line([1, 2], [1, 2])], title="the long title of a probe " * 3) for _ in range(2)]
+    figure = Plot(panels, (7.2, 3.4)).draw()
+    figure.draw_without_rendering()
+    left, right = (axis._left_title.get_window_extent() for axis in figure.axes)
+    assert left.x1 < right.x0
 
 
 @pytest.mark.parametrize("title", ["", "a" * 20, "W" * 90])

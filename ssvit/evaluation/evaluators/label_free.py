@@ -17,19 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.evaluation.evaluators.base import Evaluation, with_metrics
+from ssvit.evaluation.evaluators.base import Evaluation
 from ssvit.evaluation.evaluators.held_out import HeldOut, spread_of
 from ssvit.evaluation.evaluators.options import LabelFree as LabelFreeOptions
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import AUTO
 from ssvit.evaluation.options import Features as FeaturesOptions
-from ssvit.figures.plot import History, Panel, Plot, curve, feature_spread
+from ssvit.figures.plot import History
 from ssvit.objectives.base import Objective
 
 _EPSILON = 1e-7  # added to each normalised singular value
 _LEAST_DEVIATION = 0.02  # of features of unit length, below which they count as collapsed
 _LEAST_SHARE = 0.25  # of the highest centred RankMe so far, below which features count as collapsed
-TITLES = {"rankme": "RankMe", "rankme_centered": "RankMe without the mean"}
 
 
 class LabelFree(HeldOut):
@@ -48,8 +47,7 @@ class LabelFree(HeldOut):
     def __call__(self, objective: Objective, history: History | None = None) -> Evaluation:
         """Return each measure at the last layer, and at each layer with names such as "rankme_layer3".
 
-        A single image gives no metrics. The result has a warning if the features collapse. Figure: `label_free`, the
-        measures over the steps.
+        A single image gives no metrics. The result has a warning if the features collapse.
         """
         if sum(len(images) for images, _ in self.batches) < 2:
             return Evaluation(metrics={}, lines=["not measured: requires at least two held-out images"])
@@ -63,14 +61,7 @@ class LabelFree(HeldOut):
             metrics |= {f"{name}_layer{spec.layer}": value for name, value in of_layer.items()} | of_layer
         if history is None:
             return Evaluation(metrics=metrics)
-        warnings = warn(metrics, history)
-        history = with_metrics(history, metrics)
-        ranks = [
-            curve(history, name, title, color)
-            for (name, title), color in zip(TITLES.items(), ("model", "unchanged"), strict=True)
-        ]
-        figure = Plot((Panel("effective rank of the features, last layer", ranks), feature_spread(history)), (10, 3.8))
-        return Evaluation(metrics=metrics, warnings=warnings, figures={"label_free": figure})
+        return Evaluation(metrics=metrics, warnings=warn(metrics, history))
 
 
 def measure(features: Tensor) -> dict[str, float]:

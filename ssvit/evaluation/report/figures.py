@@ -102,7 +102,7 @@ def by_layer(scores: Sequence[Scores], feature_sets: Sequence[str]) -> Plot:
         panels.append(Panel("score (%)", lines, levels, "layer", title, [*layers.values()]))
     across = math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
-    return Plot(panels, (3.6 * across, 3.2 * down), down, legend="below")
+    return Plot(panels, (3.6 * across, 3.4 * down), down, legend="below", shared=True)
 
 
 def confusion(split: Split, predictions: Tensor, by: str) -> Confusion:
