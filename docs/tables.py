@@ -23,9 +23,9 @@ RECORDS = DOCS.parent / "records"
 PAGES = [*sorted(DOCS.glob("*.md")), RECORDS / "README.md"]
 MARKED = re.compile(r"(?<=<!-- table: )(\S+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 PROBES = {
-    "ridge": "ridge regression, all labels", "few_shot": "100 labels per class",
+    "ridge": "ridge regression (all labels)", "few_shot": "100 labels per class",
     "few_shot_big_vision": "25 labels per class", "logistic": "logistic regression", "knn": "20-NN",
-    "knn_standardized": "20-NN, standardised", "finetuned": "fine-tuned",
+    "knn_standardized": "20-NN (standardised)", "finetuned": "fine-tuned",
 }  # fmt: skip
 BASELINES = ("random weights", "pixels", "no pre-training")
 
@@ -92,9 +92,9 @@ def continuations(images: str, other: str, rows: dict[str, str]) -> list[list[st
         if (row["start"], row["images"]) == ("public", images) and row["difference"]:
             points = [100 * float(row[name]) for name in ("difference", "low", "high")]
             found[row["method"], row["measured_on"], row["probe"]].append(points)
-    ridge, knn = "ridge regression, all labels", "20-NN, standardised features"
-    columns = [("target", ridge), ("target", "ridge regression, 5 labels per class"), ("target", knn), ("other", knn)]
-    lines = [["method", "seeds", ridge, "5 labels per class", "20-NN, standardised", f"{other} afterwards: 20-NN"]]
+    ridge, knn = "ridge regression (all labels)", "20-NN (standardised features)"
+    columns = [("target", ridge), ("target", "ridge regression (5 labels per class)"), ("target", knn), ("other", knn)]
+    lines = [["method", "seeds", ridge, "5 labels per class", "20-NN (standardised)", f"{other} afterwards: 20-NN"]]
     for method, label in rows.items():
         if seeds := len(found[method, "target", ridge]):
             lines.append([label, str(seeds), *(differences(found[method, *column]) for column in columns)])

@@ -23,10 +23,10 @@ METHODS = {
     "scratch": "from random weights, MAE",
 }
 PROBES = {
-    ("target", "ridge regression, all labels"): "hand signs: ridge, all labels",
-    ("target", "ridge regression, 5 labels per class"): "hand signs: ridge, 5 labels per class",
-    ("target", "20-NN, standardised features"): "hand signs: 20-NN",
-    ("other", "20-NN, standardised features"): "CIFAR-10 afterwards: 20-NN",
+    ("target", "ridge regression (all labels)"): "hand signs: ridge, all labels",
+    ("target", "ridge regression (5 labels per class)"): "hand signs: ridge, 5 labels per class",
+    ("target", "20-NN (standardised features)"): "hand signs: 20-NN",
+    ("other", "20-NN (standardised features)"): "CIFAR-10 afterwards: 20-NN",
 }
 
 

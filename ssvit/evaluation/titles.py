@@ -13,7 +13,9 @@ _VARIANTS = {"big_vision": "big_vision protocol", "standardized": "standardised 
 
 
 def title(name: str, column: str = "") -> str:
-    """Return the title of a probe, such as "ridge regression, 5 labels per class".
+    """Return the title of a probe, such as "ridge regression (5 labels per class)".
+
+    Titles have no commas, since sentences list them.
 
     Args:
         name: The probe's name in metrics (few_shot5) or among the options (few_shot_big_vision).
@@ -25,8 +27,10 @@ def title(name: str, column: str = "") -> str:
         column = f"{count}-NN" if method == "knn" else labels(count)
     elif method == "ridge":
         column = column or labels("all")
-    parts = _METHODS.get(method, method.replace("_", " ")), column.removeprefix("test").strip()
-    return ", ".join(filter(None, (*parts, _VARIANTS.get(variant, variant.replace("_", " "))))) or name
+    column = column.removeprefix("test").strip()
+    first = _METHODS.get(method, method.replace("_", " ")) or column
+    details = "; ".join(filter(None, (column.removeprefix(first), _VARIANTS.get(variant, variant.replace("_", " ")))))
+    return f"{first} ({details})" if details else first or name
 
 
 def labels(count: int | str) -> str:

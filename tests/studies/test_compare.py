@@ -128,7 +128,7 @@ def test_the_first_row_has_the_order_and_a_probe_that_a_row_lacks_is_left_out_th
     rows["dino_seed0"]["probes"]["few_shot"] = {"column": "5 labels per class", "chosen": 0.7, "layer": 2, "last": 0.7}
     rows["dino_seed0"]["probes"]["knn"]["chosen"] = 0.9
     head, _, dino, mae, *_ = methods.methods_table(rows).splitlines()
-    assert head == "| objective | seeds | 20-NN | ridge regression, 5 labels per class | fine-tuned |"
+    assert head == "| objective | seeds | 20-NN | ridge regression (5 labels per class) | fine-tuned |"
     none = "\N{EN DASH}"
     assert dino == f"| dino | 1 | 90.0 (layer 1; last 40.0) | 70.0 (layer 2) | {none} |"
     assert mae == f"| mae | 1 | 50.0 (layer 1; last 40.0) | {none} | {none} |"
