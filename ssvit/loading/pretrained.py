@@ -4,6 +4,7 @@ A run folder describes its data set by names of choices and by values. Parts are
 in the installation or in the user's --config-dir, never from the run folder.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,12 @@ from ssvit.values import plain
 
 # Options of an encoder that are determined by its weights.
 _FIXED = {f"encoder.{name}" for name in ViT.model_fields if name not in {*CHANGEABLE, *FOREIGN_OPTIONS, "channels"}}
-_SMALL_RATE = {"recipe.optimizer": "adamw", "recipe.lr": 1e-4}  # for weights of other projects, see docs/starting.md
+_SMALL_RATE = {"recipe.optimizer": "adamw", "recipe.lr": 1e-4}
 _OF_OPTIMIZER = {"recipe", "recipe.optimizer", "experiment", "continuation"}  # determine these options
+# The continuation that keeps the features of the start, and the objectives of its measurements (docs/starting.md).
+_SAFE = {"continuation": "safe", "recipe.lr": 3e-3, "recipe.steps": 200, "recipe.log_every": 10}
+_SAFE_OBJECTIVE, _SAFE_OBJECTIVES = "simclr", ("simclr", "mae", "diet")
+_SAFE_BATCH_SIZE = 64
 _PART = "encoder/checkpoint"
 _SAMPLED = 64  # number of images whose size is read
 
@@ -90,6 +95,26 @@ def select_checkpoint(line: CommandLine, newest: str | None = None) -> Checkpoin
     return checkpoint
 
 
+def safe_options(line: CommandLine) -> dict[str, object]:
+    """Return the options of pre-training from a checkpoint that are not typed.
+
+    They are empty if typed options determine how weights are trained, or select an objective with which the safe
+    continuation was not measured.
+    """
+    typed = line.typed
+    parts = {name.partition(".")[0] for name in typed if "." in name}
+    determined = typed.keys() & {*_OF_OPTIMIZER, "recipe.lr", "target"} or parts & {"continuation", "target"}
+    is_other = "objective" in parts and "objective" not in typed
+    if determined or is_other or typed.get("objective", _SAFE_OBJECTIVE) not in _SAFE_OBJECTIVES:
+        return {}
+    steps = typed.get("recipe.steps", _SAFE["recipe.steps"])
+    options = {"objective": _SAFE_OBJECTIVE, **_SAFE}
+    if type(steps) is int and steps > 0:
+        every = {"recipe.evaluate_every": steps, "recipe.save_every": math.ceil(steps / 2)}
+        options |= {"recipe.warmup": steps // 20, **every}
+    return {name: value for name, value in options.items() if name not in typed}
+
+
 def select_initial_weights(line: CommandLine) -> None:
     """Apply `select_checkpoint` for pre-training, where the default is random weights.
 
@@ -110,6 +135,11 @@ def select_initial_weights(line: CommandLine) -> None:
     line.implied |= {"encoder": PRETRAINED, **_pixels_of_encoder(checkpoint, line.typed)}
     line.implied |= {} if selects_data else {"data": PRETRAINED}
     line.implied |= {} if "name" in arguments else {"name": run}
+    if options := safe_options(line):
+        if options_class(checkpoint.encoder) is not ViT:  # without low-rank updates
+            options = {name: value for name, value in options.items() if name not in ("continuation", "recipe.lr")}
+        line.say(f"safe continuation: {' '.join(line.written(options))}")
+        line.implied = {"recipe.batch_size": _SAFE_BATCH_SIZE, **line.implied, **options}
 
 
 def select_checkpoint_again(line: CommandLine) -> Checkpoint | None:
@@ -242,14 +272,15 @@ def _without_fixed_options(checkpoint: Checkpoint, config: Config) -> Config:
 
 
 def _with_small_rate(checkpoint: Checkpoint, config: Config) -> Config:
-    """Set AdamW and a small learning rate for weights of another project, unless other options determine them."""
+    """Set AdamW and a small learning rate, unless other options determine them; typed rates of runs have no effect."""
     typed, values = config.line.typed, config.values
     trains_part = values.get("continuation") or values["objective"].get("heads_only")
-    if not checkpoint.foreign or trains_part or typed.keys() & _OF_OPTIMIZER:
+    is_typed = typed.keys() & _OF_OPTIMIZER or (checkpoint.foreign is None and "recipe.lr" in typed)
+    if trains_part or is_typed:
         return config
     changes = {name: value for name, value in _SMALL_RATE.items() if name not in typed}
     chosen = " ".join(f"{name}={value}" for name, value in changes.items())
-    config.line.say(f"{chosen}: the weights are of another project; continuation=safe changes their features less")
+    config.line.say(f"{chosen}: for existing weights; continuation=safe changes their features less")
     return config.changed(changes)
 
 

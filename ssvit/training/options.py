@@ -100,8 +100,8 @@ class Pretrain(Training):
     """Initial weights: the folder of a run or a checkpoint, a file of foreign weights, hf://OWNER/NAME, or timm:NAME;
     None: random weights."""
     continuation: Part[Continuation | None] = None
-    """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly. None: all weights
-    are trained, as from random weights."""
+    """How training continues from the weights of checkpoint=…; safe: few weights are trained, slowly; full: all are.
+    None: safe, unless other options set the recipe or the objective (docs/starting.md)."""
     preset: Literal["auto"] | None = None
     """auto: choose model, image size and schedule from the number and size of the images; the default with
     data=PATH."""

@@ -20,6 +20,7 @@ from ssvit.data import arguments
 from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import processes
 from ssvit.errors import OptionError, UserError
+from ssvit.loading.pretrained import safe_options
 from ssvit.training.options import Pretrain
 
 AUTO = "auto"
@@ -99,6 +100,7 @@ def expand(line: CommandLine) -> None:
     checkpoint = line.text("checkpoint")
     if checkpoint is not None:
         fixed.update(_OF_ENCODER, () if "data.channels" in typed else _PIXELS)
+        fixed.update(safe := safe_options(line), ("recipe.optimizer",) if safe else ())
         if checkpoint_folder(Path(checkpoint)) is None:  # of another project, for which it has a recipe
             fixed.update(("recipe.optimizer", "recipe.lr"))
     encoder = options_of(line.part("encoder", typed.get("encoder", "small")))

@@ -106,9 +106,11 @@ def test_typed_options_win_and_a_checkpoint_keeps_its_encoder(photographs):
         own = {"recipe.optimizer", "recipe.lr"} if name == "objective" else set()
         assert by_preset(**typed, recipe__steps=7, **{name: 1}).keys() == names - {"recipe.steps", "objective"} - own
     of_encoder = {"encoder", "encoder.patch_size", "data.image_size"}
-    assert by_preset(**typed, checkpoint=RUN).keys() == names - of_encoder
-    recipe = {"recipe.optimizer", "recipe.lr"}  # chosen for weights of other projects
-    assert by_preset(**typed, checkpoint="model.safetensors").keys() == names - of_encoder - recipe
+    of_recipe = {"recipe.optimizer", "recipe.lr"}
+    for checkpoint in (RUN, "model.safetensors"):
+        assert by_preset(**typed, checkpoint=checkpoint).keys() == {"recipe.batch_size", "workers"}
+        full = by_preset(**typed, checkpoint=checkpoint, continuation="full")
+        assert full.keys() == names - of_encoder - of_recipe
     assert by_preset(**typed, experiment="mae_imagenet") == by_preset(**typed, preset="null") == {}
 
 

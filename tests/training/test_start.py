@@ -107,34 +107,52 @@ def test_foreign_weights_have_a_lower_learning_rate_than_random_ones(tmp_path):
     assert (typed.recipe.lr, typed.scratch_recipe) == (0.01, {})
 
 
+SAFE, LOW = ("adamw", 3e-3, 1), ("adamw", 1e-4, "all")
+
+
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("typed", "of_foreign", "of_run"),
     [
-        ([], ("adamw", 1e-4)), (["objective=simclr"], ("adamw", 1e-4)), (["recipe.lr=0.01"], ("adamw", 0.01)),
-        (["objective=diet_cp"], ("adamw", 1e-4)), (["continuation=safe", "recipe.lr=0.01"], ("adamw", 0.01)),
-        (["recipe.optimizer=muon"], None), (["continuation=full"], None), (["continuation=safe"], None),
-        (["objective=contrastive_tuning"], None),
+        ([], SAFE, SAFE), (["objective=simclr"], SAFE, SAFE), (["objective=mae"], SAFE, SAFE),
+        (["objective=latent"], LOW, LOW), (["recipe.lr=0.01"], ("adamw", 0.01, "all"), None),
+        (["continuation=safe", "recipe.lr=0.01"], ("adamw", 0.01, 1), ("adamw", 0.01, 1)),
+        (["objective=diet_cp"], ("adamw", 1e-4, 2), ("adamw", 1e-4, 2)), (["recipe.optimizer=muon"], None, None),
+        (["continuation=full"], None, None), (["objective=contrastive_tuning"], None, None),
     ],
 )  # fmt: skip
-def test_weights_of_other_projects_are_continued_by_adamw_with_a_small_rate(tmp_path, outputs, typed, expected):
+def test_existing_weights_are_continued_safely_or_by_adamw_with_a_small_rate(
+    tmp_path, outputs, typed, of_foreign, of_run
+):
+    """Without options that determine it; None: as from random weights."""
     save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
-    options = [*typed, "data=shapes", "data.image_size=16", "recipe.steps=200"]
-    foreign = composed(f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", *options).recipe
-    own = composed(f"checkpoint={outputs / RUN}", *options).recipe
-    assert (foreign.optimizer, foreign.lr) == (expected or (own.optimizer, own.lr))
-    if not typed:
-        assert (own.optimizer, own.lr) != expected
+    options = [*typed, "data=shapes", "data.image_size=16"]
+    for start, expected in (
+        ([f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}"], of_foreign),
+        ([f"checkpoint={outputs / RUN}"], of_run),
+    ):
+        options_of = composed(*start, *options).config.options
+        found = options_of.recipe.optimizer, options_of.recipe.lr
+        if expected is None:
+            assert found not in (SAFE[:2], LOW[:2])
+            continue
+        trained = getattr(options_of.continuation, "trained", "all")
+        assert (*found, trained) == expected
+        if expected == SAFE:
+            assert (options_of.recipe.steps, options_of.recipe.batch_size) == (200, 64)
 
 
-def test_the_plan_of_own_images_has_no_rate_for_weights_of_other_projects(tmp_path, outputs):
+def test_the_plan_of_own_images_leaves_the_continuation_of_weights(tmp_path, outputs):
     save_file(of_timm(img_size=32).state_dict(), tmp_path / "model.safetensors")
-    for number in range(6):
+    for number in range(40):
         put(tmp_path / "photos" / f"{number}.png", picture(number, size=(32, 32)))
-    options = [f"data={tmp_path}/photos", "recipe.steps=200"]
-    foreign = composed(f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}", *options).recipe
-    assert (foreign.optimizer, foreign.lr) == ("adamw", 1e-4)
-    own = composed(f"checkpoint={outputs / RUN}", *options, "data.image_size=16").recipe
-    assert own.optimizer == "muon"
+    for start in (
+        [f"checkpoint={tmp_path}/model.safetensors", f"encoder.heads={HEADS}"],
+        [f"checkpoint={outputs / RUN}"],
+    ):
+        options = composed(f"data={tmp_path}/photos", "recipe.steps=40", *start).config.options
+        assert (options.recipe.optimizer, options.recipe.lr, options.recipe.steps) == ("adamw", 3e-3, 40)
+        assert options.continuation.trained == 1
+        assert options.recipe.batch_size == 10  # a quarter of the images
 
 
 def test_a_folder_of_hugging_face_is_the_checkpoint_in_it(tmp_path):
