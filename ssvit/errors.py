@@ -3,8 +3,10 @@
 import math
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -106,8 +108,16 @@ def print_lines(*lines: object) -> None:
     print(*map(printable, lines), sep="\n", end="\n" * bool(lines), flush=True)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for the terminal: the first column is aligned left, the others right."""
+def aligned(rows: Sequence[Sequence[str]], *, letters: int | None = None) -> list[str]:
+    """Return the lines of a table for the terminal: the first column is aligned left, the others right.
+
+    Args:
+        rows: The headings and the other rows.
+        letters: Number of characters to which headings are wrapped; None: they are not.
+    """
+    if letters is not None:
+        heads = [textwrap.wrap(head, letters) for head in rows[0]]
+        rows = [*zip_longest(*heads, fillvalue=""), *rows[1:]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row, widths[1:], strict=True))])

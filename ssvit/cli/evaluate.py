@@ -4,30 +4,25 @@ Usage: ssvit evaluate checkpoint=PATH probes=[knn].
 """
 
 import json
-import shlex
 from pathlib import Path
 
-from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.config import composition
+from ssvit import advice
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Tree
 from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
 from ssvit.engine import atomic_io
 from ssvit.engine.progress import progress
-from ssvit.errors import aligned, folder_to_write, pair, print_lines, within
-from ssvit.evaluation.options import FeatureSpec
+from ssvit.errors import aligned, folder_to_write, print_lines, within
+from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.folder import folder_of
 from ssvit.evaluation.report.options import Evaluate
-from ssvit.exchange.options import FOREIGN_OPTIONS
 from ssvit.loading.finding import runs_on
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint
 from ssvit.values import text_of
 
-# Options of a data set that a checkpoint sets.
-_OF_ENCODER = ("image_size", "channels", "range", "background", "mean", "std")
-_FOREIGN = rf"encoder\.({'|'.join(FOREIGN_OPTIONS)})$"
+_HEAD = 12  # number of characters of a heading of the table
 
 
 def run(config: Config) -> Path | None:
@@ -56,6 +51,7 @@ def run(config: Config) -> Path | None:
         folder_to_write("output", folder)
     config.line.announce()
 
+    from ssvit.evaluation.measured import Result, keep
     from ssvit.evaluation.report import comparison, frozen, page
     from ssvit.evaluation.report.figures import figures
     from ssvit.evaluation.report.scores import score
@@ -79,77 +75,51 @@ def run(config: Config) -> Path | None:
     feature_sets = tuple(dict.fromkeys(name for split in splits.values() for name in split.feature_sets))
     standings = comparison.compare_encoders(scores, checkpoint.name)
     summary = comparison.comparison_table(scores, standings)
+    accuracies = comparison.accuracies(scores, checkpoint.name)
+    counts = {len(of_probe.test) for of_probe in splits.values()}  # probes of patches may have fewer images
+    images = f"{len(split.test):,} {split.part} images" if len(counts) == 1 else f"{split.part} images"
+    table = comparison.accuracy_table(accuracies, images)
     start = next((other.name for other in others if other.checksum == checkpoint.manifest.get("start")), None)
-    conclusion = comparison.conclude(scores, standings, start)
+    conclusion = comparison.conclude(scores, standings, start, advice.improvements(options, checkpoint))
     metadata = page.metadata_of(options, checkpoint, split, scores, others)
     first, *more = page.data(metadata)
     print_lines(f"{metadata['checkpoint']}: {first}", *more)
     if len(scores) == 1:
         print_lines(*aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
-    print_lines(*(conclusion[:1] if start else ()), *aligned(summary), *(conclusion[1:] if start else conclusion))
+    lines = aligned(table, letters=_HEAD)
+    print_lines(*(conclusion[:1] if start else ()), *lines, *(conclusion[1:] if start else conclusion))
     if options.report:
         by_name = {spec.name: spec for spec in specs}  # the commands do not apply to features of patches
         best = next((by_name[result.best] for result in scores if result.best in by_name), None)
-        commands = [] if best is None else next_commands(best, checkpoint, config)
+        commands = [] if best is None else advice.after_evaluation(best, checkpoint, config)
         written = page.write(
             folder,
             metadata=metadata,
             scores=scores,
             feature_sets=feature_sets,
             figures={} if options.figures == "none" else figures(splits, scores, standings),
-            summary=summary,
+            tables=[table, summary],
             standings=standings,
             conclusion=conclusion,
             commands=commands,
         )
-        print_lines(f"report: {', '.join(map(str, written))}", *(f"next: {command}" for command in commands[-1:]))
+        print_lines(f"report: {', '.join(map(str, written))}")
+        paths = {OWN: str(checkpoint.path), **{other.name: str(other.loading.path) for other in others}}
+        results = [
+            Result(name or checkpoint.name, result.title, result.values[features][-1], result.balanced.get(name),
+                   len(split.train), paths.get(name, ""))
+            for result in scores for name, features in result.chosen.items()
+            if result.chance is not None and splits[result.probe] is split
+        ]  # fmt: skip
+        verdict = [keep(options.outputs, split.test.source, split.part, results)] if results else []
+        fallback = advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])
+        advice.print_next([fallback, *commands][-1 if verdict else min(1, len(commands))], *verdict)
         return folder
     if options.output is None:
         return None
     numbers = {name: getattr(scores[0], name) for name in ("options", "best", "chosen_by", "numbers")}
     atomic_io.replace(Path(options.output), (json.dumps(metadata | numbers, indent=1) + "\n").encode())
     return Path(options.output)
-
-
-def next_commands(spec: FeatureSpec, checkpoint: Checkpoint, config: Config) -> list[str]:
-    """Return the commands that write the features, index them for retrieval, and fine-tune their encoder.
-
-    The commands read the same images as the command of `config`.
-
-    Args:
-        spec: The layer and pooling of the features.
-        checkpoint: Checkpoint of the encoder.
-        config: Configuration of the command.
-    """
-    line, images = config.line, data_options(config)
-    foreign = line.retyped(_FOREIGN)
-    encoder = [f"checkpoint={text_of(checkpoint.path)}", *foreign]
-    norm = ["features.norm=before"] if spec.norm == "before" else []
-    size, trained = config.values["data"]["image_size"], checkpoint.encoder["image_size"]
-    is_default = checkpoint.describes_images and pair("image_size", size) == pair("image_size", trained)
-    resized = [] if is_default else [f"image_size={text_of(size)}"]
-    features = [*encoder, f"features.layer={spec.layer}", f"features.pooling={spec.pooling}", *norm, *resized]
-    features += [option for option in images if not option.startswith("data.image_size=")]
-    commands = {"finetune": [*encoder, *(images if "data" in line.typed else [])]}
-    if config.options.encoder.loaded().channels == checkpoint.encoder["channels"]:  # the others do not convert them
-        embed, retrieve = [*features, "output=features.npz"], ["action=index", "store=store", *features]
-        commands = {"embed": embed, "retrieve": retrieve, **commands}
-    return [" ".join([line.command(name), *map(shlex.quote, options)]) for name, options in commands.items()]
-
-
-def data_options(config: Config) -> list[str]:
-    """Return the typed options of the data set, or those that select the images of the checkpoint's run."""
-    line, values = config.line, config.values["data"]
-    choice = line.start.choices.get("data") if line.start else None
-    if "data" in line.typed or choice is None:
-        return line.retyped(r"data(\.|$)")
-    defaults = composition.group(line, "data", {"data": choice})
-    changed = {
-        f"data.{name}": value
-        for name, value in values.items()
-        if not isinstance(value, dict) and value != defaults.get(name) and name not in _OF_ENCODER
-    }
-    return [f"data={choice}", *(f"{name}={text_of(value)}" for name, value in changed.items())]
 
 
 command = Command(

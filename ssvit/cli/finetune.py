@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssvit import advice
 from ssvit.checkpoints.checkpoint import FINETUNE, SCRATCH
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import RunFolder, rows
+from ssvit.checkpoints.run_folder import RunFolder, reported_run, rows
 from ssvit.choices import PRETRAINED
 from ssvit.config.command import Command, named
 from ssvit.config.command_line import CommandLine
@@ -115,14 +116,28 @@ def run(config: Config) -> Path:
             config.line.announce()
             print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
 
+        from ssvit.evaluation import measured
         from ssvit.training.session import Session
 
         session = Session(options, folder.path, stage=FINETUNE, recipes=_recipes(options))
+        verdicts: list[str] = []
+
+        def keep(path: Path, options: Finetune, rows: list[dict[str, Any]]) -> None:
+            """Keep the result of a run with the images, unless they are held out of the training images."""
+            scores = comparison.scored(rows, comparison.TEST_OR_VALIDATION)
+            part, images = session.data(options).test_or_validation
+            if options.development is None and scores and scores[-1].part == part and is_main_process():
+                method = "trained from scratch" if options.checkpoint == SCRATCH else "fine-tuned"
+                name, train = str(path.relative_to(options.outputs)), len(session.data(options).train)
+                result = measured.Result(name, method, scores[-1].accuracy, None, train, str(path))
+                verdicts.append(measured.keep(options.outputs, images, part, [result]))
 
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)
             changed = with_random_weights(changed) if changed.options.checkpoint == SCRATCH else changed
-            return session.run(name, changed.options, Configuration.of_run(changed))
+            trained_rows = session.run(name, changed.options, Configuration.of_run(changed))
+            keep(folder.path / name, changed.options, trained_rows)
+            return trained_rows
 
         if options.compare:
             pretraining, batch_size = _pretraining(options), options.recipe.batch_size
@@ -143,9 +158,13 @@ def run(config: Config) -> Path:
             comparison.choose(trained, folder=folder.path, **options.table4.values())
         else:
             session.train(options, folder.path)
+            keep(folder.path, options, rows(folder.path))
             train, is_study = session.data(options).train, options.development is not None
             if options.check_frozen and not is_study and len(train) < _FEW * len(train.classes):
                 _check_frozen(session, with_schedule(config.changed({"development": 0.5})))
+        if is_main_process():
+            command = advice.after_finetuning(config, reported_run(folder.path) if options.compare else folder.path)
+            advice.print_next(command, *verdicts[-1:])
     return folder.path
 
 

@@ -4,10 +4,10 @@ Usage: ssvit normalization data=PATH.
 """
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
+from ssvit import advice
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Name, Options, Part
@@ -56,7 +56,8 @@ def run(config: Config) -> dict[str, Any]:
     if options.output is not None:
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in measured.items())
         replace(Path(options.output), f"{MEASURED} {'; '.join(lines)}\n{text}".encode())
-        print(f"next: {config.line.command('pretrain')} data=… data.normalization={shlex.quote(options.output)}")
+        images = config.line.retyped(r"data(\.|$)")
+        advice.print_next(advice.written(config, "pretrain", [*images, f"data.normalization={options.output}"]))
     return measured
 
 

@@ -3,9 +3,9 @@
 Usage: ssvit pack data=PATH output=FOLDER.
 """
 
-import shlex
 from pathlib import Path
 
+from ssvit import advice
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
@@ -31,7 +31,7 @@ def run(config: Config) -> Path:
     output = Path(options.output)
     data = options.build_part("data")
     print_lines(*packing.pack(data, output, options, progress("images", " images")))
-    print_lines(f"next: data=shards data.root={shlex.quote(text_of(output))}")
+    advice.print_next(advice.written(config, "pretrain", ["data=shards", f"data.root={text_of(output)}"]))
     return output
 
 

@@ -4,24 +4,22 @@ Usage: ssvit pretrain objective=masked_patch. With checkpoint=PATH, training sta
 foreign file.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ssvit import advice
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import RunFolder
 from ssvit.config.command import Command, named
-from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
 from ssvit.evaluation.report.folder import FOLDER
-from ssvit.training.options import ALIASES, Pretrain, are_first_images
-from ssvit.values import text_of
+from ssvit.training.options import ALIASES, Pretrain
 
 
 def complete(config: Config) -> Config:
@@ -58,13 +56,13 @@ def run(config: Config) -> Path:
 
         session = Session(options, folder.path, stage=PRETRAIN)
         session.train(options, folder.path)
-        others = [part for part in (start, options.objective.reference) if part is not None]
+        compared, others = False, [part for part in (start, options.objective.reference) if part is not None]
         if others and session.labelled and options.probes:
             session.end()
             if is_main_process():
-                _compare(config, folder.path, [_written(part) for part in others])
-        if is_main_process():
-            print_lines(f"next: {_next(config, labelled=session.labelled)}")
+                compared = _compare(config, folder.path, [_written(part) for part in others])
+        if is_main_process() and not compared:
+            advice.print_next(advice.after_pretraining(config, folder.path, labelled=session.labelled))
     return folder.path
 
 
@@ -73,15 +71,19 @@ def _written(encoder: Options) -> dict[str, object]:
     return {name: value for name, value in encoder.values().items() if value is not None}
 
 
-def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]]) -> None:
+def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]]) -> bool:
     """Evaluate the run's best checkpoint next to its start and its teacher.
 
-    The images are those of the run and of the option `forgetting`. If a report exists, its evaluation is not repeated.
+    The images are those of the option `forgetting`, and then of the run, whose evaluation ends with the next command.
+    If a report exists, its evaluation is not repeated.
 
     Args:
         config: Configuration of the run.
         folder: The run folder.
         others: Options of the other encoders.
+
+    Returns:
+        Whether the evaluation on the images of the run has been printed.
     """
     from ssvit.cli import find_command
     from ssvit.training import best
@@ -95,30 +97,18 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
         "fabric.accelerator": options.fabric.accelerator, "fabric.devices": 1,  # torchrun's other processes have ended
     }  # fmt: skip
     forgetting = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
-    for name, images in {FOLDER: {}, **forgetting}.items():
+    compared = False
+    for name, images in {**forgetting, FOLDER: {}}.items():
         if (folder / name / "report.json").is_file():
             continue
         print_lines(f"{name}: comparison with the features of {' and '.join(str(other['path']) for other in others)}")
         values = {**changes, **images, "output": str(folder / name)}
         try:
             replace(find_command("evaluate"), prefix=config.line.prefix).call(config.line.flags, values)
+            compared = name == FOLDER
         except Failure as failure:  # the training has succeeded
             print_lines(f"{name}: not compared: {failure}")
-
-
-def _next(config: Config, *, labelled: bool) -> str:
-    """Return the next command: the fine-tuning experiment that belongs to this one, or a general command."""
-    choices, command = config.choices, config.line.command
-    if are_first_images(choices["data"], config.values["data"].get("images")):
-        return command("finetune")
-    experiment = f"finetune_{choices.get('experiment')}"
-    if (CONFIGS / "experiment" / f"{experiment}.yaml").is_file():
-        root = getattr(config.options.data, "root", None)
-        root = "" if root is None else f" data.root={shlex.quote(text_of(root))}"
-        return f"{command('finetune')} experiment={experiment}{root}"
-    if labelled:
-        return f"{command('finetune')} compare=scratch (or {command('evaluate')}, which trains no weights)"
-    return f"{command('visualize')} (or {command('finetune')} data=PATH with labelled images)"
+    return compared
 
 
 command = Command(

@@ -4,20 +4,18 @@ Usage: ssvit retrieve action=index|query|remove store=FOLDER IMAGES…|data=SET.
 """
 
 import json
-import shlex
 from pathlib import Path
 
+from ssvit import advice
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine import atomic_io
 from ssvit.errors import print_lines
 from ssvit.evaluation.options import AUTO
-from ssvit.models.encoder_options import PATCHES
 from ssvit.retrieval.extraction import Extraction
 from ssvit.retrieval.options import ALIASES, FEWEST, INDEX, PARTS, REMOVE, Retrieve
 from ssvit.retrieval.options import pictures as listed
-from ssvit.values import text_of
 
 
 def run(config: Config) -> None:
@@ -45,12 +43,6 @@ def run(config: Config) -> None:
     describe = extraction.describer()
     if options.action == INDEX:
         lines = gallery.index(options.store, pictures, describe, extraction.checkpoint.path)
-        repeated = line.retyped(r"encoder\.|data" if extraction.changes else r"encoder\.")
-        folder = text_of(options.store)
-        following = [line.command("retrieve"), "action=query", shlex.quote(f"store={folder}")]
-        if extraction.spec.pooling == PATCHES:  # patches are not searched by pictures
-            following = [line.command("embed"), shlex.quote(f"anomaly={folder}"), "output=anomalies.parquet"]
-        lines.append(" ".join(["next:", *following, *map(shlex.quote, repeated), "sheet=sheet.png PICTURES"]))
     else:
         store, standardize = Store.open(options.store, describe.extractor.identity), options.standardize
         if standardize == AUTO:
@@ -66,6 +58,8 @@ def run(config: Config) -> None:
         lines = gallery.report(records, store)
     line.announce()
     print_lines(*lines)
+    if options.action == INDEX or options.sheet is None:
+        advice.print_next(advice.after_retrieval(config, extraction.spec.pooling))
 
 
 command = Command("retrieve", run, expansions=SHORT_FORMS, positional="images", options=Retrieve, aliases=ALIASES)

@@ -177,6 +177,8 @@ def _finished(outputs: Path, stage: str) -> Iterator[_Finished]:
 def runs_on(outputs: str | Path, data: str, root: object, start: str) -> list[Path]:
     """Return the newest finished pre-training from random weights on a data set, and the newest from some weights.
 
+    A run on a folder that contains the data set counts.
+
     Args:
         outputs: Folder of all runs.
         data: Choice of the data set.
@@ -186,9 +188,16 @@ def runs_on(outputs: str | Path, data: str, root: object, start: str) -> list[Pa
     Returns:
         The folders of at most two runs.
     """
-    runs = [run for run in _finished(Path(outputs), PRETRAIN) if run.images == (data, root)]
+    runs = [run for run in _finished(Path(outputs), PRETRAIN) if _contains(run.images, (data, root))]
     of_starts = ([run for run in runs if run.start == origin] for origin in (SCRATCH, start))
     return [max(found, key=lambda run: run.written).path.parent for found in of_starts if found]
+
+
+def _contains(first: tuple[object, object], second: tuple[object, object]) -> bool:
+    """Return whether two data sets, each a choice and a folder, are equal or the folder of the first has the second."""
+    (data, root), (other, folder) = first, second
+    inside = root and folder and Path(str(folder)).absolute().is_relative_to(Path(str(root)).absolute())
+    return first == second or (data == other and bool(inside))
 
 
 def _newest(outputs: Path, stage: str, say: Callable[[str], None]) -> Path:

@@ -177,7 +177,7 @@ def embed(
         f"{output}: {len(rows)} pictures{f' ({counts})' if counts else ''}, {features.shape[-1]} features{patches}; "
         f"{describe.unreadable} could not be read",
         *(anomalies.report() if anomalies else ()),
-        f"next: {reader}({str(output)!r}) in Python",
+        f"read by {reader}({str(output)!r}) in Python",
     ]
     return lines, anomalies
 
@@ -284,7 +284,6 @@ def report(records: Sequence[Mapping[str, Any]], store: Store) -> list[str]:
         *lines,
         f"nearest picture of the same class: {100 * accuracy:.1f} ± {100 * error:.1f} % of {len(chances)} queries "
         f"(95 % interval); baseline, a random order: {100 * chance:.1f} %; {significant}",
-        "next: sheet=FILE writes a contact sheet",
     ]
 
 

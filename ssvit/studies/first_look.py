@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader
 
+from ssvit import advice
 from ssvit.analysis import images
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN, Checkpoint
 from ssvit.checkpoints.configuration import Configuration
@@ -28,17 +28,18 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import atomic_io
 from ssvit.engine.progress import progress
 from ssvit.errors import UserError, aligned, print_lines
-from ssvit.evaluation import statistics
 from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
 from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract
+from ssvit.evaluation.measured import Result, keep
 from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes.base import check_labels
 from ssvit.evaluation.probes.options import Knn, Ridge
 from ssvit.evaluation.report.against import fitted
-from ssvit.evaluation.report.comparison import percent
+from ssvit.evaluation.report.comparison import accuracy_table, percent
 from ssvit.evaluation.report.figures import neighbours
 from ssvit.evaluation.report.scores import Split, score
+from ssvit.evaluation.titles import title as title_of
 from ssvit.exchange import files
 from ssvit.figures.base import Figure
 from ssvit.figures.display import Display
@@ -59,7 +60,6 @@ _FEW = 16  # images whose features are timed, and which are checked for transpar
 _TRAINING = 0.8  # fraction of the remaining time for training; evaluation and the verdict take the rest
 _STEPS, _NEIGHBOURS = 20, 20  # minimum number of steps, and maximum number of neighbours of k-NN
 _MOST = 20_000  # training images of the pre-training, which checks the content of all its files
-_POINT = 0.01  # difference of accuracies from which balanced ones are shown
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Compose = Callable[[str, Mapping[str, object]], Config]
 
@@ -279,10 +279,9 @@ class FirstLook:
             probe = options.build()
             check_labels(probe, split.train.known_labels, split.test.known_labels, split.classes)
             result = score(name, probe, split, lambda done, total: None)
-            values = result.per_image.get(EVALUATED)
             results[name + " mAP" * split.is_multi_label] = {
                 "value": result.values[result.best][-1], "features": result.best, "chance": result.chance,
-                "balanced": result.balanced.get(EVALUATED), "per_image": [] if values is None else values.tolist(),
+                "balanced": result.balanced.get(EVALUATED),
             }  # fmt: skip
         return results
 
@@ -304,49 +303,33 @@ class FirstLook:
         weights = [name for name, row in rows.items() if row["is_foreign"]]
         if self.labelled:
             title = next(iter(next(iter(rows.values()))["probes"]))
-            ranked = sorted(rows, key=lambda name: -rows[name]["probes"][title]["value"])
-            table = self._table(ranked)
+            ranked = sorted(rows.items(), key=lambda row: -row[1]["probes"][title]["value"])
+            best = ranked[0][0]
+            pairs = {
+                name: {of: (one["value"], one["balanced"]) for of, one in row["probes"].items()} for name, row in ranked
+            }
+            table = accuracy_table(pairs, f"{rows[best]['images']} {self.part} images")
             print_lines(*(f"  {line}" for line in aligned(table)))
-            best, *others = ranked
-            of_title = {name: rows[name]["probes"][title] for name in ranked}
-            values = {name: percent(row["value"]) for name, row in of_title.items()}
-            rest = [*(f"{name} {values[name]}" for name in others), f"chance {percent(of_title[best]['chance'])}"]
-            images_of = f"{rows[best]['images']} {self.part} images"
-            verdict = f"best so far: {best}, {title}, {values[best]} % of {images_of} ({', '.join(rest)})"
-            if others:
-                first, second = (of_title[name]["per_image"] for name in ranked[:2])
-                verdict += self._compared(first, second, ranked[1])
+            train, test = self._sampled(self.data)
+            verdict = keep(self.options.outputs, test, self.part, [
+                Result(name, title_of(of.partition(" ")[0]), value, balanced, len(train), rows[name]["path"] or "")
+                for name, row in pairs.items() for of, (value, balanced) in row.items()
+            ])  # fmt: skip
         else:
             best, table = (weights or [*rows])[-1], []
             compared = ", ".join(f"{row['sheet']}.png ({name})" for name, row in rows.items())
             verdict = f"without labels of two or more classes, nothing is ranked: compare {compared}"
         try:
             command, cost = self._next(best, bool(weights))
-            self.report["verdict"] = f"{verdict}; next: {command} ({cost})"
         except UserError as error:
-            self.report["verdict"] = f"{verdict}; the cost of fine-tuning is unknown: {error}"
+            command, cost = self._longer(), f"fine-tuning was not estimated: {error}"
+        self.report |= {"verdict": verdict, "next": command, "cost": cost}
         sheets = ["images", *(row["sheet"] for row in rows.values() if "sheet" in row)]
         template = Environment(loader=PackageLoader("ssvit.studies"), autoescape=True).get_template("try.html.j2")
         page = template.render(self.report, path=self.options.path, table=table, sheets=sheets)
         atomic_io.write_files(self.folder, {"report.html": page.encode()})
-        print_lines(self.report["verdict"], f"page: {self.folder / 'report.html'}")
-
-    def _table(self, names: list[str]) -> list[list[str]]:
-        """Return accuracies as rows of encoders, with balanced accuracies if they differ by more than a point."""
-        rows = {name: self.report["encoders"][name]["probes"] for name in names}
-        probes = [probe for row in rows.values() for probe in row.values() if probe["balanced"] is not None]
-        differs = any(abs(probe["value"] - probe["balanced"]) > _POINT for probe in probes)
-        keys = {"value": "", "balanced": ", balanced"} if differs else {"value": ""}
-        heads = [f"{title}{of_key}" for title in rows[names[0]] for of_key in keys.values()]
-        cells = {name: [percent(probe[key]) for probe in row.values() for key in keys] for name, row in rows.items()}
-        return [["%", *heads], *([name, *of_row] for name, of_row in cells.items())]
-
-    def _compared(self, first: list[float], second: list[float], name: str) -> str:
-        """Return whether the best is significantly better than the second, from the scores of single images."""
-        if len(first) < 2 or len(first) != len(second):
-            return ""
-        (interval,) = statistics.bootstrap(np.subtract(first, second)[None])
-        return f", {statistics.verdict(interval)} {name}"
+        print_lines(f"page: {self.folder / 'report.html'}", f"cost of the next command: {cost}")
+        advice.print_next(command, verdict)
 
     @staticmethod
     def _estimated(session: Session | None, options: Training) -> Estimate:

@@ -68,11 +68,11 @@ def test_all_stages_of_labelled_images(tried, tmp_path):
 def test_the_next_command_uses_the_best_encoder(tried, tmp_path, monkeypatch):
     folder = pictures(tmp_path / "photos", "red", "green")
     weights, _ = exported.written(exported.encoder(image_size=32), tmp_path, "timm")
-    assert "download=true" in tried(folder, name="none").metrics["verdict"]
-    assert f"pretrain data={folder}" in tried(folder, name="pixels", weights=[str(weights)]).metrics["verdict"]
+    assert "download=true" in tried(folder, name="none").metrics["next"]
+    assert f"pretrain data={folder}" in tried(folder, name="pixels", weights=[str(weights)]).metrics["next"]
     monkeypatch.setattr(first_look, "Pixels", Blank)
-    verdict = tried(folder, name="weights", weights=[str(weights)]).metrics["verdict"]
-    assert f"finetune checkpoint={weights / 'model.safetensors'} data={folder}" in verdict
+    following = tried(folder, name="weights", weights=[str(weights)]).metrics["next"]
+    assert f"finetune checkpoint={weights / 'model.safetensors'} data={folder}" in following
 
 
 class Blank(first_look.Pixels):
@@ -97,7 +97,7 @@ def test_drawings_that_vanish_on_black_get_white(tried, tmp_path):
         image.paste((0, 0, 0, 255), (index, 2, index + 4, 8))
         image.save(folder / f"{index}.png")
     result = tried(folder)
-    assert "data.background=white" in result.metrics["verdict"]
+    assert "data.background=white" in result.metrics["next"]
 
 
 def test_an_interrupted_command_continues(tried, tmp_path, monkeypatch):

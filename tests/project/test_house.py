@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
     ("errors", "choices", "values", "variants"), ("engine",), ("config",), ("models",),
     ("kernels", "devices"), ("objectives", "data", "exchange", "checkpoints"), ("loading", "figures"),
-    ("evaluation",), ("retrieval", "analysis", "training"), ("studies",), ("inference", "options"), ("cli",),
+    ("evaluation",), ("retrieval", "analysis", "training"), ("advice", "studies"), ("inference", "options"), ("cli",),
     ("api", "__main__"),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

@@ -5,8 +5,9 @@ Shares and differences are in [0, 1].
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -24,11 +25,7 @@ METHOD = (
     "do not include the variation over training seeds, and nothing is corrected for multiple comparisons."
 )
 _MISSING, _MINUS = "\u2013", "\u2212"
-_ADVICE = (
-    "Options that may help, in this order: existing weights (ssvit pretrain checkpoint=PATH), a larger "
-    "data.image_size if the images have more pixels, more recipe.steps, standardised features "
-    "(probes=[knn_standardized]). ssvit finetune compare=scratch measures the gain after fine-tuning."
-)
+_POINT = 0.01  # difference of accuracies from which balanced ones are shown
 
 
 @dataclass(frozen=True)
@@ -107,6 +104,31 @@ def _standings(result: Scores, encoder: str) -> list[Standing]:
     ]
 
 
+def accuracy_table(encoders: Mapping[str, Mapping[str, tuple[float, float | None]]], images: str) -> list[list[str]]:
+    """Return headings and one row for each encoder with its accuracy by each probe.
+
+    Balanced accuracies are next to them if one differs by more than a point.
+
+    Args:
+        encoders: Accuracy by encoder and probe, and balanced accuracy, None if unknown.
+        images: The images on which they are measured, such as "412 test images".
+    """
+    values = chain.from_iterable(row.values() for row in encoders.values())
+    differs = any(abs(value - balanced) > _POINT for value, balanced in values if balanced is not None)
+    shown = slice(None) if differs else slice(1)
+    heads = [head for title in next(iter(encoders.values())) for head in (title, f"{title} balanced")[shown]]
+    rows = [[name, *(percent(one) for pair in row.values() for one in pair[shown])] for name, row in encoders.items()]
+    return [[f"% of {images}", *heads], *rows]
+
+
+def accuracies(scores: Sequence[Scores], encoder: str) -> dict[str, dict[str, tuple[float, float | None]]]:
+    """Return the headline metric and the balanced accuracy of each encoder, `encoder` for `OWN`, by each probe."""
+    return {
+        name or encoder: {row.title: (row.values[row.chosen[name]][-1], row.balanced.get(name)) for row in scores}
+        for name in scores[0].chosen
+    }
+
+
 def comparison_table(scores: Sequence[Scores], standings: Sequence[Standing]) -> list[list[str]]:
     """Return a table of headings and one row for each probe: the encoder's score, and its differences from the others.
 
@@ -129,7 +151,9 @@ def comparison_table(scores: Sequence[Scores], standings: Sequence[Standing]) ->
     return rows
 
 
-def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str | None = None) -> list[str]:
+def conclude(
+    scores: Sequence[Scores], standings: Sequence[Standing], start: str | None = None, advice: str = ""
+) -> list[str]:
     """Return a sentence for each other encoder on whether the evaluated one is better, and advice if it is not.
 
     Advice is added if a baseline is significantly better by a probe, or if no probe shows a gain over all baselines.
@@ -139,6 +163,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str
         standings: Comparison of the encoders.
         start: Name of the encoder from which the training of the evaluated one started. If the training was no
             improvement, this is the first sentence.
+        advice: The advice.
     """
     _, *others = scores[0].chosen
     sentences = []
@@ -150,10 +175,10 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str
             if row.encoder == name:
                 probes[verdict(row.difference.interval)].append(row.probe)
         if probes:
-            verdicts = (f"{words} {name} by {' and '.join(of_words)}" for words, of_words in probes.items())
+            verdicts = (f"{words} {name} by {', '.join(of_words)}" for words, of_words in probes.items())
             sentences.append(f"The features are {'; '.join(verdicts)}.")
     if weak := [result.title for result in scores if not result.is_above_chance]:
-        sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {' and '.join(weak)}.")
+        sentences.append(f"{NOT_ABOVE_CHANCE.capitalize()}: {', '.join(weak)}.")
     if RANDOM not in others:
         return [*sentences, *([] if others else ["No baseline was evaluated (baselines=false)."])]
     signs: dict[str, set[int]] = {result.title: set() for result in scores}
@@ -162,7 +187,7 @@ def conclude(scores: Sequence[Scores], standings: Sequence[Standing], start: str
             signs[row.probe].add(row.difference.interval.sign)
     has_gain = any(result.is_above_chance and signs[result.title] == {1} for result in scores)
     is_worse = any(-1 in of_probe for of_probe in signs.values())
-    return [*sentences, _ADVICE] if standings and (is_worse or not has_gain) else sentences
+    return [*sentences, advice] if advice and standings and (is_worse or not has_gain) else sentences
 
 
 def percentage_points(share: float) -> str:

@@ -150,7 +150,7 @@ def write(
     scores: Sequence[Scores],
     feature_sets: Sequence[str],
     figures: Mapping[str, Figure],
-    summary: Sequence[Sequence[str]],
+    tables: Sequence[Sequence[Sequence[str]]],
     standings: Sequence[Standing],
     conclusion: Sequence[str],
     commands: Sequence[str] = (),
@@ -163,7 +163,7 @@ def write(
         scores: Results of the probes.
         feature_sets: Names of the feature sets of the encoder.
         figures: Figures by name.
-        summary: Table of the results, see `comparison.comparison_table`.
+        tables: Tables of the results, see `comparison.accuracy_table` and `comparison.comparison_table`.
         standings: Comparison of the encoders.
         conclusion: Sentences of the conclusion.
         commands: Commands that use the chosen features.
@@ -195,7 +195,7 @@ def write(
         numbers,
         data=data(metadata),
         conclusion=conclusion,
-        summary=summary,
+        tables=tables,
         figures=[_inlined(name, figure) for name, figure in figures.items()],
         scores=scores,
         choice=choice,

@@ -64,7 +64,7 @@ def test_the_report_fits_a_phone_and_says_where_it_goes_on(tmp_path):
     metadata = METADATA | {"checkpoint": "a/" * 100, "data": "folder in /" + "b" * 100}
     summary = [["probe", *(f"from encoder {number}" for number in range(9))], ["ridge", *["+1.0 (+0.5 to +1.5)*"] * 9]]
     (page, *_) = report.write(
-        tmp_path, metadata=metadata, scores=scores, feature_sets=OWN, figures=figures, summary=summary, standings=[],
+        tmp_path, metadata=metadata, scores=scores, feature_sets=OWN, figures=figures, tables=[summary], standings=[],
         conclusion=[],
     )  # fmt: skip
     text = html.escape(page.read_text(encoding="utf-8"))

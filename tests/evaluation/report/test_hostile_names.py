@@ -75,7 +75,7 @@ def test_a_name_is_fitted_as_one_line(name):
 def test_pages_show_names_as_text(name, tmp_path):
     page, numbers = report.write(
         tmp_path, metadata=METADATA | {"checkpoint": name, "classes": [name], name: name}, scores=[], feature_sets=[],
-        figures={"confusion": Plot([Panel("")], (2, 1))}, summary=[["probe", f"from {name}"]], standings=[],
+        figures={"confusion": Plot([Panel("")], (2, 1))}, tables=[[["probe", f"from {name}"]]], standings=[],
         conclusion=[name],
     )  # fmt: skip
     shown = Page(page.read_text())

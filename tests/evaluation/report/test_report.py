@@ -59,7 +59,7 @@ BOTH = (SHOTS, PROBE)
 def write(folder, metadata=METADATA, scores=BOTH, own=OWN, figures=None, conclusion=("No gain.",)):
     files = report.write(
         folder, metadata=metadata, scores=scores, feature_sets=own, figures=figures or {},
-        summary=[["probe", "%"], ["x", "5"]], standings=[], conclusion=conclusion, commands=["ssvit embed"],
+        tables=[[["probe", "%"], ["x", "5"]]], standings=[], conclusion=conclusion, commands=["ssvit embed"],
     )  # fmt: skip
     page, numbers = (path.read_text(encoding="utf-8") for path in files)
     return Page(page), json.loads(numbers, parse_constant=pytest.fail), page
@@ -98,12 +98,12 @@ def test_every_number_is_in_both_files_and_baselines_come_last(tmp_path):
 @pytest.mark.parametrize(
     ("name", "column", "expected"),
     [
-        ("ridge", "all labels", "ridge regression, all labels"), ("ridge", "", "ridge regression, all labels"),
-        ("few_shot", "1 label per class", "ridge regression, 1 label per class"),
-        ("few_shot_big_vision", "25 labels per class", "ridge regression, 25 labels per class, big_vision protocol"),
-        ("few_shot5", "", "ridge regression, 5 labels per class"), ("knn", "20-NN mAP", "20-NN mAP"),
-        ("knn20_standardized", "", "20-NN, standardised features"), ("logistic", "test", "logistic regression"),
-        ("my_probe", "score", "my probe, score"),
+        ("ridge", "all labels", "ridge regression (all labels)"), ("ridge", "", "ridge regression (all labels)"),
+        ("few_shot", "1 label per class", "ridge regression (1 label per class)"),
+        ("few_shot_big_vision", "25 labels per class", "ridge regression (25 labels per class; big_vision protocol)"),
+        ("few_shot5", "", "ridge regression (5 labels per class)"), ("knn", "20-NN mAP", "20-NN mAP"),
+        ("knn20_standardized", "", "20-NN (standardised features)"), ("logistic", "test", "logistic regression"),
+        ("my_probe", "score", "my probe (score)"),
     ],
 )  # fmt: skip
 def test_a_probe_has_one_title_by_any_of_its_names(name, column, expected):
