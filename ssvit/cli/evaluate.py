@@ -14,7 +14,6 @@ from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
 from ssvit.engine import atomic_io
 from ssvit.engine.progress import progress
 from ssvit.errors import aligned, folder_to_write, print_lines, within
-from ssvit.evaluation.baselines import OWN
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.folder import folder_of
 from ssvit.evaluation.report.options import Evaluate
@@ -51,7 +50,7 @@ def run(config: Config) -> Path | None:
         folder_to_write("output", folder)
     config.line.announce()
 
-    from ssvit.evaluation.measured import Result, keep
+    from ssvit.evaluation.measured import keep
     from ssvit.evaluation.report import comparison, frozen, page
     from ssvit.evaluation.report.figures import figures
     from ssvit.evaluation.report.scores import score
@@ -104,16 +103,13 @@ def run(config: Config) -> Path | None:
             commands=commands,
         )
         print_lines(f"report: {', '.join(map(str, written))}")
-        paths = {OWN: str(checkpoint.path), **{other.name: str(other.loading.path) for other in others}}
-        results = [
-            Result(name or checkpoint.name, result.title, result.values[features][-1], result.balanced.get(name),
-                   len(split.train), paths.get(name, ""))
-            for result in scores for name, features in result.chosen.items()
-            if result.chance is not None and splits[result.probe] is split
-        ]  # fmt: skip
-        verdict = [keep(options.outputs, split.test.source, split.part, results)] if results else []
-        fallback = advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])
-        advice.print_next([fallback, *commands][-1 if verdict else min(1, len(commands))], *verdict)
+        paths = {other.name: str(other.loading.path) for other in others} | {checkpoint.name: str(checkpoint.path)}
+        kept = [result for result in scores if result.chance is not None and splits[result.probe] is split]
+        of_kept = comparison.accuracies(kept, checkpoint.name)
+        images_of = options.outputs, split.test.source, split.part
+        verdict = [keep(*images_of, of_kept, train_images=len(split.train), paths=paths)] if kept else []
+        following = commands or [advice.written(config, "visualize", [f"checkpoint={checkpoint.path}"])]
+        advice.print_next(following[-1 if verdict else 0], *verdict)
         return folder
     if options.output is None:
         return None

@@ -124,13 +124,14 @@ def run(config: Config) -> Path:
 
         def keep(path: Path, options: Finetune, rows: list[dict[str, Any]]) -> None:
             """Keep the result of a run with the images, unless they are held out of the training images."""
-            scores = comparison.scored(rows, comparison.TEST_OR_VALIDATION)
-            part, images = session.data(options).test_or_validation
+            scores, data = comparison.scored(rows, comparison.TEST_OR_VALIDATION), session.data(options)
+            part, images = data.test_or_validation
             if options.development is None and scores and scores[-1].part == part and is_main_process():
                 method = "trained from scratch" if options.checkpoint == SCRATCH else "fine-tuned"
-                name, train = str(path.relative_to(options.outputs)), len(session.data(options).train)
-                result = measured.Result(name, method, scores[-1].accuracy, None, train, str(path))
-                verdicts.append(measured.keep(options.outputs, images, part, [result]))
+                name = str(path.relative_to(options.outputs))
+                result, count = {name: {method: (scores[-1].accuracy, None)}}, len(data.train)
+                images_of = options.outputs, images, part
+                verdicts.append(measured.keep(*images_of, result, train_images=count, paths={name: str(path)}))
 
         def trained(name: str, changes: Mapping[str, object]) -> list[dict[str, Any]]:
             changed = config.changed(changes)

@@ -7,123 +7,91 @@ all runs has a JSON file for each set, with one row for each encoder and method.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ssvit.data.sources.base import Source, class_text, is_multi_label
 from ssvit.engine import atomic_io
-from ssvit.errors import UserError
 from ssvit.evaluation.precision import chance_of
 from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 
 FOLDER = "measured"  # in the folder of all runs
 _OTHERS = 4  # results that are named next to the best one
+Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
+"""Accuracy, or mAP of multi-label images, in [0, 1] by encoder and method, and balanced accuracy, or None."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """Describe a result on a set of images.
-
-    Attributes:
-        encoder: Name of the encoder, or of a baseline.
-        method: Title of the probe, or "fine-tuned".
-        accuracy: Accuracy, or mAP of multi-label images, in [0, 1].
-        balanced: Balanced accuracy; None if unknown.
-        train_images: Number of labelled training images.
-        path: Path of the checkpoint; "" for a baseline.
-    """
-
-    encoder: str
-    method: str
-    accuracy: float
-    balanced: float | None
-    train_images: int
-    path: str
-
-
-class Measured:
-    """The results on a set of labelled images.
+def keep(
+    outputs: str | Path, images: Source, part: str, measured: Accuracies, *, train_images: int, paths: Mapping[str, str]
+) -> str:
+    """Store results on labelled images, and return a sentence on all results; those of the same path are replaced.
 
     Args:
         outputs: Folder of all runs.
-        images: The images on which results are measured.
+        images: The images on which the results were measured.
         part: Their name, "test" or "validation".
+        measured: The results.
+        train_images: Number of labelled training images.
+        paths: Path of the checkpoint by encoder; baselines have none.
+
+    Raises:
+        UserError: The file cannot be written.
     """
-
-    def __init__(self, outputs: str | Path, images: Source, part: str) -> None:
-        assert images.labels is not None
-        self.part, self.is_multi_label, self.chance = part, is_multi_label(images.labels), chance_of(images.labels)
-        described = (f"{images.content(row)} {class_text(of, images.classes)}" for row, of in enumerate(images.labels))
-        self.fingerprints = sorted(map(_digest, described))
-        digest = _digest(" ".join(self.fingerprints))
-        self.path = Path(outputs, FOLDER, f"{len(self.fingerprints)}_images_{digest}.json")
-        self.results: list[Result] = [] if (stored := _read(self.path)) is None else stored[0]
-
-    def add(self, results: Sequence[Result]) -> None:
-        """Store results; they replace those of the same encoder, method and path.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        rows = {(row.encoder, row.method, row.path): row for row in [*self.results, *results]}
-        self.results = sorted(rows.values(), key=lambda row: -row.accuracy)
-        measure = "mAP" if self.is_multi_label else "accuracy"
-        values = {"images": f"{len(self.fingerprints)} {self.part} images", "measure": measure, "chance": self.chance}
-        head, *listed = map(json.dumps, (values, *map(asdict, self.results)))
-        lines = [
-            f'{head[:-1]}, "results": [',
-            ",\n".join(listed),
-            f'], "fingerprints": "{" ".join(self.fingerprints)}"}}',
-        ]
-        text = "\n".join([*lines, ""])
-        atomic_io.write_files(self.path.parent, {self.path.name: text.encode()})
-
-    def sentence(self) -> str:
-        """Return the best result of each encoder, whether the first is better than the second, and similar sets."""
-        best = [*{row.encoder: row for row in self.results[::-1]}.values()]  # results are in descending order
-        first, *others = sorted(best, key=lambda row: -row.accuracy)
-        images, compared = len(self.fingerprints), ""
-        if others:
-            scores = [(row.accuracy, images) for row in (first, others[0])]
-            error = 0.0 if self.is_multi_label else error_of_difference(*scores)
-            difference = Interval.around(first.accuracy - others[0].accuracy, error)
-            compared = f", {verdict(difference, tested=not self.is_multi_label)} the next"
-        unit = "% mAP" if self.is_multi_label else "%"
-        value = f"{100 * first.accuracy:.1f} {unit} of {images:,} {self.part} images"
-        rest = [f"{row.encoder} {100 * row.accuracy:.1f}, {row.method}" for row in others[:_OTHERS]]
-        listed = "; ".join([*rest, f"chance {100 * self.chance:.1f}"])
-        return f"best so far: {first.encoder}, {first.method}, {value}{compared} ({listed}){self._overlap()}"
-
-    def _overlap(self) -> str:
-        """Return the best result on the set that shares most images with this one, or ""."""
-        counts, found = Counter(self.fingerprints), []
-        for path in self.path.parent.glob("*.json"):
-            if path != self.path and (stored := _read(path)) is not None and stored[0]:
-                found.append(((counts & Counter(stored[1])).total(), stored, path))
-        shared, (results, fingerprints), path = max(found, key=lambda entry: entry[0], default=(0, ([], []), self.path))
-        if not shared:
-            return ""
-        row = results[0]
-        best = f"{row.encoder}, {row.method}, {100 * row.accuracy:.1f} %"
-        return f"; another set of {len(fingerprints):,} images has {shared:,} of these: {best} ({path})"
+    assert images.labels is not None
+    described = (f"{images.content(row)} {class_text(of, images.classes)}" for row, of in enumerate(images.labels))
+    fingerprints = sorted(map(_digest, described))
+    path = Path(outputs, FOLDER, f"{len(fingerprints)}_images_{_digest(' '.join(fingerprints))}.json")
+    added = [
+        {"encoder": encoder, "method": method, "accuracy": value, "balanced": balanced, "train_images": train_images,
+         "path": paths.get(encoder, "")}
+        for encoder, by_method in measured.items() for method, (value, balanced) in by_method.items()
+    ]  # fmt: skip
+    rows = {(row["encoder"], row["method"], row["path"]): row for row in [*_read(path)[0], *added]}
+    results = sorted(rows.values(), key=lambda row: -row["accuracy"])
+    several, chance = is_multi_label(images.labels), chance_of(images.labels)
+    measure = "mAP" if several else "accuracy"
+    values = {"images": f"{len(fingerprints)} {part} images", "measure": measure, "chance": chance}
+    head, *lines = map(json.dumps, (values, *results))
+    end = f'], "fingerprints": "{" ".join(fingerprints)}"}}\n'
+    text = "\n".join([f'{head[:-1]}, "results": [', ",\n".join(lines), end])
+    atomic_io.write_files(path.parent, {path.name: text.encode()})
+    best = {row["encoder"]: row for row in reversed(results)}.values()
+    first, *others = sorted(best, key=lambda row: -row["accuracy"])
+    compared = ""
+    if others:
+        both = first["accuracy"], others[0]["accuracy"]
+        error = 0.0 if several else error_of_difference(*((value, len(fingerprints)) for value in both))
+        compared = f", {verdict(Interval.around(both[0] - both[1], error), tested=not several)} the next"
+    rest = [f"{row['encoder']} {100 * row['accuracy']:.1f}, {row['method']}" for row in others[:_OTHERS]]
+    of_images = f"{'mAP ' * several}of {len(fingerprints):,} {part} images{compared}"
+    listed = "; ".join([*rest, f"chance {100 * chance:.1f}"])
+    return f"best so far: {_text(first)} {of_images} ({listed}){_overlap(path, fingerprints)}"
 
 
-def keep(outputs: str | Path, images: Source, part: str, results: Sequence[Result]) -> str:
-    """Store results on labelled images, and return the sentence on all results; see `Measured`."""
-    measured = Measured(outputs, images, part)
-    measured.add(results)
-    return measured.sentence()
+def _overlap(path: Path, fingerprints: list[str]) -> str:
+    """Return the best result on the other set that shares most images with this one, or ""."""
+    counts, found = Counter(fingerprints), []
+    for other in {*path.parent.glob("*.json")} - {path}:
+        results, of_other = _read(other)
+        found.append(((counts & Counter(of_other)).total(), str(other), len(of_other), results))
+    shared, name, images, results = max(found, key=lambda entry: entry[:2], default=(0, "", 0, []))
+    return f"; another set of {images:,} images has {shared:,} of these: {_text(results[0])} ({name})" if shared else ""
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    return f"{row['encoder']}, {row['method']}, {100 * row['accuracy']:.1f} %"
 
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
-def _read(path: Path) -> tuple[list[Result], list[str]] | None:
-    """Return the results and the fingerprints of a file; None if it is missing or damaged."""
-    with suppress(UserError, OSError, ValueError, TypeError, LookupError, AttributeError):
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the results and the fingerprints of a file; none if it is missing or damaged."""
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         stored, _ = atomic_io.read_json(path)
-        return [Result(**row) for row in stored["results"]], stored["fingerprints"].split()
-    return None
+        rows = [row for row in stored["results"] if _text(row) and row["path"] is not None]
+        return rows, stored["fingerprints"].split() if rows else []
+    return [], []

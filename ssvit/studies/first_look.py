@@ -31,7 +31,7 @@ from ssvit.errors import UserError, aligned, print_lines
 from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
 from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract
-from ssvit.evaluation.measured import Result, keep
+from ssvit.evaluation.measured import keep
 from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes.base import check_labels
 from ssvit.evaluation.probes.options import Knn, Ridge
@@ -305,16 +305,15 @@ class FirstLook:
             title = next(iter(next(iter(rows.values()))["probes"]))
             ranked = sorted(rows.items(), key=lambda row: -row[1]["probes"][title]["value"])
             best = ranked[0][0]
-            pairs = {
-                name: {of: (one["value"], one["balanced"]) for of, one in row["probes"].items()} for name, row in ranked
+            kept = {
+                name: {title_of(of.split()[0]): (one["value"], one["balanced"]) for of, one in row["probes"].items()}
+                for name, row in ranked
             }
-            table = accuracy_table(pairs, f"{rows[best]['images']} {self.part} images")
+            table = accuracy_table(kept, f"{rows[best]['images']} {self.part} images")
             print_lines(*(f"  {line}" for line in aligned(table)))
-            train, test = self._sampled(self.data)
-            verdict = keep(self.options.outputs, test, self.part, [
-                Result(name, title_of(of.partition(" ")[0]), value, balanced, len(train), rows[name]["path"] or "")
-                for name, row in pairs.items() for of, (value, balanced) in row.items()
-            ])  # fmt: skip
+            paths = {name: row["path"] or "" for name, row in ranked}
+            (train, test), outputs = self._sampled(self.data), self.options.outputs
+            verdict = keep(outputs, test, self.part, kept, train_images=len(train), paths=paths)
         else:
             best, table = (weights or [*rows])[-1], []
             compared = ", ".join(f"{row['sheet']}.png ({name})" for name, row in rows.items())

@@ -9,11 +9,26 @@ from images import picture, put
 
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
-from ssvit.evaluation.measured import FOLDER, Measured, Result, keep
+from ssvit.evaluation import measured
+from ssvit.evaluation.measured import FOLDER
+
+
+def keep(folder, images, part, *results):
+    """Store (encoder, accuracy, method, path) one after the other, and return the last sentence."""
+    for encoder, accuracy, method, path in results:
+        paths = {encoder: path} if path else {}
+        values = {encoder: {method: (accuracy, None)}}
+        sentence = measured.keep(folder, images, part, values, train_images=10, paths=paths)
+    return sentence
 
 
 def result(encoder, accuracy, method="ridge", path=""):
-    return Result(encoder, method, accuracy, None, 10, path)
+    return encoder, accuracy, method, path
+
+
+def stored(folder):
+    (file,) = (folder / FOLDER).iterdir()
+    return json.loads(file.read_text())
 
 
 def files(folder, numbers, classes=("a", "b")):
@@ -29,10 +44,10 @@ def images(tmp_path):
 
 
 def test_the_same_images_are_one_set_under_any_path_and_order(tmp_path, images):
-    keep(tmp_path, images, "test", [result("one", 0.5)])
+    keep(tmp_path, images, "test", result("one", 0.5))
     shutil.copytree(tmp_path / "photos", tmp_path / "parent" / "photos")
     moved = files(tmp_path / "parent" / "photos", [*range(10, 20), *range(10)])
-    sentence = keep(tmp_path, moved, "test", [result("two", 0.25), result("three", 0.75)])
+    sentence = keep(tmp_path, moved, "test", result("two", 0.25), result("three", 0.75))
     assert len(list((tmp_path / FOLDER).iterdir())) == 1
     places = [
         sentence.index(text) for text in ("three", "75.0", "20 test images", "one 50.0", "two 25.0", "chance 50.0")
@@ -50,8 +65,8 @@ def test_the_same_images_are_one_set_under_any_path_and_order(tmp_path, images):
     ],
 )
 def test_another_set_is_another_file_and_states_its_overlap(tmp_path, images, numbers, classes, shared):
-    keep(tmp_path, images, "test", [result("former", 0.875)])
-    sentence = keep(tmp_path, files(tmp_path / "others", numbers, classes), "test", [result("new", 0.5)])
+    keep(tmp_path, images, "test", result("former", 0.875))
+    sentence = keep(tmp_path, files(tmp_path / "others", numbers, classes), "test", result("new", 0.5))
     files_of_sets = list((tmp_path / FOLDER).iterdir())
     assert len(files_of_sets) == 2
     before, *after = sentence.partition("another set of 20 images has ")[::2]
@@ -61,29 +76,27 @@ def test_another_set_is_another_file_and_states_its_overlap(tmp_path, images, nu
 
 
 def test_a_result_replaces_the_former_one_of_its_checkpoint(tmp_path, images):
-    keep(tmp_path, images, "test", [result("run", 0.9), result("run", 0.6, path="b"), result("run", 0.5, "knn")])
-    keep(tmp_path, images, "test", [result("run", 0.4)])
-    measured = Measured(tmp_path, images, "test")
-    kept = [(row.method, row.path, row.accuracy) for row in measured.results]
+    keep(tmp_path, images, "test", result("run", 0.9), result("run", 0.6, path="b"), result("run", 0.5, "knn"))
+    keep(tmp_path, images, "test", result("run", 0.4))
+    content = stored(tmp_path)
+    kept = [(row["method"], row["path"], row["accuracy"]) for row in content["results"]]
     assert kept == [("ridge", "b", 0.6), ("knn", "", 0.5), ("ridge", "", 0.4)]
-    stored = json.loads(measured.path.read_text())
-    assert [row["accuracy"] for row in stored["results"]] == [0.6, 0.5, 0.4]
-    assert len(stored["fingerprints"].split()) == 20
+    assert len(content["fingerprints"].split()) == 20
 
 
 def test_a_difference_is_significant_if_it_exceeds_its_error(tmp_path):
     pixels = torch.arange(1000).view(-1, 1, 1, 1).expand(-1, 3, 2, 2) % 256
     images = Memory(pixels.to(torch.uint8), torch.arange(1000) % 2, ("a", "b"))
     for second, significant in ((0.75, False), (0.5, True)):
-        sentence = keep(tmp_path / str(second), images, "validation", [result("one", 0.76), result("two", second)])
+        sentence = keep(tmp_path / str(second), images, "validation", result("one", 0.76), result("two", second))
         assert ("significantly better" in sentence, "not significantly" in sentence) == (significant, not significant)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": [{"x": 1}], "fingerprints": ""}', '{"results": 1}'])
 def test_a_damaged_file_is_replaced(tmp_path, images, content):
-    keep(tmp_path, images, "test", [result("one", 0.5)])
-    measured = Measured(tmp_path, images, "test")
-    measured.path.write_text(content)
-    keep(tmp_path, files(tmp_path / "others", range(5)), "test", [result("two", 0.5)])
-    keep(tmp_path, images, "test", [result("three", 0.5)])
-    assert [row.encoder for row in Measured(tmp_path, images, "test").results] == ["three"]
+    keep(tmp_path, images, "test", result("one", 0.5))
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.write_text(content)
+    keep(tmp_path, files(tmp_path / "others", range(5)), "test", result("two", 0.5))
+    keep(tmp_path, images, "test", result("three", 0.5))
+    assert [row["encoder"] for row in json.loads(file.read_text())["results"]] == ["three"]

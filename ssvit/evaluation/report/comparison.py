@@ -5,7 +5,7 @@ Shares and differences are in [0, 1].
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from ssvit.evaluation import statistics
 from ssvit.evaluation.baselines import OWN, PIXELS, RANDOM
+from ssvit.evaluation.measured import Accuracies
 from ssvit.evaluation.report.scores import Scores
 from ssvit.evaluation.statistics import NOT_ABOVE_CHANCE, Interval, verdict
 
@@ -104,7 +105,7 @@ def _standings(result: Scores, encoder: str) -> list[Standing]:
     ]
 
 
-def accuracy_table(encoders: Mapping[str, Mapping[str, tuple[float, float | None]]], images: str) -> list[list[str]]:
+def accuracy_table(encoders: Accuracies, images: str) -> list[list[str]]:
     """Return headings and one row for each encoder with its accuracy by each probe.
 
     Balanced accuracies are next to them if one differs by more than a point.
@@ -121,11 +122,11 @@ def accuracy_table(encoders: Mapping[str, Mapping[str, tuple[float, float | None
     return [[f"% of {images}", *heads], *rows]
 
 
-def accuracies(scores: Sequence[Scores], encoder: str) -> dict[str, dict[str, tuple[float, float | None]]]:
+def accuracies(scores: Sequence[Scores], encoder: str) -> Accuracies:
     """Return the headline metric and the balanced accuracy of each encoder, `encoder` for `OWN`, by each probe."""
     return {
         name or encoder: {row.title: (row.values[row.chosen[name]][-1], row.balanced.get(name)) for row in scores}
-        for name in scores[0].chosen
+        for name in (scores[0].chosen if scores else ())
     }
 
 
