@@ -118,7 +118,9 @@ def accuracy_table(encoders: Accuracies, images: str) -> list[list[str]]:
     differs = any(abs(value - balanced) > _POINT for value, balanced in values if balanced is not None)
     shown = slice(None) if differs else slice(1)
     heads = [head for title in next(iter(encoders.values())) for head in (title, f"{title} balanced")[shown]]
-    rows = [[name, *(percent(one) for pair in row.values() for one in pair[shown])] for name, row in encoders.items()]
+    rows = [
+        [name, *(percent(one) for pair in row.values() for one in [*pair][shown])] for name, row in encoders.items()
+    ]
     return [[f"% of {images}", *heads], *rows]
 
 
