@@ -96,7 +96,7 @@ def _data_options(config: Config) -> list[str]:
 
 
 def after_retrieval(config: Config, pooling: str) -> str:
-    """Return the command after `retrieve`: a query of the store by its own pictures, or of patches their anomalies.
+    """Return a query of the store by the same pictures; for a store of patches, the command for anomaly scores.
 
     Args:
         config: Configuration of the command.

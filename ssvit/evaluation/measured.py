@@ -26,7 +26,9 @@ Accuracies = Mapping[str, Mapping[str, tuple[float, float | None]]]
 def keep(
     outputs: str | Path, images: Source, part: str, measured: Accuracies, *, train_images: int, paths: Mapping[str, str]
 ) -> str:
-    """Store results on labelled images, and return a sentence on all results; those of the same path are replaced.
+    """Store results on labelled images, and return a sentence on all results of this set.
+
+    A result replaces the former one of the same encoder, method and path.
 
     Args:
         outputs: Folder of all runs.
@@ -71,7 +73,7 @@ def keep(
 
 
 def _overlap(path: Path, fingerprints: list[str]) -> str:
-    """Return the best result on the other set that shares most images with this one, or ""."""
+    """Return the best result on another set, the one with the most common images; "" if none has common images."""
     counts, found = Counter(fingerprints), []
     for other in {*path.parent.glob("*.json")} - {path}:
         results, of_other = _read(other)
