@@ -112,7 +112,7 @@ class RunFolder:
             if overwrite:
                 self._clear()
             # A command that failed before training has stored only a configuration, which is replaced.
-            if self._stored.exists() and self._contains("metrics.jsonl", "*step_*", "*/config.yaml"):
+            if self._has_started():
                 self._check_difference(config)
                 return
             atomic_io.replace(self._stored, config.serialized())
@@ -120,6 +120,15 @@ class RunFolder:
             atomic_io.synchronise(self.path.parent)
         except OSError as error:
             raise RunError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from None
+
+    def started(self) -> Configuration | None:
+        """Return the configuration of the run in the folder; None if none has started, or if it cannot be read."""
+        with contextlib.suppress(FileNotFoundError, ConfigurationError):
+            return Configuration.read(self._stored) if self._has_started() else None
+        return None
+
+    def _has_started(self) -> bool:
+        return self._stored.exists() and self._contains("metrics.jsonl", "*step_*", "*/config.yaml")
 
     def _is_configured(self) -> bool:
         """Return whether config.yaml is the configuration of a run and not a file of another program."""

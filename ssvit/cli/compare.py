@@ -15,11 +15,12 @@ from pydantic import Field
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
-from ssvit.config.declaration import Name, Tree
+from ssvit.config.declaration import Name, Seconds, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.errors import OptionError
 from ssvit.studies import methods
-from ssvit.studies.trials import Names, Seconds, Stage, Study, Trials, Typed, check_images, recipe_options, stages
+from ssvit.studies.trials import Names, Stage, Study, Trials, Typed, check_images, recipe_options, stages
+from ssvit.training.budget import steps_within
 
 # Placeholders in a stage's options: the run of the previous stage, and the option teacher.
 _BEFORE, _TEACHER = "{before}", "{teacher}"
@@ -99,8 +100,8 @@ class Comparison(Trials):
         curve: list[dict[str, float]] = []
         for index, stage in enumerate(parts):
             cost = self.stage_cost(name, index, stage, before)
-            seconds = stage.share * self.protocol["budget"] - cost["preparation"]
-            steps = max(1, round(seconds / cost["cpu_seconds"]))
+            seconds = stage.share * self.protocol["budget"]
+            steps = max(1, steps_within(seconds, step=cost["cpu_seconds"], preparation=cost["preparation"]))
             stage_name = run_name + (f"_stage{index + 1}" if len(parts) > 1 else "")
             print(f"\n{stage_name}: {steps} steps of {cost['images']} images", flush=True)
             self.call(

@@ -4,7 +4,8 @@ Usage: ssvit finetune. The default is the newest finished run under outputs/, wi
 continues a stopped run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from ssvit.errors import print_lines
 from ssvit.evaluation.statistics import Interval, error_of_difference, verdict
 from ssvit.loading.pretrained import add_placeholders, select_checkpoint_again, with_random_weights
 from ssvit.studies import comparison
-from ssvit.training import finetuning
+from ssvit.training import budget, finetuning
 from ssvit.training.options import ALIASES, Finetune, are_first_images
 from ssvit.training.recipe import Recipe
 
@@ -38,6 +39,7 @@ FIRST = "finetune_shapes"  # default experiment after a pre-training on the imag
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Finetune = config.options
+    budget.check(config)
     options.check_study()
     config = with_schedule(config)
     Tree(config.options).check()
@@ -69,13 +71,13 @@ def _default_name(config: Config) -> str:
 def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
     config = complete(config)
-    options: Finetune = config.options
-
-    from ssvit.training.session import Session
-
     config.line.announce()
-    folder = Path(options.outputs, str(options.name))
-    Session(options, folder, stage=FINETUNE, recipes=_recipes(options)).preview(options)
+    folder = RunFolder(config.options.outputs, config.options.name)
+    session = budget.session_of(config, folder, FINETUNE)
+    config = _planned(config, session, folder)
+    options: Finetune = config.options
+    session().recipes = partial(_recipes, config, session())
+    session().preview(options)
     if options.compare:
         for side, changes in comparison.sides(options.scratch_recipe).items():
             changed = "".join(f" {name}={value}" for name, value in changes.items())
@@ -85,14 +87,33 @@ def dry_run(config: Config) -> Config:
     return config
 
 
-def _recipes(options: Finetune) -> list[Recipe]:
-    """Return the recipes of all runs in their order; in equal times, random weights see about as many images."""
+def _planned(config: Config, session: Callable[[], "Session"], folder: RunFolder) -> Config:
+    """Return the configuration with the schedule for its budget, and give the session the recipes of all runs."""
+    options: Finetune = config.options
+    if options.budget is not None and "scratch_recipe" not in config.line.typed:  # no schedule of an experiment
+        rates = {name: value for name, value in options.scratch_recipe.items() if name not in budget.schedule(1)}
+        config = config.changed({"scratch_recipe": rates})
+    return budget.planned(config, session, folder, **finetuning.LIMITS)
+
+
+def _recipes(config: Config, session: "Session", seconds: float) -> list[Recipe]:
+    """Return the recipes of all runs in their order.
+
+    Args:
+        config: The configuration.
+        session: The session.
+        seconds: Seconds of an update by the clock.
+    """
+    options: Finetune = config.options
     recipe = options.recipe
     if options.compare:
         earlier = _pretraining(options)
-        added = finetuning.schedule(recipe.steps + earlier.images // recipe.batch_size) if earlier else {}
+        added = finetuning.schedule(recipe.steps + round(earlier.seconds / seconds)) if earlier else {}
         return [recipe, recipe.changed(**{**added, **options.scratch_recipe})] * options.seeds
-    return [recipe] * (len(options.table4.learning_rates) + 1 if options.sweep else 1)
+    if options.sweep:
+        return [recipe] * (len(options.table4.learning_rates) + 1)
+    session.compared_steps = half.options.recipe.steps if (half := _half(session, config)) else 0
+    return [recipe]
 
 
 def _pretraining(options: Finetune) -> comparison.Spent | None:
@@ -111,15 +132,18 @@ def run(config: Config) -> Path:
     config = complete(config)
     options: Finetune = config.options
     with RunFolder(options.outputs, options.name) as folder:
+        start_session = budget.session_of(config, folder, FINETUNE)
+        config = _planned(config, start_session, folder)
+        options = config.options
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
             config.line.announce()
             print_lines(f"{options.name}: starts from {getattr(options.encoder, 'path', 'random weights')}")
+        session = start_session()
+        session.recipes = partial(_recipes, config, session)
 
         from ssvit.evaluation import measured
-        from ssvit.training.session import Session
 
-        session = Session(options, folder.path, stage=FINETUNE, recipes=_recipes(options))
         verdicts: list[str] = []
 
         def keep(path: Path, options: Finetune, rows: list[dict[str, Any]]) -> None:
@@ -160,13 +184,26 @@ def run(config: Config) -> Path:
         else:
             session.train(options, folder.path)
             keep(folder.path, options, rows(folder.path))
-            train, is_study = session.data(options).train, options.development is not None
-            if options.check_frozen and not is_study and len(train) < _FEW * len(train.classes):
-                _check_frozen(session, with_schedule(config.changed({"development": 0.5})))
+            if half := _half(session, config):
+                _check_frozen(session, half)
+                if is_main_process():
+                    print_lines(f"CPU time of this run and the comparison: {session.spent}")
         if is_main_process():
             command = advice.after_finetuning(config, reported_run(folder.path) if options.compare else folder.path)
             advice.print_next(command, *verdicts[-1:])
     return folder.path
+
+
+def _half(session: "Session", config: Config) -> Config | None:
+    """Return the configuration of a run on half of the training images, if frozen features are compared with it."""
+    options: Finetune = config.options
+    train, is_study = session.data(options).train, options.development is not None
+    few = options.check_frozen and not is_study and len(train) < _FEW * len(train.classes)
+    if not few or options.checkpoint == SCRATCH:
+        return None
+    half = config.changed({"development": 0.5})
+    half = half.changed(finetuning.chosen_schedule(half.options, half.line.values)[0])
+    return None if half.options.recipe.batch_size > len(session.data(half.options).train) else half
 
 
 def _check_frozen(session: "Session", config: Config) -> None:
@@ -177,8 +214,6 @@ def _check_frozen(session: "Session", config: Config) -> None:
         config: The configuration with a part of the training images held out.
     """
     options: Finetune = config.options
-    if options.checkpoint == SCRATCH or options.recipe.batch_size > len(session.data(options).train):
-        return
     if (frozen := session.frozen(options)) is None:
         if is_main_process():
             print_lines("few labels: not compared with frozen features, which requires two labels of each class")
@@ -218,7 +253,7 @@ command = Command(
     dry_run=dry_run,
     results="ssvit.studies.sweep.Sweep",
     common=(
-        "checkpoint", "name", "overwrite", "compare", "seeds", "sweep", "data.root", "data.image_size",
+        "checkpoint", "name", "budget", "overwrite", "compare", "seeds", "sweep", "data.root", "data.image_size",
         "objective.trained", "objective.lora", "objective.mixup", "recipe.steps", "recipe.batch_size", "recipe.lr",
         "recipe.warmup", "recipe.seed", "recipe.evaluate_every", "subset.images", "fabric.devices", "workers",
     ),

@@ -19,12 +19,14 @@ from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
 from ssvit.evaluation.report.folder import FOLDER
+from ssvit.training import budget
 from ssvit.training.options import ALIASES, Pretrain
 
 
 def complete(config: Config) -> Config:
     """Check and complete the configuration."""
     options: Pretrain = config.options
+    budget.check(config)
     Tree(options).check()
     config.line.announce()
     return named(config, options.name)
@@ -33,11 +35,10 @@ def complete(config: Config) -> Config:
 def dry_run(config: Config) -> Config:
     """Print the sizes, time and memory of the run, write nothing, and return the completed configuration."""
     config = complete(config)
-    options: Pretrain = config.options
-
-    from ssvit.training.session import Session
-
-    Session(options, Path(options.outputs, str(options.name)), stage=PRETRAIN).preview(options)
+    folder = RunFolder(config.options.outputs, config.options.name)
+    session = budget.session_of(config, folder, PRETRAIN)
+    config = budget.planned(config, session, folder)
+    session().preview(config.options)
     return config
 
 
@@ -45,24 +46,22 @@ def run(config: Config) -> Path:
     """Check the configuration and lock the run folder; then import torch, build and train. Returns the folder."""
     config = complete(config)
     options: Pretrain = config.options
-    start = options.encoder if options.encoder.checkpoint() else None
     with RunFolder(options.outputs, options.name) as folder:
+        session = budget.session_of(config, folder, PRETRAIN)
+        config = budget.planned(config, session, folder)
+        options = config.options
         if is_main_process():
             folder.open(Configuration.of_run(config), overwrite=options.overwrite)
-            if start:
-                print_lines(f"{options.name}: starts from {_written(start)['path']}")
-
-        from ssvit.training.session import Session
-
-        session = Session(options, folder.path, stage=PRETRAIN)
-        session.train(options, folder.path)
-        compared, others = False, [part for part in (start, options.objective.reference) if part is not None]
-        if others and session.labelled and options.probes:
-            session.end()
+            if options.encoder.checkpoint():
+                print_lines(f"{options.name}: starts from {_written(options.encoder)['path']}")
+        session().train(options, folder.path)
+        compared = False
+        if others := session().others(options):
+            session().end()
             if is_main_process():
                 compared = _compare(config, folder.path, [_written(part) for part in others])
         if is_main_process() and not compared:
-            advice.print_next(advice.after_pretraining(config, folder.path, labelled=session.labelled))
+            advice.print_next(advice.after_pretraining(config, folder.path, labelled=session().labelled))
     return folder.path
 
 
@@ -126,7 +125,7 @@ command = Command(
     dry_run=dry_run,
     results="ssvit.studies.sweep.Sweep",
     common=(
-        "name", "checkpoint", "preset", "overwrite", "objective", "data.root", "data.download", "data.images",
+        "name", "checkpoint", "preset", "budget", "overwrite", "objective", "data.root", "data.download", "data.images",
         "data.image_size", "encoder.patch_size", "recipe.steps", "recipe.batch_size", "recipe.lr", "recipe.warmup",
         "recipe.weight_decay", "recipe.precision", "recipe.seed", "recipe.evaluate_every", "subset.images",
         "probing.every", "fabric.devices", "workers",

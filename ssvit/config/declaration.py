@@ -422,11 +422,21 @@ def _rising(values: Sequence[float]) -> Sequence[float]:
     return values
 
 
+_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
+
+
+def _seconds(value: object) -> object:
+    if (match := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
+        raise ValueError
+    return float(match[1]) * _UNITS[match[2]]
+
+
 # Types of options.
 Count = Annotated[int, Ge(1)]
 AtLeastTwo = Annotated[int, Ge(2)]
 Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
+Seconds = Annotated[Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")]
 NotNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Share = Annotated[float, Gt(0), Le(1)]  # a fraction above 0

@@ -27,12 +27,14 @@ from ssvit.data.sources import decode
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.devices import Precision
 from ssvit.engine import atomic_io
+from ssvit.engine.clock import clock
 from ssvit.errors import UserError
 from ssvit.evaluation.options import BF16, FeatureSpec
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
 from ssvit.kernels import inference
 from ssvit.models.encoder import Encoder, scaled
 
+_FEW = 16  # images by which the cost of an extractor is measured
 _LARGEST = 32  # maximum side in pixels of an image that is used as features
 _VALUES, _ROWS = "values", "places"  # tensors in a file of cached features
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
@@ -295,6 +297,23 @@ def extract(
     return FeatureSets(joined, source, torch.cat(indices))
 
 
+def timed(function: Extractor, source: Source, transform: Transform, **loading: Any) -> tuple[float, FeatureSets]:
+    """Return the seconds in which an extractor reads and processes an image, and the features of a few images.
+
+    Args:
+        function: Extractor.
+        source: Images.
+        transform: Transform of the evaluation.
+        **loading: Further arguments of `extract`.
+    """
+    few, device = source.take(torch.arange(min(_FEW, len(source)))), torch.device(loading.get("device", "cpu"))
+    for _ in range(2):  # the first pass initialises libraries
+        began = clock(device)
+        features = extract(function, few, transform, **loading)
+        seconds = clock(device) - began
+    return seconds / len(few), features
+
+
 def cached(
     folder: Path,
     function: Extractor,
@@ -318,10 +337,8 @@ def cached(
         transform_options: Options of the transform, for the hash.
         **options: Further arguments of `extract`.
     """
-    images = [source.fingerprint, source.contents, decode.VERSION]
-    shared = {"images": images, "view": dict(transform_options)}
-    keys = {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
-    paths = {name: folder / hashlib.sha256(key.encode()).hexdigest()[:32] for name, key in keys.items()}
+    keys = _keys(function, source, transform_options)
+    paths = {name: _path(folder, key) for name, key in keys.items()}
     files = {name: _read(path, keys[name]) for name, path in paths.items()}
     complete = [file for file in files.values() if file is not None]
     is_cached = len(complete) == len(files) and all(file[_ROWS].equal(complete[0][_ROWS]) for file in complete)
@@ -339,6 +356,22 @@ def cached(
 
     all_gather_results(write if rank_and_world()[0] == 0 else lambda: None)
     return features
+
+
+def is_cached(folder: Path, function: Extractor, source: Source, *, transform_options: Mapping[str, object]) -> bool:
+    """Return whether all features are in the folder, see `cached`; their files are not read."""
+    return all(_path(folder, key).is_file() for key in _keys(function, source, transform_options).values())
+
+
+def _keys(function: Extractor, source: Source, transform_options: Mapping[str, object]) -> dict[str, str]:
+    """Return what determines each feature set, as text, by its name."""
+    images = [source.fingerprint, source.contents, decode.VERSION]
+    shared = {"images": images, "view": dict(transform_options)}
+    return {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _checksum(content: bytes, key: str) -> bytes:

@@ -152,6 +152,11 @@ class Objective(nn.Module):
             **({} if backbone.lora is None else {"lora": backbone.lora.values()}),
         }
 
+    @property
+    def prepared_images(self) -> int:
+        """Return the number of images of which `prepare` computes a forward pass."""
+        return 0
+
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit buffers to training images once, before the first step.
 

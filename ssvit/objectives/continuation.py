@@ -94,6 +94,11 @@ class Continuation(Objective):
         """Return the objective without the penalty."""
         return self.objective
 
+    @property
+    def prepared_images(self) -> int:
+        """Return the images of the objective's preparation."""
+        return self.objective.prepared_images
+
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit the objective's buffers."""
         return self.objective.prepare(batches)

@@ -101,6 +101,11 @@ class Distill(Objective):
         """Return the teacher."""
         return self._teacher
 
+    @property
+    def prepared_images(self) -> int:
+        """Return the images of which the teacher computes features before the first step."""
+        return max(_FITTED, len(self.cached)) if self.options.cached else _FITTED
+
     @torch.no_grad()
     def prepare(self, batches: Iterator[Batch]) -> str:
         """Fit the standardisation of the targets to training images; with `cached`, compute all targets.

@@ -4,9 +4,7 @@ Each stage writes its results to report.json, and the same command continues aft
 """
 
 import contextlib
-import io
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
@@ -26,11 +24,12 @@ from ssvit.data.augment.options import CenterCrop
 from ssvit.data.sources.base import Data, Source, subset
 from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import atomic_io
+from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import progress
 from ssvit.errors import UserError, aligned, print_lines
 from ssvit.evaluation.baselines import OWN as EVALUATED
 from ssvit.evaluation.baselines import PIXELS
-from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract
+from ssvit.evaluation.features import Extractor, Frozen, Pixels, extract, timed
 from ssvit.evaluation.measured import keep
 from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes.base import check_labels
@@ -49,6 +48,7 @@ from ssvit.loading.encoder import load_encoder
 from ssvit.loading.options import usual_size
 from ssvit.loading.origins import origin
 from ssvit.studies.options import DOWNLOAD, Try
+from ssvit.training.budget import schedule, steps_within
 from ssvit.training.estimate import Estimate
 from ssvit.training.options import Training
 from ssvit.training.session import Session
@@ -56,17 +56,12 @@ from ssvit.training.session import Session
 OWN = "your pre-training"
 _RUN, _FILE = "pretraining", "report.json"  # folder of the run, and file of the results
 _SIDE = 128  # maximum side of the images of existing weights, which are then measured within minutes
-_FEW = 16  # images whose features are timed, and which are checked for transparency
+_FEW = 16  # images that are checked for transparency
 _TRAINING = 0.8  # fraction of the remaining time for training; evaluation and the verdict take the rest
 _STEPS, _NEIGHBOURS = 20, 20  # minimum number of steps, and maximum number of neighbours of k-NN
 _MOST = 20_000  # training images of the pre-training, which checks the content of all its files
 _LONGER = 1.5  # the budget of the next command, relative to this one
 Compose = Callable[[str, Mapping[str, object]], Config]
-
-
-def cpu_time() -> float:
-    """Return the CPU time of this process and of its finished children in seconds."""
-    return sum(os.times()[:4])
 
 
 def minutes(seconds: float) -> str:
@@ -182,16 +177,16 @@ class FirstLook:
             estimate = self._estimated(self.session, self.run_options)
             training |= {"step": estimate.step, "all_steps": estimate.training + estimate.evaluations}
         if "steps" not in training:
-            steps = min(int(_TRAINING * self.remaining / training["step"]), self.run_options.recipe.steps)
+            affordable = steps_within(_TRAINING * self.remaining, step=training["step"])
+            steps = min(affordable, self.run_options.recipe.steps)
             if steps < _STEPS:
                 raise UserError(f"the remaining time suffices for {steps} steps; set budget=…")
             training["steps"] = steps
             self._save()
         name = f"{OWN} ({training['steps']} steps)"
         if name not in self.report["encoders"]:
-            every = max(1, training["steps"] // 10)
-            changes = {"steps": training["steps"], "evaluate_every": training["steps"], "log_every": every}
-            typed = {f"recipe.{name}": value for name, value in {**changes, "save_every": every}.items()}
+            changes = {**schedule(training["steps"]), "evaluate_every": training["steps"]}
+            typed = {f"recipe.{name}": value for name, value in changes.items()}
             if len(self.data.train) > _MOST:
                 typed["subset.images"] = _MOST
             config = self.compose("pretrain", {**typed, "probes": [], "evaluator": [], "figures": "none"})
@@ -244,11 +239,7 @@ class FirstLook:
             transform, is_foreign = view.build(), checkpoint is not None and checkpoint.foreign is not None
             loading: Any = {"batch_size": 64, "device": self.device, "report": lambda opened, unreadable: None}
             parts = self._sampled(self.data if source == self.source else source.build())
-            few = parts[0].take(torch.arange(min(_FEW, len(parts[0]))))
-            extract(function, few, transform, **loading)  # the first pass is slower
-            began = cpu_time()
-            extract(function, few, transform, **loading)
-            cost = (cpu_time() - began) / len(few)
+            cost, _ = timed(function, parts[0], transform, **loading)
             if (needed := cost * sum(map(len, parts))) > self.remaining / 2 and is_foreign:
                 raise UserError(f"takes {minutes(needed)}, more than half of the remaining time; set budget=…")
             sets = []
@@ -332,9 +323,8 @@ class FirstLook:
 
     @staticmethod
     def _estimated(session: Session | None, options: Training) -> Estimate:
-        """Return the time of a run without the lines that its start prints; None: a session of fine-tuning."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            return (session or Session(options, Path(options.outputs), stage=FINETUNE)).estimate(options)
+        """Return the time of a run; None: a session of fine-tuning."""
+        return (session or Session(options, Path(options.outputs), stage=FINETUNE)).estimate(options)
 
     def _next(self, best: str, has_weights: bool) -> tuple[str, str]:
         """Return the next command and its cost.

@@ -6,11 +6,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from ssvit.config.declaration import Count, Expect, Name, Part, Runs
+from ssvit.config.declaration import Count, Expect, Name, Part, Runs, Seconds
 from ssvit.data.sources.base_options import DataSet
 from ssvit.devices import Inference
 from ssvit.errors import OptionError, folder_to_write
-from ssvit.studies.trials import Seconds
 
 DOWNLOAD = "timm:vit_small_patch14_dinov2.lvd142m"  # Apache-2.0, 22 million weights
 _LISTED = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)

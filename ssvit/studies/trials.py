@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import yaml
 from annotated_types import MinLen
-from pydantic import BeforeValidator
 
 from ssvit.checkpoints.run_folder import rows
 from ssvit.config.command_line import CommandLine
@@ -25,6 +24,7 @@ from ssvit.engine import atomic_io
 from ssvit.errors import Failure, OptionError, UserError, print_lines
 from ssvit.figures.base import Figure
 from ssvit.studies import methods
+from ssvit.training.budget import schedule
 from ssvit.training.options import RunOptions
 from ssvit.values import text_of
 
@@ -34,17 +34,6 @@ _SUBSET = "subset.images="
 _PAIRS = 3  # measurements of a step and the reference
 _REPORTED = ("test/accuracy", "validation/accuracy", "test/map", "validation/map")
 
-
-_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
-
-
-def _seconds(value: object) -> object:
-    if (match := re.fullmatch(r"([\d.]+)\s*(s|min|h|)", str(value))) is None:
-        raise ValueError
-    return float(match[1]) * _UNITS[match[2]]
-
-
-Seconds = Annotated[Positive, BeforeValidator(_seconds), Expect("a number of seconds above 0, or as 90s, 6min, 1h")]
 Names = Annotated[Sequence[Name], Distinct, MinLen(1), Expect("a list of one or more different names")]
 Typed = Annotated[Sequence[Name], Expect("a list of options")]
 
@@ -313,7 +302,7 @@ def _of_figures(options: Sequence[str]) -> list[str]:
 
 
 def recipe_options(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
-    """Return the recipe options of a pre-training run: warm-up over a twentieth of the steps, ten evaluations.
+    """Return the recipe options of a pre-training run, with at most ten evaluations.
 
     Args:
         steps: Number of steps.
@@ -323,9 +312,5 @@ def recipe_options(steps: int, seed: int, cost: Mapping[str, Any]) -> list[str]:
     Returns:
         The options.
     """
-    interval = max(1, steps // 10)
-    options = {
-        "steps": steps, "warmup": steps // 20, "evaluate_every": interval, "save_every": interval,
-        "log_every": max(1, steps // 100), "seed": seed, "backend": cost["backend"], "batch_size": cost["images"],
-    }  # fmt: skip
-    return [*(f"recipe.{key}={value}" for key, value in options.items()), f"probing.every={interval}"]
+    options = {**schedule(steps), "seed": seed, "backend": cost["backend"], "batch_size": cost["images"]}
+    return [*(f"recipe.{key}={value}" for key, value in options.items()), f"probing.every={options['evaluate_every']}"]

@@ -4,8 +4,9 @@ Memory is counted, and time is measured with a few steps that change no weight, 
 CPU time, which other work of the machine changes less than the time by the clock.
 """
 
+import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,9 @@ from tqdm import tqdm
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.engine import private
+from ssvit.engine.clock import clock
+from ssvit.engine.progress import duration
+from ssvit.errors import UserError
 from ssvit.evaluation.evaluators.base import COST, Evaluator
 from ssvit.objectives.base import Objective
 from ssvit.objectives.schedule import Progress
@@ -27,7 +31,9 @@ from ssvit.training.state import State
 
 _SECONDS = 1.0  # maximum duration of a timed step
 _FIRST, _MOST = 2, 64  # images of the warm-up step, and at most of a timed step
-_TIMED = 4  # timed steps, of which the fastest counts: the first ones allocate memory
+_TIMED = 5  # timed steps, of which the median counts: the first ones allocate memory
+_TRIED = 128  # images of an evaluation, at most, by which its cost is measured
+Recipes = Callable[[float], Sequence[Recipe]]  # recipes of all runs, from the seconds by the clock of an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,12 @@ class Estimate:
         step: Seconds of an update of the first run; None if not measured.
         training: Seconds of the updates of all runs; 0 if not measured.
         evaluations: Seconds of the evaluations of all runs; 0 if not measured.
+        preparation: Seconds in which the objectives of all runs are fitted to images before the first update.
+        measurement: Seconds of this estimate.
+        ending: Seconds of the figures of all runs, and of the comparison with other encoders after them.
+        evaluation: Seconds of one evaluation during training, by all evaluators that have one.
+        final: Seconds of the evaluators that evaluate only after the last step.
+        clock: Ratio of the time by the clock to the seconds of the timed steps.
         is_cpu_time: Whether seconds are CPU time instead of time by the clock.
         compiles: Whether the runs are compiled. Seconds are those of layers that are not.
         memory: Bytes by use: weights (with buffers and averaged weights), gradients, state of the optimiser, and
@@ -51,20 +63,35 @@ class Estimate:
     step: float | None
     training: float = 0.0
     evaluations: float = 0.0
+    preparation: float = 0.0
+    measurement: float = 0.0
+    ending: float = 0.0
+    evaluation: float = 0.0
+    final: float = 0.0
+    clock: float = 1.0
     is_cpu_time: bool = True
     compiles: bool = False
     memory: Mapping[str, int]
 
     @property
+    def total(self) -> float:
+        """Return the seconds of all runs, without start-up, checkpoints and waiting for data."""
+        return self.training + self.evaluations + self.preparation + self.ending + self.measurement
+
+    @property
     def time(self) -> str:
-        """Return the estimated time as text, without start-up, checkpoints and waiting for data."""
+        """Return the estimated time as text."""
         if self.step is None:
             return "time not measured"
-        total, evaluations = map(tqdm.format_interval, (self.training + self.evaluations, self.evaluations))
-        steps = f"{self.runs} runs, the first" if self.runs > 1 else "training"
-        parts = f"{steps} of {self.steps} steps of {self.step:.2g} s, and evaluations of {evaluations}"
-        parts += "; measured without torch.compile, compilation not included" if self.compiles else ""
-        return f"{total} of {'CPU time' if self.is_cpu_time else 'time'} ({parts})"
+        runs = f"{self.runs} runs, the first" if self.runs > 1 else "training"
+        parts = [f"{runs} of {self.steps} steps of {self.step:.2g} s"]
+        others = {"figures and comparisons": self.ending, "this estimate": self.measurement}
+        others = {"preparation": self.preparation, "evaluations": self.evaluations, **others}
+        parts += [f"{name} {tqdm.format_interval(value)}" for name, value in others.items() if value >= 0.5]
+        if self.compiles:
+            parts.append("measured without torch.compile, compilation not included")
+        total = duration(self.total, self.clock if self.is_cpu_time else None)
+        return f"{total} ({', '.join(parts)})"
 
     @property
     def line(self) -> str:
@@ -82,8 +109,9 @@ def estimate(
     loader: Loader,
     evaluators: Mapping[str, Evaluator],
     *,
-    recipes: Sequence[Recipe] = (),
+    recipes: Recipes | None = None,
     first_step: int = 0,
+    ending: Callable[[float], float] = lambda step: 0.0,
 ) -> Estimate:
     """Estimate the time and memory of the runs of a command in each process.
 
@@ -95,17 +123,20 @@ def estimate(
         state: The training state of the first run.
         loader: The training batches of the first run.
         evaluators: Evaluators of each run by name.
-        recipes: Recipes of all runs, which train models of the same size; none for a single run.
+        recipes: Function that returns the recipes of all runs, which train models of the same size; None for a single
+            run.
         first_step: Number of updates of the first run that are complete.
+        ending: Function that returns the seconds of figures and comparisons after the updates, from those of an update.
     """
     processes, objective, recipe = state.processes, state.objective, state.recipe
-    recipes = recipes or (recipe,)
+    began = clock(processes.device), time.perf_counter()
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     held = _bytes([*objective.parameters(), *objective.buffers()])
     gradients = _bytes(trained)
     micro = recipe.batch_size // (recipe.accumulate * processes.world)
     timed = processes.world == 1
-    images, seconds, update, activations = 0, 0.0, 0.0, 0
+    images, seconds, update, activations, forward = 0, 0.0, 0.0, 0, 0.0
+    costs: dict[str, float] = {}
     if not processes.is_sharded:
         with _restored(objective, processes.device):
             few = min(_FIRST, micro)
@@ -113,22 +144,36 @@ def estimate(
                 seconds, activations = _step(state, loader, few, backward=timed)
             images = max(few, min(micro, _MOST, int(few * _SECONDS / seconds)))
             if images > few:  # otherwise the model is slow, and a few images suffice
-                seconds, activations = min(
-                    _step(state, loader, images, backward=timed) for _ in range(_TIMED if timed else 1)
-                )
+                steps = [_step(state, loader, images, backward=timed) for _ in range(_TIMED if timed else 1)]
+                seconds, activations = statistics.median(cost for cost, _ in steps), steps[-1][1]
             if timed:
                 update = min(_update(state) for _ in range(2))
+                costs = {name: _evaluation(state, part, seconds / images) for name, part in evaluators.items()}
+                if objective.prepared_images:
+                    with torch.no_grad():
+                        forward = _step(state, loader, images, backward=False)[0] / images
     counted = bool(timed and images)
+    spent = clock(processes.device) - began[0]
+    ratio = (time.perf_counter() - began[1]) / max(spent, 1e-9)
     of_image = seconds / images * recipe.passes if counted else 0.0
-    left = sum(run.steps * (run.batch_size * of_image + update) for run in recipes)
-    evaluated = sum(_evaluated(evaluators, run) for run in recipes) - _evaluated(evaluators, recipe, until=first_step)
     step = recipe.batch_size * of_image + update
+    runs = [recipe] if recipes is None else recipes(step * ratio) if counted else [recipe]
+    left = sum(run.steps * (run.batch_size * of_image + update) for run in runs)
+    counts = [_counts(evaluators, run) for run in runs]
+    done = _counts(evaluators, recipe, until=first_step)
+    evaluated = sum(cost * (sum(count[name] for count in counts) - done[name]) for name, cost in costs.items())
     return Estimate(
-        runs=len(recipes),
+        runs=len(runs),
         steps=recipe.steps - first_step,
         step=step if counted else None,
         training=left - first_step * step,
-        evaluations=COST * evaluated * of_image / recipe.passes,
+        evaluations=evaluated,
+        preparation=(len(runs) - (first_step > 0)) * objective.prepared_images * forward,
+        measurement=spent,
+        ending=ending(step) if counted else 0.0,
+        evaluation=sum(cost for name, cost in costs.items() if not evaluators[name].at_end),
+        final=sum(cost for name, cost in costs.items() if evaluators[name].at_end),
+        clock=ratio,
         is_cpu_time=processes.device.type == "cpu",
         compiles=recipe.backend == "compile",
         memory={
@@ -140,18 +185,34 @@ def estimate(
     )
 
 
-def _evaluated(evaluators: Mapping[str, Evaluator], recipe: Recipe, until: int | None = None) -> int:
-    """Return the number of images of all evaluations of a run, or of those before the step `until`."""
+def _counts(evaluators: Mapping[str, Evaluator], recipe: Recipe, until: int | None = None) -> dict[str, int]:
+    """Return the number of evaluations of a run by each evaluator, or of those before the step `until`."""
     steps = range(recipe.steps + 1 if until is None else until)
-    return sum(
-        evaluator.images * sum(evaluator.due(step, recipe.steps, recipe.evaluate_every) for step in steps)
-        for evaluator in evaluators.values()
-    )
+    return {
+        name: sum(evaluator.due(step, recipe.steps, recipe.evaluate_every) for step in steps)
+        for name, evaluator in evaluators.items()
+    }
 
 
-def clock(device: torch.device) -> float:
-    """Return the CPU time of this process in seconds, or the time by the clock if another device computes."""
-    return time.process_time() if device.type == "cpu" else time.perf_counter()
+def _evaluation(state: State, evaluator: Evaluator, of_image: float) -> float:
+    """Return the seconds of an evaluation, measured on a part of its images.
+
+    Args:
+        state: The training state.
+        evaluator: The evaluator. If it has no trial, an image counts as `COST` of a training image.
+        of_image: Seconds of the passes of a training image.
+    """
+    cost = COST * of_image
+    with state.evaluating() as objective:
+        for _ in range(2):  # the first one reads the images and initialises libraries
+            began = clock(state.processes.device)
+            try:
+                images = evaluator.trial(objective, _TRIED)
+            except UserError:  # such as features that are not finite before the preparation
+                images = 0
+            if images:
+                cost = (clock(state.processes.device) - began) / images
+    return cost * evaluator.images
 
 
 def few(loader: Loader, images: int) -> Batch:

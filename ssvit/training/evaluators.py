@@ -57,12 +57,14 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
         evaluator: Evaluator = options.build_part(f"evaluators.{name}", **objects)
         return evaluator
 
+    # Within a budget, the accuracy at the start, which is that of a random classifier, is the first to be left out.
+    is_short = options.budget is not None and recipe.evaluate_every >= recipe.steps
     for name, part in options.evaluators.items():
         if isinstance(part, Classification):
             splits = {"validation": data.validation, "test": data.test}
             sources = {split: source for split, source in splits.items() if source is not None}
             for split, source in sources.items():
-                at_end = split == "test" and len(sources) == 2
+                at_end = (split == "test" and len(sources) == 2) or is_short
                 evaluators[split] = built(name, source, part=split, at_end=at_end, run_folder=run_folder)
         elif isinstance(part, Contrast):
             evaluators[name] = built(name, test, augment=options.build_part("data.augment"))

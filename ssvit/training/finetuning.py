@@ -11,13 +11,14 @@ from typing import Any
 from ssvit.checkpoints.checkpoint import SCRATCH
 from ssvit.data.augment.options import InceptionCrop
 from ssvit.data.sources.base_options import DataSet, ImageFiles
+from ssvit.training import budget
 from ssvit.training.options import Finetune
 from ssvit.training.preset import AUTO
 from ssvit.values import text_of
 
 _MOST = 100_000  # labelled images, beyond which nothing changes
 _LARGE = 10_000  # labelled images, from which batches are larger
-_EVALUATIONS = 3  # during training, of which the last is at its end
+LIMITS = {"evaluations": 3, "warmup": 10}  # of `budget.schedule`
 _COMPLETE = {"experiment", "recipe"}  # files of options with a schedule of their own
 _SCALE = [0.8, 1.0]  # of the area of an image
 
@@ -74,8 +75,7 @@ RANDOM = Rule(optimizer="muon", lr=2e-3, layer_decay=1.0, seen=900, least=6400)
 
 def schedule(steps: int) -> dict[str, int]:
     """Return the options of a recipe that depend on its number of steps."""
-    every = math.ceil(steps / _EVALUATIONS)
-    return {"steps": steps, "warmup": steps // 10, "evaluate_every": every, "save_every": every}
+    return {name: value for name, value in budget.schedule(steps, **LIMITS).items() if name != "log_every"}
 
 
 def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str, Any], list[str]]:
@@ -107,6 +107,8 @@ def chosen_schedule(options: Finetune, typed: Collection[str]) -> tuple[dict[str
     batch_size = own.get("batch_size", max(share, min(rule.batch_size(images), images) // share * share))
     recipe = rule.options(images, batch_size=batch_size, steps=own.get("steps"))
     chosen = {f"recipe.{name}": value for name, value in recipe.items() if name not in own}
+    if options.budget is not None:  # which determines them
+        chosen = {name: value for name, value in chosen.items() if name.removeprefix("recipe.") not in schedule(1)}
     if isinstance(options.data.augment, InceptionCrop) and "data.augment.scale" not in typed:
         chosen["data.augment.scale"] = _SCALE
     if options.sweep:

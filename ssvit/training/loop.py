@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
@@ -23,14 +23,16 @@ from ssvit.config.declaration import Figures
 from ssvit.data.batch import Batch
 from ssvit.data.loader import Loader
 from ssvit.engine import atomic_io
+from ssvit.engine.clock import clock
 from ssvit.engine.processes import is_main_process
+from ssvit.engine.progress import working
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines
 from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.processes import Interrupted, end_evaluation
 from ssvit.objectives.base import Objective
 from ssvit.training import best, runtime
-from ssvit.training.estimate import clock, estimate
+from ssvit.training.estimate import Estimate
 from ssvit.training.loggers.base import Logger
 from ssvit.training.metrics_log import DelayedMetrics, MetricsLog, Numbers
 from ssvit.training.recipe import Recipe
@@ -115,7 +117,7 @@ def train(
     run_identity: Mapping[str, object],
     loggers: Sequence[Logger] = (),
     figures: Figures = "end",
-    announced: Sequence[Recipe] = (),
+    announced: Callable[..., Estimate] | None = None,
     costs: Mapping[str, float] = MappingProxyType({}),
 ) -> bool:
     """Train an objective in a run folder until `recipe.steps` updates are complete, from its newest checkpoint if any.
@@ -130,8 +132,7 @@ def train(
         run_identity: Entries of each checkpoint's manifest that a continuation must match.
         loggers: Destinations of metrics in addition to metrics.jsonl, used by the main process only.
         figures: When figures are drawn.
-        announced: Recipes of the runs whose total time is estimated before the first step, this one first; none for no
-            estimate.
+        announced: `estimate` with its options, whose result is printed before the first step; None for no estimate.
         costs: Numbers that the first row of metrics.jsonl of a new run contains.
 
     Returns:
@@ -165,18 +166,19 @@ def train(
         f"{folder}: {f'continues after step {first}' if first else 'starts'}; encoder with {weights / 1e6:.2f} million "
         f"weights, {len(loader.source)} images, {processes.world} x {processes.device.type}, {recipe.backend}"
     )
-    if announced and processes.world == 1:
-        expected = estimate(state, loader, evaluators, recipes=announced, first_step=first)
-        report(f"estimated: {expected.time}")
     began = clock(processes.device)
+    if announced and processes.world == 1:
+        report(f"estimated: {announced(state, loader, evaluators, first_step=first).time}")
     log = MetricsLog(folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures)
     delayed = DelayedMetrics(state, loader, log)
-    with Stop() as stop, contextlib.closing(log):
+    with Stop() as stop, contextlib.closing(log), contextlib.ExitStack() as stack:
         if first == 0 and costs:
             log.record(0, costs)
         if first == 0 and (line := state.prepare(loader)):
             log.print_line(line)
-        batches: Iterator[Batch] = loader.batches(first, recipe.steps)
+        read = loader.batches(first, recipe.steps)
+        stack.push(contextlib.closing(read))  # the CPU time of its worker processes counts when they have ended
+        batches: Iterator[Batch] = read
         if processes.world == 1:  # multiple processes agree on the last step instead
             batches = stop.interrupting(batches)
         for complete in range(first + (first > 0 and not pending), recipe.steps + 1):
@@ -313,7 +315,7 @@ def _evaluate(state: State, evaluators: Mapping[str, Evaluator], log: MetricsLog
     due = _due(evaluators, recipe, step)
     if not due:
         return False
-    with log.paused(), state.evaluating() as objective:
+    with log.paused(), state.evaluating() as objective, working(f"evaluating after step {step}", log.print_line):
         for name, evaluator in due.items():
             history = with_metrics([*log.history_of(name), {"step": step}], row) if log.is_main else None
             log.describe(f"evaluating: {name.replace('_', ' ')}")

@@ -18,6 +18,7 @@ from ssvit.config.declaration import (
     Parts,
     Positive,
     Runs,
+    Seconds,
     Tree,
     Whole,
 )
@@ -77,6 +78,10 @@ class Training(RunOptions):
 
     objective: Part[Objective] = FILLED
     """The method. It may set options of other groups."""
+    budget: Seconds | None = None
+    """CPU time of the steps of each run: seconds, or 90s, 10min, 1h. The number of steps and the warm-up follow from
+    the measured cost of a step, and evaluations take about a tenth of the budget in addition, at most. None:
+    recipe.steps."""
     recipe: Recipe = Recipe()
     """The hyperparameters of the optimisation."""
     target: Part[Target | None] = None

@@ -21,6 +21,7 @@ from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import processes
 from ssvit.errors import OptionError, UserError
 from ssvit.loading.pretrained import safe_options
+from ssvit.training.budget import schedule
 from ssvit.training.options import Pretrain
 
 AUTO = "auto"
@@ -56,14 +57,10 @@ def choose(
         "encoder": "small",
         "data.image_size": size,
         "encoder.patch_size": max(1, size // 8),
-        "recipe.steps": steps,
+        **{f"recipe.{name}": value for name, value in schedule(steps).items()},
         "recipe.batch_size": batch_size,
         "recipe.optimizer": "muon",
         "recipe.lr": 2e-3,
-        "recipe.warmup": steps // 20,
-        "recipe.evaluate_every": max(1, steps // 10),
-        "recipe.save_every": max(1, steps // 10),
-        "recipe.log_every": max(1, steps // 100),
         "workers": min(16, cores - 1),
     }
 
@@ -106,6 +103,8 @@ def expand(line: CommandLine) -> None:
     encoder = options_of(line.part("encoder", typed.get("encoder", "small")))
     if encoder is not None and "patch_size" not in encoder.model_fields:
         fixed.add("encoder.patch_size")
+    if "budget" in typed:
+        fixed.update(f"recipe.{name}" for name in schedule(1))
     if "continuation" in typed or typed.get("objective", OBJECTIVE) != OBJECTIVE:  # these have their own recipes
         fixed.update(("recipe.optimizer", "recipe.lr"))
     if any(name.partition(".")[0] in ("objective", "target") for name in typed):  # such as target=pixels

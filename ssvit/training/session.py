@@ -1,35 +1,48 @@
 """Build training runs from their configuration, for the commands that train. Loading this module imports torch."""
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ssvit.checkpoints.checkpoint import FINETUNE, PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import FLOPS, RunFolder, rows
+from ssvit.config.declaration import Options
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
-from ssvit.data.sources.base import Data, missing_labels, subset
+from ssvit.data.sources.base import Data, Source, missing_labels, subset
 from ssvit.data.sources.base_options import PERMUTATION
+from ssvit.engine.clock import cpu_time
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
 from ssvit.errors import UserError, print_lines, within
+from ssvit.evaluation.evaluators.base import Evaluator
 from ssvit.evaluation.evaluators.online import Probing
 from ssvit.evaluation.evaluators.options import Probing as ProbingOptions
+from ssvit.evaluation.features import Frozen, timed
+from ssvit.evaluation.options import Features
 from ssvit.evaluation.probes.options import Ridge
+from ssvit.kernels.inference import resolved
 from ssvit.models.lora import restrict
 from ssvit.objectives.base import Objective
 from ssvit.training import launch, loop, runtime
-from ssvit.training.estimate import Estimate, estimate, flops_of_step
+from ssvit.training.estimate import Estimate, Recipes, estimate, flops_of_step
 from ssvit.training.evaluators import build_evaluators
 from ssvit.training.loggers.base import Logger
 from ssvit.training.options import Pretrain, Training
 from ssvit.training.recipe import Recipe
 from ssvit.training.state import State
+
+_FIGURES = 2.5  # CPU seconds of the figures of a run, roughly
+_REPORT = 6.0  # CPU seconds of the probes, the figures and the page of an evaluation, roughly
 
 
 class Session:
@@ -39,12 +52,16 @@ class Session:
         options: Options of a run of the command: its recipe, devices and images.
         folder: Folder of all runs of the command.
         stage: Stage in the identity of each run: pretrain or finetune.
-        recipes: Recipes of all runs in their order; none for a single run.
+
+    Attributes:
+        recipes: Function that returns the recipes of all runs in their order, as for `estimate`; None for a single run.
+        compared_steps: Number of updates of a further run, with which frozen features are compared.
     """
 
-    def __init__(self, options: Training, folder: Path, *, stage: str, recipes: Sequence[Recipe] = ()) -> None:
-        self.folder, self.stage = folder, stage
-        self._recipes = list(recipes) or None
+    def __init__(self, options: Training, folder: Path, *, stage: str) -> None:
+        self.folder, self.stage, self.compared_steps = folder, stage, 0
+        self.recipes: Recipes | None = None
+        self._began, self._runs, self._expected, self._is_announced = cpu_time(), 0, 1, False
         self.processes = launch.start(options.recipe, options.fabric)
         with runtime.detect_lost_peers():
             self._data: Data = options.build_part("data")
@@ -88,19 +105,53 @@ class Session:
     @runtime.detect_lost_peers()
     def estimate(self, options: Training) -> Estimate:
         """Return the time and memory of a run; nothing is trained or written."""
-        return self._estimate(options, *self.build(options))
+        with contextlib.redirect_stdout(io.StringIO()):  # the lines that the start of a run prints
+            recipe, data, objective, loader = self.build(options)
+            evaluators = build_evaluators(options, data)
+        return self._estimate(options, State(self.processes, objective, recipe), loader, evaluators)
 
     def _estimate(
-        self, options: Training, recipe: Recipe, data: Data, objective: Objective, loader: Loader
+        self, options: Training, state: State, loader: Loader, evaluators: Mapping[str, Evaluator], first_step: int = 0
     ) -> Estimate:
-        state = State(self.processes, objective, recipe)
-        return estimate(state, loader, build_evaluators(options, data), recipes=self._recipes or ())
+        """Return the time and memory of the runs that have not finished, and of the comparison after them."""
+
+        def remaining(seconds: float) -> Sequence[Recipe]:
+            recipes = [state.recipe] if self.recipes is None else self.recipes(seconds)
+            self._expected = len(recipes)
+            return recipes[self._runs :]
+
+        ending = functools.partial(self._ending, options, loader.source)
+        return estimate(state, loader, evaluators, recipes=remaining, first_step=first_step, ending=ending)
+
+    def others(self, options: Training) -> list[Options]:
+        """Return the encoders with which pre-training compares its result: its start and the teacher."""
+        if not (isinstance(options, Pretrain) and options.probes and self.labelled):
+            return []
+        start = options.encoder if options.encoder.checkpoint() else None
+        return [part for part in (start, options.objective.reference) if part is not None]
+
+    def _ending(self, options: Training, source: Source, step: float) -> float:
+        """Return the seconds of figures and comparisons, from the seconds of an update."""
+        others = self.others(options)
+        drawn = _FIGURES * (self._expected - self._runs) * (options.figures != "none")
+        if not others or not isinstance(options, Pretrain):
+            return drawn + self.compared_steps * step
+        sizes = options.probing
+        images, device, seconds = sizes.train_images + sizes.test_images, self.processes.device, drawn + _REPORT
+        for part in (options.encoder, *others):
+            encoder = part.build()
+            function = Frozen(encoder, Features(layer="all").specs(encoder.arguments), identity="")
+            function.prepare(device, resolved("auto", device))
+            view = options.data.view.for_size(encoder.image_size).build()
+            seconds += images * timed(function, source, view, device=device)[0]
+        return seconds
 
     @runtime.detect_lost_peers()
     def preview(self, options: Training) -> None:
         """Print sizes, time and memory of a run; nothing is trained or written."""
         recipe, data, objective, loader = self.build(options)
-        line = self._estimate(options, recipe, data, objective, loader).line
+        state = State(self.processes, objective, recipe)
+        line = self._estimate(options, state, loader, build_evaluators(options, data)).line
         parameters = {
             "encoder": objective.encoder.parameters(),
             "objective": objective.parameters(),
@@ -145,7 +196,6 @@ class Session:
         # All processes count, since objectives may exchange features between them.
         is_new = not self.processes.any_process(self.processes.is_main and any(folder.glob("step_*")))
         costs = {FLOPS: flops_of_step(objective, loader, recipe)} if is_new else {}
-        announced = [recipe] if self._recipes is None else self._recipes
         trained = loop.train(
             self.processes,
             objective,
@@ -156,10 +206,18 @@ class Session:
             run_identity=run_identity,
             loggers=self._loggers(options, folder) if self.processes.is_main else (),
             figures=options.figures,
-            announced=announced,
+            announced=None if self._is_announced else functools.partial(self._estimate, options),
             costs=costs,
         )
-        self._recipes = [] if trained else announced[1:]  # the estimate is printed once
+        self._is_announced |= trained  # the estimate is printed once
+        self._runs += 1
+        if self._is_announced and self._runs == self._expected > 1 and is_main_process():
+            print_lines(f"CPU time of {self._runs} runs: {self.spent}")
+
+    @property
+    def spent(self) -> str:
+        """Return the CPU time of all runs of the session as text."""
+        return tqdm.format_interval(cpu_time() - self._began)
 
     def end(self) -> None:
         """End the communication between the processes, each of which continues independently."""

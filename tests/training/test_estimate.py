@@ -38,6 +38,7 @@ class Line(nn.Module):
     """Keeps its input, and the input's square, for the backward pass: two tensors of `numbers` float32 an image."""
 
     encoder = None
+    prepared_images = 0
     schedules = MappingProxyType({})
 
     def __init__(self, numbers):
@@ -95,13 +96,41 @@ def test_steps_evaluations_the_runs_of_a_comparison_and_the_remaining_steps_are_
     found = estimate(state, loader, {"a": Look(80), "b": Look(100, every=4), "c": Look(1000, at_end=True)})
     assert (found.steps, found.step) == (12, 0.25 * 8 + 0.5)
     assert found.training == pytest.approx(12 * found.step)
-    assert found.evaluations == pytest.approx(COST * 0.25 * (80 * 3 + 100 * 4 + 1000))
+    cost = COST * 0.25
+    assert found.evaluations == pytest.approx(cost * (80 * 3 + 100 * 4 + 1000))
+    assert (found.evaluation, found.final) == pytest.approx((cost * (80 + 100), cost * 1000))
     longer = state.recipe.changed(steps=18, batch_size=4)
-    found = estimate(state, loader, {"a": Look(80)}, recipes=[state.recipe, longer], first_step=6)
+    found = estimate(
+        state,
+        loader,
+        {"a": Look(80)},
+        recipes=lambda seconds: [state.recipe, longer],
+        first_step=6,
+        ending=lambda step: 3.0,
+    )
     assert (found.runs, found.steps) == (2, 6)
     assert found.training == pytest.approx(6 * (0.25 * 8 + 0.5) + 18 * (0.25 * 4 + 0.5))
     evaluations = 2 + 4  # after steps 6 and 12 of the first run, and 0, 6, 12 and 18 of the second
-    assert found.evaluations == pytest.approx(COST * 0.25 * 80 * evaluations)
+    assert found.evaluations == pytest.approx(cost * 80 * evaluations)
+    assert found.total == pytest.approx(found.training + found.evaluations + 3 + found.measurement)
+
+
+class Slow(Look):
+    """An evaluator whose trial takes a quarter of a second of a clock for each image."""
+
+    def trial(self, objective, images):
+        self.now[0] += 0.25 * min(images, self.images)
+        return min(images, self.images)
+
+
+def test_an_evaluation_is_timed_on_a_part_of_its_images(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(estimation, "clock", lambda device: now[0])
+    monkeypatch.setattr(estimation, "_step", lambda state, loader, images, *, backward: (images, 0))
+    state, loader = tiny.state(tiny.model(), steps=12, evaluate_every=6)
+    evaluator = Slow(1000)
+    evaluator.now = now
+    assert estimate(state, loader, {"slow": evaluator}).evaluation == pytest.approx(250)
 
 
 def test_a_compiled_run_is_timed_without_compiling():

@@ -54,6 +54,18 @@ class Evaluator:
         """Return whether to evaluate after `step` of `steps` updates."""
         return step == steps or (not self.at_end and step % (self.every or evaluate_every) == 0)
 
+    def trial(self, objective: Any, images: int) -> int:
+        """Do the work of an evaluation on a few of its images, whose cost is then measured.
+
+        Args:
+            objective: The model, as for an evaluation.
+            images: Maximum number of images.
+
+        Returns:
+            The number of images; 0 if the evaluator has no trial.
+        """
+        return 0
+
     def __call__(self, objective: Any, history: History | None = None) -> Evaluation:
         """Evaluate the model in its current state, in eval mode and without gradients. It is called in each process.
 

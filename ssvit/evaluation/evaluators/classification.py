@@ -6,6 +6,7 @@ metrics do not depend on the number of processes.
 Shapes use n images of the source, k classes.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -132,6 +133,13 @@ class Classification(Evaluator):
         return Evaluation(
             metrics=metrics, lines=lines, figures=figures, tables={"classes.csv": predictions.table(counts)}
         )
+
+    def trial(self, objective: Classify, images: int) -> int:
+        """Predict the classes of a few images."""
+        few = copy.copy(self)
+        few.source = self.source.take(torch.arange(min(images, len(self.source))))
+        few.predictions(objective)
+        return len(few.source)
 
     def predictions(self, objective: Classify) -> Predictions | MultiLabelPredictions:
         """Return the predictions of all readable images, in each process.

@@ -3,6 +3,7 @@
 Shapes use b images of a batch, n images, c channels, h, w pixels, d width.
 """
 
+import copy
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -47,6 +48,13 @@ class HeldOut(PlottingEvaluator):
         if (count := sum(len(slots) for _, slots in batches)) < self.fewest:
             raise UserError(f"{count} held-out images can be read; the evaluation requires at least {self.fewest}")
         return batches
+
+    def trial(self, objective: Any, images: int) -> int:
+        """Evaluate a part of the first batch."""
+        few = copy.copy(self)
+        few.batches = [(pixels[:images], slots[:images]) for pixels, slots in self.batches[:1]]
+        few(objective)
+        return len(few.batches[0][1])
 
     @property
     def shown(self) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ Each evaluation extracts the features of all layers once for all probes, from fi
 of held-out images. The baselines are the initial weights of the run (random by default) and raw pixels.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -106,6 +107,18 @@ class Probing(PlottingEvaluator):
             raise UserError("none of the images for the probes can be read")
         images, labels = (torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches), strict=True))
         return Memory(images, labels, source.classes)
+
+    def trial(self, objective: Objective, images: int) -> int:
+        """Extract the features of a few images, and measure pixels once, which an evaluation then does not repeat.
+
+        Other fits of the probes are cheap.
+        """
+        encoder, few, _ = objective.backbone(), copy.copy(self), self._pixels
+        rows = torch.arange(min(images, len(self._test)))
+        few._train = few._test = Memory(self._test.in_memory[rows], None, self._test.classes)
+        layers = FeaturesOptions(layer="all").specs(encoder.arguments)
+        few._features(Frozen(encoder, layers, identity=""), next(encoder.parameters()).device)
+        return 2 * len(rows)
 
     def _features(self, function: Extractor, device: torch.device | str) -> list[FeatureSets]:
         """Extract the features of the training and of the test images, which are already transformed."""
