@@ -6,14 +6,17 @@ Usage: ssvit evaluate checkpoint=PATH probes=[knn].
 import json
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ssvit import advice
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Tree
 from ssvit.data.sources.base_options import SHORT_FORMS, ImageFiles
 from ssvit.engine import atomic_io
+from ssvit.engine.clock import cpu_time
 from ssvit.engine.progress import progress
-from ssvit.errors import aligned, folder_to_write, print_lines, within
+from ssvit.errors import OptionError, aligned, folder_to_write, print_lines, within
 from ssvit.evaluation.report import against
 from ssvit.evaluation.report.folder import folder_of
 from ssvit.evaluation.report.options import Evaluate
@@ -31,6 +34,9 @@ def run(config: Config) -> Path | None:
     """
     options: Evaluate = config.options
     Tree(options).check()
+    for name in ("train_images", "test_images"):
+        if options.budget is not None and name in config.line.typed:
+            raise OptionError("budget", options.budget, f"must be null with {name}, which it determines")
     checkpoint = options.encoder.checkpoint()
     with within("features"):
         specs = options.features.specs(checkpoint.encoder)
@@ -51,7 +57,7 @@ def run(config: Config) -> Path | None:
     config.line.announce()
 
     from ssvit.evaluation.measured import keep
-    from ssvit.evaluation.report import comparison, frozen, page
+    from ssvit.evaluation.report import comparison, cost, frozen, page
     from ssvit.evaluation.report.figures import figures
     from ssvit.evaluation.report.scores import score
     from ssvit.training import launch
@@ -60,10 +66,16 @@ def run(config: Config) -> Path | None:
     probes = {name: options.build_part(f"probes.{name}") for name in options.chosen}
     data = frozen.images(options, probes)
     encoders = frozen.encoders_of(options, data, checkpoint, specs, others)
+    began = cpu_time()
     splits = launch.in_all_processes(
         Recipe(precision="32-true"),  # the encoders have a precision of their own
         options.fabric,
-        lambda processes: frozen.features_of_probes(options, encoders, probes, processes.device),
+        lambda processes: frozen.features_of_probes(
+            options,
+            cost.planned(options, encoders, probes, processes.device, world=processes.world),
+            probes,
+            processes.device,
+        ),
     )
     if splits is None:
         return None
@@ -102,6 +114,7 @@ def run(config: Config) -> Path | None:
             conclusion=conclusion,
             commands=commands,
         )
+        print_lines(f"CPU time of this evaluation: {tqdm.format_interval(cpu_time() - began)}")
         print_lines(f"report: {', '.join(map(str, written))}")
         paths = {other.name: str(other.loading.path) for other in others} | {checkpoint.name: str(checkpoint.path)}
         kept = [result for result in scores if result.chance is not None and splits[result.probe] is split]
@@ -127,8 +140,8 @@ command = Command(
     options=Evaluate,
     aliases={"probes": "probe@probes"},
     common=(
-        "checkpoint", "against", "data.root", "data.image_size", "features", "baselines", "duplicates", "train_images",
-        "test_images", "output", "k", "shots", "seeds", "l2", "method", "held_out", "standardize", "seed",
-        "workers",
+        "checkpoint", "against", "budget", "data.root", "data.image_size", "features", "baselines", "duplicates",
+        "train_images", "test_images", "output", "k", "shots", "seeds", "l2", "method", "held_out", "standardize",
+        "seed", "workers",
     ),
 )  # fmt: skip

@@ -81,7 +81,7 @@ def images(options: Evaluate, probes: Mapping[str, Probe]) -> Data:
         raise UserError(missing)
     if test.classes != data.train.classes:
         raise UserError(f"the {part} images have other classes than the training images")
-    data = _fewer(data, options.train_images, options.test_images)
+    data = fewer(data, options.train_images, options.test_images)
     _, test = data.test_or_validation
     for name, probe in probes.items():
         with within(f"probes.{name}"):
@@ -127,7 +127,7 @@ def features_of_probes(
             dtype = torch.float32 if masked else torch.float16  # probes of labels store more images
             of_patches = [
                 encoder._replace(
-                    function=_of_patches(encoder.function, encoders[0], dtype), data=_fewer(encoder.data, *limits)
+                    function=_of_patches(encoder.function, encoders[0], dtype), data=fewer(encoder.data, *limits)
                 )
                 for encoder in encoders
             ]
@@ -135,7 +135,7 @@ def features_of_probes(
     return splits
 
 
-def _fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
+def fewer(data: Data, train_images: int | None, test_images: int | None) -> Data:
     """Reduce the training and the reported images to these numbers (None: all) and drop other splits."""
     part, test = data.test_or_validation
     train, test = (
@@ -184,9 +184,17 @@ def encoders_of(
         sized, images = view.for_size(other.image_size), data
         if other.source != source:
             images = other.source.build().for_development(options.development)
-            images = _fewer(images, options.train_images, options.test_images)
+            images = fewer(images, options.train_images, options.test_images)
         encoders.append(Evaluated(other.name, f"{other.name} ", function, sized, other.source, images, folder))
     return encoders
+
+
+def view_of(encoder: Evaluated) -> dict[str, object]:
+    """Return the options of the images of an encoder, on which its cached features depend."""
+    pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range")}
+    if background := getattr(encoder.source, "background", None):  # black has no entry, as in earlier caches
+        pixel_format["background"] = background
+    return {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
 
 
 def _of_patches(function: Extractor, evaluated: Evaluated, dtype: torch.dtype) -> Extractor:
@@ -237,11 +245,7 @@ def _split(
         if folder is None:
             sets = extract(function, source, transform, **loading)
         else:
-            pixel_format = {name: getattr(encoder.source, name, None) for name in ("channels", "range")}
-            if background := getattr(encoder.source, "background", None):  # black has no entry, as in earlier caches
-                pixel_format["background"] = background
-            view = {"kind": type(encoder.view).__name__, **encoder.view.values(), **pixel_format}
-            sets = cached(folder, function, source, transform, transform_options=view, **loading)
+            sets = cached(folder, function, source, transform, transform_options=view_of(encoder), **loading)
         return replace(sets, values={encoder.named(name): values for name, values in sets.values.items()})
 
     evaluated, *others = encoders

@@ -17,6 +17,7 @@ from ssvit.config.declaration import (
     Options,
     Part,
     Parts,
+    Seconds,
     Whole,
 )
 from ssvit.data.sources.base_options import DataSet, Development
@@ -53,6 +54,9 @@ class Evaluate(Pretrained, Inference):
     """Maximum number of training images, balanced over the classes. None: all."""
     test_images: Count | None = 5_000
     """Maximum number of test images, or of validation images without a test set. None: all."""
+    budget: Seconds | None = None
+    """CPU time of the evaluation: seconds, or 90s, 10min, 1h. If all images take longer, training and test images are
+    reduced to the same share. None: no limit."""
     duplicates: bool = True
     """Whether the report lists near-duplicates of training images among the test images."""
     figures: Figures = "end"
