@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any
 from ssvit.errors import UserError
 
 if TYPE_CHECKING:
-    from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, pretrain, try_images
+    from ssvit.api import (
+        Evaluation,
+        Run,
+        evaluate,
+        finetune,
+        load,
+        load_classifier,
+        load_segmenter,
+        pretrain,
+        try_images,
+    )
 
 __all__ = [
-    "Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "load_classifier", "pretrain", "try_images",
+    "Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "load_classifier", "load_segmenter", "pretrain",
+    "try_images",
 ]  # fmt: skip
 
 

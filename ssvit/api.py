@@ -24,7 +24,7 @@ from ssvit.loading.finding import find_checkpoint
 from ssvit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ssvit.inference import Classifier, Encoder
+    from ssvit.inference import Classifier, Encoder, Segmenter
     from ssvit.options import Evaluate, Finetune, Pretrain
 
 # Short names of options of the commands that train.
@@ -241,6 +241,24 @@ def load_classifier(
     from ssvit.inference import Classifier
 
     return Classifier(_find(checkpoint, outputs, FINETUNE, options), **options)
+
+
+def load_segmenter(
+    checkpoint: "str | Path | Run" = "newest", *, outputs: str | Path = "outputs", **options: Any
+) -> "Segmenter":
+    """Load a fine-tuned segmentation model, which accepts images of any size as `load` does.
+
+    Args:
+        checkpoint: Run, folder of a run, its name in `outputs`, or newest.
+        outputs: Folder of all runs.
+        options: device, batch_size, and options of the encoder (image_size, the size of a window; resize, …).
+
+    Raises:
+        UserError: There is no such checkpoint, or an option has an invalid value.
+    """
+    from ssvit.inference import Segmenter
+
+    return Segmenter(_find(checkpoint, outputs, FINETUNE, options), **options)
 
 
 def _find(checkpoint: "str | Path | Run", outputs: str | Path, stage: str, options: Mapping[str, Any]) -> Checkpoint:

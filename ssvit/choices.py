@@ -75,6 +75,7 @@ PARTS: dict[str, dict[str, Row]] = {
         "latent": Row("ssvit.objectives.latent.Latent"),
         "mae": Row("ssvit.objectives.mae.MAE"),
         "masked_patch": Row("ssvit.objectives.masked_patch.MaskedPatch"),
+        "segmentation": Row("ssvit.objectives.segment.Segment"),
         "simclr": Row("ssvit.objectives.contrastive.SimCLR"),
     },
     "target": {
@@ -112,6 +113,7 @@ PARTS: dict[str, dict[str, Row]] = {
             "ssvit.data.sources.datasets.torchvision_set", "ssvit.data.sources.datasets_options.TorchvisionSet",
             listed=False,
         ),
+        "voc": Row("ssvit.data.sources.datasets.voc", "ssvit.data.sources.datasets_options.Voc", listed=False),
         "vtab": Row("ssvit.data.sources.datasets.vtab", "ssvit.data.sources.datasets_options.Vtab", listed=False),
     },
     "augment": {
@@ -130,6 +132,7 @@ PARTS: dict[str, dict[str, Row]] = {
         "latent_prediction": Row("ssvit.evaluation.evaluators.latent.LatentPrediction", listed=False),
         "patch_collapse": Row("ssvit.evaluation.evaluators.collapse.PatchCollapse", listed=False),
         "prediction": Row("ssvit.evaluation.evaluators.prediction.Prediction", listed=False),
+        "segmentation": Row("ssvit.evaluation.evaluators.segmentation.Segmentation", listed=False),
         "shape_bias": Row("ssvit.evaluation.evaluators.shape_bias.ShapeBias"),
     },
     "probe": {

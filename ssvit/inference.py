@@ -1,14 +1,14 @@
-"""Apply encoders and classifiers to images in Python, with the resizing and cropping of the evaluation.
+"""Apply encoders, classifiers and segmentation models to images in Python, as in the evaluation.
 
 Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d width, k classes.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from ssvit.devices import Inference, Precision
 from ssvit.errors import OptionError, one_of, whole
 from ssvit.evaluation.features import Frozen
 from ssvit.evaluation.options import FeatureSpec
+from ssvit.evaluation.segmentation import LabelMaps
+from ssvit.figures.display import Display
 from ssvit.kernels import inference
-from ssvit.loading.encoder import load_classifier, load_encoder, load_model
+from ssvit.loading.encoder import load_classifier, load_encoder, load_model, load_segmenter
 from ssvit.loading.options import (
     LoadEncoder,
     check_feature_spec,
@@ -37,7 +39,10 @@ from ssvit.models import encoder as encoders
 from ssvit.models.encoder_options import PATCHES
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
+from ssvit.objectives.segment import Segment
 
+T = TypeVar("T")
+_FILES = 4  # images, which may be large, whose label maps are predicted together
 Picture = str | os.PathLike[str] | PILImage.Image | np.ndarray | Tensor
 Pictures = Picture | Sequence[Picture]
 """One image or several: a file, a folder of files, a PIL image, an array (h, w), (h, w, c) or (b, h, w, c), or a tensor
@@ -97,7 +102,7 @@ def _bytes(images: Tensor) -> Tensor:
 
 
 class _Model:
-    """Implement what encoders and classifiers share: batches of images with one size."""
+    """Implement what all trained models share: images and files in batches."""
 
     @staticmethod
     def _load(options: LoadEncoder) -> Any:
@@ -167,6 +172,29 @@ class _Model:
             yield self.transform(batch)
         if not count:
             raise OptionError("images", type(images).__name__, "must contain at least one image")
+
+    def _of_files(
+        self, paths: Sequence[str], apply: Callable[[list[Tensor]], Iterable[T]], count: int
+    ) -> Iterator[tuple[str, T | Unreadable]]:
+        """Yield the path of each file with its result, or with the error if it cannot be read.
+
+        Args:
+            paths: The files.
+            apply: Returns a result for each of some images, (c, h, w) of any size.
+            count: Number of files that are read together.
+        """
+        for start in range(0, len(paths), count):
+            part = paths[start : start + count]
+            read: dict[int, Tensor] = {}
+            answers: dict[int, T | Unreadable] = {}
+            for index, path in enumerate(part):
+                try:
+                    read[index] = decode.load(path, self.pixels)
+                except Unreadable as failure:
+                    answers[index] = failure
+            if read:
+                answers |= zip(read, apply(list(read.values())), strict=True)
+            yield from ((path, answers[index]) for index, path in enumerate(part))
 
 
 class Encoder(_Model):
@@ -287,18 +315,7 @@ class Classifier(_Model):
 
     def name_files(self, paths: Sequence[str]) -> Iterator[tuple[str, Tensor | Unreadable]]:
         """Yield the path of each file with its class probabilities, (k,), or with the error if it cannot be read."""
-        for start in range(0, len(paths), self.batch_size):
-            part = paths[start : start + self.batch_size]
-            read: dict[int, Tensor] = {}
-            answers: dict[int, Tensor | Unreadable] = {}
-            for index, path in enumerate(part):
-                try:
-                    read[index] = decode.load(path, self.pixels)
-                except Unreadable as failure:
-                    answers[index] = failure
-            if read:
-                answers |= zip(read, self._probabilities(self.transform(list(read.values()))), strict=True)
-            yield from ((path, answers[index]) for index, path in enumerate(part))
+        return self._of_files(paths, lambda images: self._probabilities(self.transform(images)), self.batch_size)
 
     def predict(self, images: Pictures) -> list[Prediction]:
         """Return a prediction for each image.
@@ -312,3 +329,48 @@ class Classifier(_Model):
             best = max(by_name, key=by_name.__getitem__)
             answers.append(Prediction(best, by_name[best], by_name))
         return answers
+
+
+class Segmenter(_Model):
+    """Predict the class of each pixel with a fine-tuned model. `module` is the `Segment` objective, in eval mode.
+
+    Args:
+        checkpoint: The checkpoint.
+        device: Name of the device, such as cpu or cuda:0.
+        batch_size: Maximum number of windows in a batch.
+        precision: bf16, 32 or auto, as in `ssvit predict`.
+        options: Options of `LoadEncoder`, such as image_size=[96, 96], the size of a window.
+    """
+
+    module: Segment
+    _load = staticmethod(load_segmenter)
+
+    @property
+    def display(self) -> Display:
+        """Return the conversion of images to RGB."""
+        mean, std = (self.module.encoder.arguments[name] for name in ("mean", "std"))
+        return Display.of_pixels(self.pixels, mean=mean, std=std, shown=(0, 1, 2))
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the names of the classes, in the order of the numbers in label maps."""
+        return list(self.module.classes)
+
+    def predict(self, images: Pictures) -> list[Tensor]:
+        """Return the class number of each pixel of each image, (h, w) uint8.
+
+        Args:
+            images: One image or several, of any size.
+        """
+        return [answer for image in pictures(images, self.pixels) for answer in self._label_maps([image])]
+
+    def label_files(self, paths: Sequence[str]) -> Iterator[tuple[str, tuple[Tensor, Tensor] | Unreadable]]:
+        """Yield the path of each file with its image, (c, h, w), and label map, (h, w) uint8, or with the error."""
+        return self._of_files(paths, lambda images: zip(images, self._label_maps(images), strict=True), _FILES)
+
+    def _label_maps(self, images: Sequence[Tensor]) -> list[Tensor]:
+        return LabelMaps(self.module, self.transform, self._scores, self.batch_size)(images)
+
+    def _scores(self, windows: Tensor) -> Tensor:
+        with self._context():
+            return self.prepared.scores(windows.to(self.device)).cpu()

@@ -104,6 +104,7 @@ _DATA = {
         "torchvision", "STL-10: 100,000 unlabelled images of 96x96 and 13,000 labelled ones in 10 classes",
         name="stl10", split="unlabeled", image_size=96, mean=[0.4467, 0.4398, 0.4066], std=[0.2603, 0.2566, 0.2713],
     ),
+    "voc": _images("voc", "Pascal VOC's images with segmentation masks"),
     # 384 px as in the paper.
     "vtab": _images(
         "vtab", "A task of VTAB-1k as lists of image files, with the 800/200 split", "resize_crop",

@@ -36,6 +36,7 @@ from ssvit.objectives import (
     latent_options,
     mae_options,
     masked_patch_options,
+    segment_options,
 )  # fmt: skip
 from ssvit.objectives.base import Objective
 from ssvit.objectives.classify import Classify
@@ -50,6 +51,7 @@ from ssvit.objectives.mae import MAE
 from ssvit.objectives.masked_patch import MaskedPatch
 from ssvit.objectives.masked_patch_options import Masking
 from ssvit.objectives.schedule import Progress, Schedule
+from ssvit.objectives.segment import Segment
 from ssvit.objectives.targets_options import Hog, MeanColor, Pixels
 from ssvit.training import launch, loop
 from ssvit.training.loggers.options import TensorBoard as TensorBoardOptions
@@ -81,8 +83,14 @@ def pictures(count: int = 24, side: int = 16) -> torch.Tensor:
 
 
 def labelled() -> Memory:
-    """The pictures in memory, of three classes."""
-    return Memory(pictures(), torch.arange(24) % 3, CLASSES)
+    """The pictures in memory, of three classes, with masks of these classes."""
+    return Memory(pictures(), torch.arange(24) % 3, CLASSES, masks=masks(), mask_classes=CLASSES)
+
+
+def masks(count: int = 24, side: int = 16) -> torch.Tensor:
+    """(count, side, side) uint8: the brightest channel, so that there is something to learn; a few are ignored."""
+    images = pictures(count, side)
+    return images.argmax(1).to(torch.uint8).masked_fill(images.sum(1) % 13 == 0, 255)
 
 
 def source(folder: Path | None = None) -> Files | Memory:
@@ -243,6 +251,12 @@ def classify(dropout: float = 0.0, seed: int = 0, **options) -> Classify:
     return Classify(classify_options.Classify(classes=CLASSES, **options), encoder=encoder(dropout))
 
 
+def segment(dropout: float = 0.0, seed: int = 0, **options) -> Segment:
+    """A segmentation model of the three classes."""
+    torch.manual_seed(seed)
+    return Segment(segment_options.Segment(classes=CLASSES, **options), encoder=encoder(dropout))
+
+
 def shaken(module: Module, by: float = 0.1) -> Module:
     """The module with random numbers added to every weight, so that none is zero or one and each shows in outputs."""
     with torch.no_grad():
@@ -340,7 +354,8 @@ def train(
     if double:
         objective.double()
     loader = Loader(
-        source=labelled() if isinstance(objective, Classify) else source(data), transform=transform(objective),
+        source=labelled() if isinstance(objective, Classify | Segment) else source(data),
+        transform=transform(objective), masks=isinstance(objective, Segment),
         seed=numbers.seed, batch_size=numbers.batch_size, accumulate=numbers.accumulate, rank=processes.rank,
         world=processes.world, workers=workers, records=True,
     )  # fmt: skip

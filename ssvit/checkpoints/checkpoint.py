@@ -67,6 +67,11 @@ class Checkpoint:
         return "classifier" in self.manifest
 
     @property
+    def has_segmenter(self) -> bool:
+        """Return whether the checkpoint contains a segmentation model."""
+        return "segmenter" in self.manifest
+
+    @property
     def checksum(self) -> str:
         """Return the sha256 of the manifest, or of the file of an exported graph, which identifies the checkpoint."""
         return self.manifest["seal"]

@@ -1,4 +1,4 @@
-"""Fine-tune a pre-trained encoder as a classifier.
+"""Fine-tune a pre-trained encoder as a classifier, or with objective=segmentation as a segmentation model.
 
 Usage: ssvit finetune. The default is the newest finished run under outputs/, with its images. The same command
 continues a stopped run.
@@ -199,7 +199,7 @@ def _half(session: "Session", config: Config) -> Config | None:
     options: Finetune = config.options
     train, is_study = session.data(options).train, options.development is not None
     few = options.check_frozen and not is_study and len(train) < _FEW * len(train.classes)
-    if not few or options.checkpoint == SCRATCH:
+    if not (few and options.objective.needs_labels) or options.checkpoint == SCRATCH:
         return None
     half = config.changed({"development": 0.5})
     half = half.changed(finetuning.chosen_schedule(half.options, half.line.values)[0])
@@ -235,7 +235,7 @@ def before(line: CommandLine) -> None:
     """Add the checkpoint's encoder and images; on those of the first run, also the comparison with random weights."""
     select_checkpoint_again(line)
     typed = line.typed
-    named = {"data", "experiment", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
+    named = {"data", "experiment", "objective", "compare", "sweep"} & typed.keys() or typed.get("checkpoint") == SCRATCH
     start = line.start
     if start and not named and are_first_images(start.choices.get("data"), at(start.groups, "data.images")):
         line.say(f"experiment={FIRST}: the rendered shapes, with few labels")

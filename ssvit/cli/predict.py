@@ -1,4 +1,4 @@
-"""Predict the classes of images.
+"""Predict the classes of images, or with a segmentation model of their pixels.
 
 Usage: ssvit predict checkpoint=PATH IMAGES…. With labelled=FOLDER, the classifier is measured on labelled images.
 """
@@ -7,13 +7,13 @@ import csv
 import io
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ssvit.checkpoints.checkpoint import FINETUNE
+from ssvit.checkpoints.checkpoint import FINETUNE, Checkpoint
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Count, Fraction, Name
@@ -42,7 +42,8 @@ class Predict(Finetuned, Inference):
     """Minimum probability of the printed classes, for multi-label classification."""
     output: Name | None = None
     """JSON file for the predictions; NAME.csv: a table of pseudo-labels, for data=csv data.table=NAME.csv; None: no
-    file."""
+    file. With a segmentation model, a folder for label maps (masks/, PNG files of class numbers with a palette), and
+    for pictures half covered by them (overlays/)."""
     confidence: Fraction = 0.0
     """Minimum probability of a pseudo-label."""
     per_class: Count | None = None
@@ -60,13 +61,22 @@ class Predict(Finetuned, Inference):
         return self.output is not None and self.output.endswith(".csv")
 
     def check_consistency(self) -> None:
-        """Check the images and the file to write."""
-        if self.output is not None and self.labelled is not None:
+        """Check that there are images."""
+        if not self.images and self.labelled is None:
+            raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
+
+    def check_output(self, *, segments: bool) -> None:
+        """Check the file or folder to write; `segments`: whether the model predicts the classes of pixels.
+
+        Raises:
+            OptionError: It cannot be written, or an option does not suit the model.
+        """
+        if segments and self.labelled is not None:
+            raise OptionError("labelled", self.labelled, "must be null for a segmentation model")
+        if self.output is not None and (segments or self.labelled is not None):
             folder_to_write("output", self.output)
         elif self.output is not None:
             file_to_write("output", self.output, begins=[",".join(_COLUMNS)] if self.as_table else _ANSWERS)
-        if not self.images and self.labelled is None:
-            raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
 
 
 class PseudoLabel(NamedTuple):
@@ -122,7 +132,11 @@ def run(config: Config) -> None:
     checkpoint = find_checkpoint(
         options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say, precision=options.precision
     )
+    options.check_output(segments=checkpoint.has_segmenter)
     config.line.announce()
+    if checkpoint.has_segmenter:
+        _segment(checkpoint, options, paths)
+        return
 
     from ssvit.inference import Classifier
 
@@ -159,6 +173,40 @@ def run(config: Config) -> None:
         print_lines(f"{options.output}: {len(kept)} of {len(labels)} pictures have a pseudo-label")
     elif options.output is not None:
         replace(Path(options.output), (json.dumps(answers, indent=1) + "\n").encode())
+    if unreadable:
+        raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
+
+
+def _segment(checkpoint: Checkpoint, options: Predict, paths: Sequence[str]) -> None:
+    """Print the shares of the classes in each image; write label maps, overlays and the numbers of the classes."""
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    names = [os.path.splitext(os.path.relpath(os.path.abspath(path), root))[0] for path in paths]
+    if options.output is not None and (twice := [name for name, count in Counter(names).items() if count > 1]):
+        raise OptionError("images", twice[0], "must have different names without their suffixes, for the label maps")
+
+    from ssvit.figures.label_maps import overlay_png, palette_png
+    from ssvit.inference import Segmenter
+
+    segmenter = Segmenter(checkpoint, precision=options.precision)
+    print_lines(f"{checkpoint.path}: {len(segmenter.classes)} classes; precision: {segmenter.precision}")
+    unreadable, home = 0, None if options.output is None else Path(options.output)
+    for name, (path, answer) in zip(names, segmenter.label_files(paths), strict=True):
+        if isinstance(answer, UserError):
+            unreadable += 1
+            print_lines(answer)
+            continue
+        image, labels = answer
+        shares = (labels.flatten().bincount(minlength=len(segmenter.classes)) / labels.numel()).tolist()
+        present = sorted(zip(shares, segmenter.classes, strict=True), reverse=True)
+        print_lines(f"{path}: {', '.join(f'{name} {100 * share:.1f} %' for share, name in present if share)}")
+        if home is not None:
+            files = {"masks": palette_png(labels), "overlays": overlay_png(segmenter.display(image), labels)}
+            for part, content in files.items():
+                (home / part / name).parent.mkdir(parents=True, exist_ok=True)
+                replace(home / part / f"{name}.png", content)
+    if home is not None:
+        numbers = {name: number for number, name in enumerate(segmenter.classes)}
+        replace(home / "classes.json", json.dumps(numbers).encode())
     if unreadable:
         raise UserError(f"{unreadable} of {len(paths)} pictures could not be read")
 

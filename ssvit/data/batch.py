@@ -4,11 +4,12 @@ Letters: b images, v views, c channels, h, w pixels.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ssvit.data.augment import geometry
 from ssvit.errors import UserError
 
 
@@ -107,8 +108,11 @@ class Batch(NamedTuple):
         return parts[0].map(lambda _: torch.cat(next(columns)))
 
     def augmented(self, transform: Transform, seed: int) -> "Batch":
-        """Return the batch with the single view replaced by the views that a transform makes of it."""
-        return self._replace(views=named(transform(self.images, self.slots, seed)))
+        """Return the batch with the single view replaced by the views that a transform makes of it, and its masks."""
+        targets = self.targets
+        if targets is not None:
+            targets = {"masks": masks_of_views(targets["masks"], transform, self.slots, seed)}
+        return self._replace(views=named(transform(self.images, self.slots, seed)), targets=targets)
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on a device."""
@@ -118,3 +122,16 @@ class Batch(NamedTuple):
 def named(views: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
     """Return views by name; a single tensor becomes {"image": tensor}."""
     return {"image": views} if isinstance(views, Tensor) else views
+
+
+def masks_of_views(masks: Sequence[Tensor] | Tensor, transform: Any, slots: Tensor, seed: int) -> Tensor:
+    """Return the masks, (b, h, w) uint8, of the single views that an augmentation makes of images with these masks.
+
+    Args:
+        masks: Mask of each image, (h, w) uint8.
+        transform: A crop of `ssvit.data.augment.crop`.
+        slots: (b,) int64.
+        seed: Seed of the run.
+    """
+    sides = torch.tensor([mask.shape for mask in masks], device=slots.device)
+    return geometry.warped(masks, transform.geometry(sides, slots, seed), transform.size)

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ssvit.data import sampler
-from ssvit.data.batch import Batch, Transform, named
+from ssvit.data.batch import Batch, Transform, masks_of_views, named
 from ssvit.data.fingerprints import indexed
-from ssvit.data.sources.base import Source, Unreadable
+from ssvit.data.sources.base import Source, Unreadable, masks
 from ssvit.data.sources.base_options import PERMUTATION, check_shares
 from ssvit.data.workers import PART, TIMEOUT, Read, Result, read_batches, share
 from ssvit.engine.randomness import permutation, uniform
@@ -62,6 +62,7 @@ class Loader:
     workers: int = 0  # processes that read files; unused for a set in memory
     timeout: float = TIMEOUT  # seconds to wait for a batch, 0 for no limit
     device: torch.device | str = "cpu"
+    masks: bool = False  # whether batches have the masks of the images as targets
     records: bool = False  # whether fingerprints of the images of the first epoch are collected
     waited: float = field(default=0.0, init=False)  # total seconds spent waiting for data
     unreadable: dict[str, str] = field(init=False)  # reason for each unreadable file, by path
@@ -151,7 +152,8 @@ class Loader:
             slots, indices = self._slots(*block)
             shown = images.index_select(0, indices.to(self.device))
             of_labels = None if labels is None else labels[indices]
-            together = Batch({"image": shown}, of_labels, slots, indices=indices).to(self.device)
+            targets = {"masks": masks(self.source, Tensor.clone, indices)} if self.masks else None
+            together = Batch({"image": shown}, of_labels, slots, targets, indices=indices).to(self.device)
             together = together.augmented(self.transform, self.seed)
             for unit in block[max(units.start - start, 0) :]:
                 rows = slice((unit - start) * self._micro_batch, (unit - start + 1) * self._micro_batch)
@@ -165,7 +167,7 @@ class Loader:
             if result.fingerprints:
                 self._fingerprints.append(result.fingerprints)
 
-        reader = _Reader(self.source, self.transform, self.seed, self._recorded)
+        reader = _Reader(self.source, self.transform, self.seed, self._recorded, self.masks)
         work = map(self._slots, units)
         return read_batches(reader, work, add, workers=self.workers, timeout=self.timeout, device=self.device)
 
@@ -235,10 +237,13 @@ class _Reader(Dataset[Result]):
         transform: Augmentation or transform.
         seed: Seed of the run; None for an evaluation.
         recorded: Number of slots from the first one whose images' fingerprints are computed.
+        masks: Whether batches have the masks of the images. An image without a usable mask counts as unreadable.
     """
 
-    def __init__(self, source: Source, transform: Transform, seed: int | None, recorded: int = 0) -> None:
-        self.source, self.transform, self.seed, self.recorded = source, transform, seed, recorded
+    def __init__(
+        self, source: Source, transform: Transform, seed: int | None, recorded: int = 0, masks: bool = False
+    ) -> None:
+        self.source, self.transform, self.seed, self.recorded, self.masks = source, transform, seed, recorded, masks
 
     def __getitem__(self, work: tuple[list[int], list[int]]) -> Result:
         try:
@@ -261,21 +266,24 @@ class _Reader(Dataset[Result]):
                 if (image := self._readable(slot, index, failures)) is not None
             ]
             if readable:
-                done, shown, images = zip(*readable, strict=True)
+                done, shown, images, of_masks = zip(*readable, strict=True)
                 of_part, of_images = torch.tensor(done), torch.tensor(shown)
                 if first := [row for row, slot in enumerate(done) if slot < self.recorded]:
                     recorded += indexed(of_images[first], [images[row] for row in first])
                 views = named(self.transform(list(images), of_part, self.seed or 0))
                 of_labels = None if labels is None else labels[of_images]
-                parts.append(Batch(views, of_labels, of_part, indices=of_images))
+                targets = None
+                if self.masks:
+                    targets = {"masks": masks_of_views(of_masks, self.transform, of_part, self.seed or 0)}
+                parts.append(Batch(views, of_labels, of_part, targets, indices=of_images))
         return Read(Batch.joined(parts[1:] or parts), failures, recorded)
 
-    def _readable(self, slot: int, index: int, failures: list[Unreadable]) -> tuple[int, Tensor] | None:
-        """Return the index and pixels of a slot's image; replace an unreadable one in training, else return None."""
+    def _readable(self, slot: int, index: int, failures: list[Unreadable]) -> tuple[int, Tensor, Tensor | None] | None:
+        """Return index, pixels and mask of a slot's image; replace an unreadable one in training, else return None."""
         before = len(failures)
         for candidate in self._candidates(slot, index):
             try:
-                return candidate, self.source.read(candidate)
+                return candidate, self.source.read(candidate), self.source.mask(candidate) if self.masks else None
             except Unreadable as failure:
                 failures.append(failure)
         if self.seed is not None:

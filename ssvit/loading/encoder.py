@@ -10,9 +10,18 @@ from torch import Tensor, nn
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.manifest import CheckpointError
+from ssvit.config.declaration import Options
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import OptionError, UserError, print_lines
-from ssvit.loading.options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher, Reference, pixel_format
+from ssvit.loading.options import (
+    NO_CLASSIFIER,
+    NO_SEGMENTER,
+    LoadEncoder,
+    LoadLayers,
+    LoadTeacher,
+    Reference,
+    pixel_format,
+)
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.graph import Graph
@@ -21,6 +30,8 @@ from ssvit.models.vit import ViT
 from ssvit.models.vit_options import Lora
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import Classify as ClassifyOptions
+from ssvit.objectives.segment import Segment
+from ssvit.objectives.segment_options import Segment as SegmentOptions
 
 
 def load_encoder(options: LoadEncoder) -> Encoder:
@@ -86,15 +97,33 @@ def load_classifier(options: LoadEncoder) -> Classify:
     checkpoint = options.checkpoint()
     if not checkpoint.has_classifier:
         raise CheckpointError(f"{checkpoint.path}: {NO_CLASSIFIER}")
+    return _with_head(checkpoint, options, "classifier", ClassifyOptions)
+
+
+def load_segmenter(options: LoadEncoder) -> Segment:
+    """Load the segmentation model of a checkpoint in eval mode.
+
+    It maps images (b, c, h, w) to logits (b, k, h, w).
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or contains no segmentation model.
+    """
+    checkpoint = options.checkpoint()
+    if not checkpoint.has_segmenter:
+        raise CheckpointError(f"{checkpoint.path}: {NO_SEGMENTER}")
+    return _with_head(checkpoint, options, "segmenter", SegmentOptions)
+
+
+def _with_head(checkpoint: Checkpoint, options: LoadEncoder, entry: str, kind: type[Options]) -> Any:
+    """Return the model that an entry of the manifest describes by options of a class, in eval mode."""
     states = storage.load(checkpoint, without="optimizer")
-    with _building(checkpoint, "classifier"):
-        options_of_head = ClassifyOptions(**checkpoint.manifest["classifier"])
-        classifier = Classify(options_of_head, encoder=options_from(checkpoint.encoder).build())
-        classifier.load_state_dict(_averaged_or_last(checkpoint, states))
-        classifier.encoder = _changed(classifier.encoder, options)
+    with _building(checkpoint, entry):
+        model = kind(**checkpoint.manifest[entry]).build(encoder=options_from(checkpoint.encoder).build())
+        model.load_state_dict(_averaged_or_last(checkpoint, states))
+        model.encoder = _changed(model.encoder, options)
         if isinstance(options, Reference):
-            _for_range(classifier.encoder, options)
-    return classifier.eval()
+            _for_range(model.encoder, options)
+    return model.eval()
 
 
 def load_model(checkpoint: Checkpoint, load: Callable[[LoadEncoder], Any], **options: Any) -> Any:

@@ -92,6 +92,8 @@ def find_checkpoint(
     path = _newest(Path(outputs), stage, say) if checkpoint == NEWEST else _locate(checkpoint, graphs)
     with within("encoder"):  # group that contains `options`
         opened = open_checkpoint(path, options, graphs=graphs)
+    if opened.graph is not None and opened.has_segmenter:
+        raise OptionError("checkpoint", path, "must not be an exported segmentation model, which onnxruntime opens")
     if opened.graph is not None:
         if opened.has_classifier != (stage == FINETUNE):
             expected = "classifier" if stage == FINETUNE else "encoder without a classifier"

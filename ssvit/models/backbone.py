@@ -13,6 +13,30 @@ from ssvit.errors import OptionError
 from ssvit.models.vit import ViT
 
 
+def feature_maps(
+    encoder: ViT, images: Tensor, layers: Sequence[int], *, depth_noise: Tensor | None = None
+) -> list[Tensor]:
+    """Return the patch tokens of selected layers as feature maps, after the encoder's last norm.
+
+    Args:
+        encoder: The encoder.
+        images: Images, (b, c, h, w), uint8 or in [0, 1].
+        layers: Layers, counted from 1, in the order of the maps.
+        depth_noise: Random numbers of stochastic depth, (b, 2 * depth); None: torch's generator samples them.
+
+    Returns:
+        A map (b, d, y, x) for each layer.
+    """
+    rows, _ = encoder.grid_of(images)
+    if set(layers) == {encoder.depth}:  # all layers in one call, which the kernels compute faster
+        outputs = {encoder.depth: encoder(images, depth_noise=depth_noise)}
+    else:
+        tokens = islice(encoder.layers(images, depth_noise=depth_noise), max(layers))
+        outputs = {layer: encoder.norm(x) for layer, x in enumerate(tokens, start=1) if layer in layers}
+    count = encoder.num_prefix_tokens
+    return [rearrange(outputs[layer][:, count:], "b (y x) d -> b d y x", y=rows) for layer in layers]
+
+
 class FeatureMaps(nn.Module):
     """Return the patch tokens of selected layers as feature maps.
 
@@ -35,10 +59,4 @@ class FeatureMaps(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return a map (b, d, y, x) for each layer from images (b, c, h, w), uint8 or in [0, 1]."""
-        rows, _ = self.encoder.grid_of(images)
-        maps = {}
-        for layer, tokens in enumerate(islice(self.encoder.layers(images), max(self.layers)), start=1):
-            if layer in self.layers:
-                patches = self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :]
-                maps[layer] = rearrange(patches, "b (y x) d -> b d y x", y=rows)
-        return [maps[layer] for layer in self.layers]
+        return feature_maps(self.encoder, images, self.layers)

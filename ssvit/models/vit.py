@@ -233,9 +233,15 @@ class ViT(Encoder):
         ids = None if output_ids is None else output_ids + self.num_prefix_tokens
         return self.norm(self.blocks(x, ids, info._replace(depth_noise=depth_noise)))
 
-    def layers(self, images: Tensor) -> Iterator[Tensor]:
-        """Yield the tokens after each layer, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times."""
+    def layers(self, images: Tensor, *, depth_noise: Tensor | None = None) -> Iterator[Tensor]:
+        """Yield the tokens after each layer, before the last norm: (b, c, h, w) -> (b, s + n, d), depth times.
+
+        Args:
+            images: Images, (b, c, h, w), uint8 or float in [0, 1].
+            depth_noise: Result of `depth_noise`, (b, 2 * depth); None: torch's generator samples the numbers.
+        """
         x, info = self._sequence(self.embed(images), self.grid_of(images), None)
+        info = info._replace(depth_noise=depth_noise)
         for layer in range(len(self.blocks)):
             x = self.blocks.step(layer, x, None, info)
             yield x

@@ -100,8 +100,9 @@ class Objective(nn.Module):
     A method is one module and one YAML file.
 
     An objective is constructed with its options and the argument `encoder`. If its options set `needs_target`, it also
-    receives `target`; with `needs_labels`, `classes` (the class names) and `labels` (of the training images); and with
-    `needs_image_count`, `images` (the number of training images).
+    receives `target`; with `needs_labels`, `classes` (the class names) and `labels` (of the training images); with
+    `needs_masks`, `classes` (those of the masks) and `masks` (the training images); and with `needs_image_count`,
+    `images` (the number of training images).
 
     Attributes:
         options: Options of the objective.

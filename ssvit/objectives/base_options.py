@@ -43,6 +43,8 @@ class Objective(Options):
             encoder's images.
         needs_target: Whether the objective is constructed with a target of patches.
         needs_labels: Whether the objective is constructed with the classes and the labels of the training images.
+        needs_masks: Whether training batches have masks, and the objective is constructed with `classes`, those of the
+            masks, and `masks`, the training images.
         needs_image_count: Whether the objective is constructed with the number of training images.
         needs_patches: Whether the patch outputs of a ViT are required.
         needs_distinct_images: Whether the images of a batch must differ, since each is compared with the others.
@@ -54,6 +56,7 @@ class Objective(Options):
     needs_patches: ClassVar[bool] = True
     needs_target: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = False
+    needs_masks: ClassVar[bool] = False
     needs_image_count: ClassVar[bool] = False
     needs_distinct_images: ClassVar[bool] = False
 

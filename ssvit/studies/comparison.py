@@ -28,7 +28,7 @@ Rows = list[dict[str, Any]]
 Run = Callable[[str, Mapping[str, Any]], Rows]
 # Splits for the reported score and for the curve, in order of preference: see `ssvit.data.sources.base.Data`.
 TEST_OR_VALIDATION, VALIDATION_OR_TEST = ("test", "validation"), ("validation", "test")
-_MEASURES = {"accuracy": "top-1", "map": "mAP"}
+_MEASURES = {"accuracy": "top-1", "map": "mAP", "miou": "mIoU"}
 PRETRAINED, SCRATCH = "pretrained", "scratch"
 SIDES = {PRETRAINED: "pre-trained", SCRATCH: "from scratch"}
 Sides = Mapping[str, Mapping[str, Any]]  # options changed by each side of a comparison
@@ -118,7 +118,7 @@ def compare_sides(
         each = f"  ({'  '.join(f'{100 * value:.2f}' for value in values)})" if seeds > 1 else ""
         print(f"  {words:<21}{100 * mean:6.2f}{spread} %  {steps[side]:6} steps{each}")
     if last.chance is not None:
-        constant = "always the most frequent class" if last.images is not None else "a random order"
+        constant = "a random order" if last.measure == "mAP" else "always the most frequent class"
         print(f"  {'chance':<21}{100 * last.chance:6.2f} %  ({constant})")
     print(f"stored: {folder / 'comparison.json'}, {folder / 'comparison.png'}")
     if predicted is not None:
@@ -149,7 +149,7 @@ def _plot(
         lines.append(Line(curve["step"], mean, "" if is_reported_elsewhere else label, color, dash, around=spread))
         if is_reported_elsewhere:
             lines.append(Line(curve["step"][-1:], [value], label, color, "", "*", size=12, around=[deviation]))
-    constant = chance(last.chance, "most frequent class" if last.measure == "top-1" else "a random order")
+    constant = chance(last.chance, "a random order" if last.measure == "mAP" else "most frequent class")
     ylabel = f"{last.measure} on the {split} images (%)"
     return Plot([Panel(ylabel, lines, [constant], "step of fine-tuning")], (6.4, 4))
 
@@ -244,14 +244,14 @@ def choose(run: Run, *, learning_rates: Sequence[float], development: float, fol
 
 
 class FinalScore(NamedTuple):
-    """Store the accuracy or mAP on test or validation images after a step.
+    """Store the accuracy, mAP or mIoU on test or validation images after a step.
 
     Attributes:
         step: The step.
-        accuracy: Accuracy, or mAP of multi-label images, in [0, 1].
+        accuracy: Accuracy, mAP of multi-label images, or mIoU of segmentation, in [0, 1].
         part: "test" or "validation".
         chance: Chance level; None if unknown.
-        images: Number of images; None if unknown, or for the mAP, whose standard error is unknown.
+        images: Number of images; None if unknown, or for mAP and mIoU, which are no shares of the images.
         measure: Name of the measure.
     """
 

@@ -7,7 +7,7 @@ from ssvit.engine.processes import is_main_process
 from ssvit.errors import print_lines
 from ssvit.evaluation.evaluators.base import Evaluator, interval
 from ssvit.evaluation.evaluators.online import Probing
-from ssvit.evaluation.evaluators.options import Classification, Contrast, LabelFree
+from ssvit.evaluation.evaluators.options import Classification, Contrast, LabelFree, Supervised
 from ssvit.evaluation.options import AUTO
 from ssvit.figures.display import Display
 from ssvit.training.options import Pretrain, Training
@@ -16,8 +16,8 @@ from ssvit.training.options import Pretrain, Training
 def build_evaluators(options: Training, data: Data, run_folder: Path | None = None) -> dict[str, Evaluator]:
     """Build the evaluators and the probes of a run, and print the remarks of the probes.
 
-    The evaluator of a classifier becomes two: "validation" during training and "test" at the end. If one of the two
-    splits is missing, the evaluator of the available split runs during training and at the end.
+    The evaluator of a supervised model becomes two: "validation" during training and "test" at the end. If one of the
+    two splits is missing, the evaluator of the available split runs during training and at the end.
 
     Args:
         options: Options of the run.
@@ -60,12 +60,13 @@ def build_evaluators(options: Training, data: Data, run_folder: Path | None = No
     # Within a budget, the accuracy at the start, which is that of a random classifier, is the first to be left out.
     is_short = options.budget is not None and recipe.evaluate_every >= recipe.steps
     for name, part in options.evaluators.items():
-        if isinstance(part, Classification):
+        if isinstance(part, Supervised):
             splits = {"validation": data.validation, "test": data.test}
             sources = {split: source for split, source in splits.items() if source is not None}
             for split, source in sources.items():
                 at_end = (split == "test" and len(sources) == 2) or is_short
-                evaluators[split] = built(name, source, part=split, at_end=at_end, run_folder=run_folder)
+                folder = {"run_folder": run_folder} if isinstance(part, Classification) else {}
+                evaluators[split] = built(name, source, part=split, at_end=at_end, **folder)
         elif isinstance(part, Contrast):
             evaluators[name] = built(name, test, augment=options.build_part("data.augment"))
         elif isinstance(part, LabelFree):

@@ -19,7 +19,7 @@ from ssvit.config.declaration import Options
 from ssvit.data import fingerprints
 from ssvit.data.loader import Loader
 from ssvit.data.sources.base import Data, Source, missing_labels, subset
-from ssvit.data.sources.base_options import PERMUTATION
+from ssvit.data.sources.base_options import NO_MASKS, PERMUTATION
 from ssvit.engine.clock import cpu_time
 from ssvit.engine.processes import is_main_process
 from ssvit.engine.randomness import key
@@ -245,6 +245,10 @@ class Session:
             if missing := missing_labels(data.train, validation=data.validation, test=data.test):
                 raise UserError(missing)
             objects = {"classes": list(data.classes), "labels": data.train.labels}
+        if options.objective.needs_masks:
+            if not data.train.mask_classes:
+                raise UserError(f"{data.train.name(0)} {NO_MASKS}")
+            objects = {"classes": [*data.train.mask_classes], "masks": data.train}
         if options.objective.needs_image_count:
             objects["images"] = len(data.train)
         continuation = options.continuation if isinstance(options, Pretrain) else None
@@ -272,6 +276,7 @@ class Session:
                 workers=options.workers,
                 timeout=options.loader_timeout,
                 device=self.processes.device,
+                masks=options.objective.needs_masks,
                 records=self.stage == PRETRAIN,
             )
         return recipe, data, objective, loader

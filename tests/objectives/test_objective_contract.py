@@ -14,7 +14,7 @@ from runs import final, rows, states, train_in_processes
 
 from ssvit.checkpoints import storage
 from ssvit.checkpoints.checkpoint import Checkpoint
-from ssvit.data.batch import Batch, named
+from ssvit.data.batch import Batch, masks_of_views, named
 from ssvit.errors import UserError
 from ssvit.kernels.accelerate import accelerate
 from ssvit.models.timm_options import options_from
@@ -30,6 +30,7 @@ from ssvit.objectives import (
     latent_options,
     mae_options,
     masked_patch_options,
+    segment_options,
     targets_options,
 )
 from ssvit.objectives.base import Objective
@@ -38,6 +39,7 @@ from ssvit.objectives.codebook import Codebook
 from ssvit.objectives.continuation import Continuation
 from ssvit.objectives.dino import Dino
 from ssvit.objectives.distill import Distill
+from ssvit.objectives.segment import Segment
 
 # By the name of a function of tiny.py, and its arguments.
 CASES = {
@@ -73,6 +75,8 @@ CASES = {
     "classify_head": ("classify", {"trained": "head"}),
     "classify_layer": ("classify", {"trained": 1}),
     "classify_lora": ("classify", {"trained": "head", "lora": {"rank": 2, "alpha": 3.0}}),
+    "segment": ("segment", {"class_weights": [1.0, 0.5, 2.0]}),
+    "segment_maps_lora": ("segment", {"head": "maps", "trained": "head", "lora": {"rank": 2, "alpha": 3.0}}),
 }
 EVERY = pytest.mark.parametrize("case", CASES)
 # Cases whose code other cases run too: what takes long is tested with them by `make test-slow`.
@@ -109,13 +113,20 @@ def shaken(objective: Objective) -> Objective:
 def batch(objective: Objective, count: int = 6, first: int = 0) -> Batch:
     slots = torch.arange(first, first + count)
     views = named(tiny.transform(objective)(tiny.pictures(first + count)[first:], slots, 0))
-    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots, indices=slots)
+    targets = None
+    if isinstance(objective, Segment):
+        masks = tiny.masks(first + count)[first:]
+        targets = {"masks": masks_of_views(masks, tiny.transform(objective), slots, 0)}
+    return Batch(views, slots % 3 if isinstance(objective, Classify) else None, slots, targets, indices=slots)
 
 
 def part(given: Batch, rows_: slice | torch.Tensor) -> Batch:
     views = {name: view[rows_] for name, view in given.views.items()}
     labels = None if given.labels is None else given.labels[rows_]
-    return given._replace(views=views, labels=labels, slots=given.slots[rows_], indices=given.indices[rows_])
+    targets = given.targets and {name: target[rows_] for name, target in given.targets.items()}
+    return given._replace(
+        views=views, labels=labels, slots=given.slots[rows_], targets=targets, indices=given.indices[rows_]
+    )
 
 
 def run(objective, given: Batch, step: int = 6) -> dict[str, torch.Tensor]:
@@ -202,7 +213,7 @@ SHARDED = ("ibot", "contrastive_tuning", "classify_lora")
     [pytest.param(case, strategy, marks=[pytest.mark.slow] * (case in slow))
      for case in ("mae_with_stochastic_depth", "codebook", "codebook_of_features", "dino", "ibot", "latent", "simclr",
                   "contrastive_tuning", "diet", "distill", "distill_cached", "classify_layer", "classify_lora",
-                  "continuation_with_lora", "continuation_of_dino_with_lora")
+                  "segment", "continuation_with_lora", "continuation_of_dino_with_lora")
      for strategy, slow in (("ddp", REPEATED), ("fsdp", set(CASES) - set(SHARDED)))],
 )  # fmt: skip
 def test_two_processes_train_as_one_does(case, strategy, tmp_path):
@@ -445,6 +456,10 @@ OUTSIDE = {
         "classes": ["ant"], "label_smoothing": 1.0, "mixup": True, "cutmix": math.nan, "hidden": 1.5, "loss": "hinge",
         "distillation": "deit", "trained": "tail", "class_weights": "fair",
     },
+    segment_options.Segment: {
+        "classes": ["ant"], "head": "upernet", "layers": [0], "trained": "tail", "class_weights": [-1.0], "resize": 2,
+        "overlap": 1.0,
+    },
 }  # fmt: skip
 INVALID = [
     *((options, name, {name: value}) for options, values_ in OUTSIDE.items() for name, value in values_.items()),
@@ -466,6 +481,9 @@ INVALID = [
     (classify_options.Classify, "label_smoothing", {"loss": "multi_label", "label_smoothing": 0.1}),
     (classify_options.Classify, "target_threshold", {"target_threshold": 0.2}),
     (classify_options.Classify, "trained", {"trained": 0}),
+    (segment_options.Segment, "layers", {"layers": [1, 1]}),
+    (segment_options.Segment, "trained", {"lora": {"rank": 2, "alpha": 2}}),
+    (segment_options.Segment, "class_weights", {"classes": ["ant", "bee"], "class_weights": [1.0]}),
     (continuation_options.Continuation, "trained", {"lora": {"rank": 2, "alpha": 2}}),
     (classify_options.Classify, "lora", {"trained": "head", "lora": 8}),
     (classify_options.Classify, "lora.alpha", {"trained": "head", "lora": {"rank": 8}}),
@@ -497,6 +515,8 @@ def test_an_invalid_option_is_named(options, name, values_):
         ("masked", latent_options.Latent, {"layers": 2}, {"patch_size": 16}),
         ("trained", contrastive_options.ContrastiveTuning, {"trained": 3}, {}),
         ("trained", classify_options.Classify, {"trained": 3}, {}),
+        ("trained", segment_options.Segment, {"trained": 3}, {}),
+        ("layers", segment_options.Segment, {"layers": [2, 3]}, {}),
         ("masked", mae_options.MAE, {}, STEM),
         ("decoder", masked_patch_options.MaskedPatch, {"decoder": DECODER, "masking": HIDDEN}, STEM),
         ("keep", contrastive_options.SimCLR, {"keep": 0.5}, STEM),

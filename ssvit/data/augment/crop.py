@@ -256,7 +256,7 @@ class CenterCrop:
             return torch.cat([self(image[None]) for image in images])
         if images.shape[2:] == self.size:
             return images
-        size = self._fitted(*images.shape[2:])
+        size = self.fitted(*images.shape[2:])
         out = images.new_empty(*images.shape[:2], *self.size)
         for part, target in zip(images.split(_chunk(images)), out.split(_chunk(images)), strict=True):
             target.copy_(_center(resize(part, size), self.size))
@@ -266,21 +266,21 @@ class CenterCrop:
         """Resize and crop the mask of an image, with nearest-neighbour interpolation: (h, w) -> (*size) uint8."""
         if mask.shape == self.size:
             return mask
-        resized = F.interpolate(mask[None, None], size=self._fitted(*mask.shape), mode="nearest-exact")
+        resized = F.interpolate(mask[None, None], size=self.fitted(*mask.shape), mode="nearest-exact")
         return IGNORED - _center(IGNORED - resized, self.size)[0, 0]  # padding is 0 before the subtraction
 
     def geometry(self, sides: Tensor, slots: Tensor | None = None, seed: int = 0, view: int = 0) -> Tensor:
         """Return the maps from views to their images: sides (b, 2) -> (b, 2, 3)."""
         boxes = []
         for h, w in sides.tolist():
-            fitted = self.size if (h, w) == self.size else self._fitted(h, w)
+            fitted = self.size if (h, w) == self.size else self.fitted(h, w)
             scales = h / fitted[0], w / fitted[1]
             offsets = (round(max(n - m, 0) / 2) - max(m - n, 0) // 2 for n, m in zip(fitted, self.size, strict=True))
             start = (offset * scale for offset, scale in zip(offsets, scales, strict=True))
             boxes.append([*start, *(m * scale for m, scale in zip(self.size, scales, strict=True))])
         return geometry.cropped(torch.tensor(boxes, dtype=torch.float64, device=sides.device), self.size)
 
-    def _fitted(self, h: int, w: int) -> tuple[int, int]:
+    def fitted(self, h: int, w: int) -> tuple[int, int]:
         """Return the size before crop or padding; to cover, the longer side is rounded down as in torchvision."""
         if self.options.fit == "squash":
             return self.size

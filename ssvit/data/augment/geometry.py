@@ -8,8 +8,12 @@ boxes. Points of a view that show reflected pixels are mapped outside the image.
 Letters: b images.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from ssvit.data.sources.base import IGNORED
 
 
 def identity(count: int, device: torch.device) -> Tensor:
@@ -60,3 +64,25 @@ def composed(first: Tensor, second: Tensor) -> Tensor:
     """Return the maps of an augmentation followed by a second one: (b, 2, 3) each -> (b, 2, 3)."""
     linear = first[:, :, :2] @ second
     return torch.cat((linear[:, :, :2], linear[:, :, 2:] + first[:, :, 2:]), dim=2)
+
+
+def warped(masks: Sequence[Tensor] | Tensor, maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the masks of augmented views by nearest-neighbour interpolation.
+
+    Args:
+        masks: Mask of each image, (h, w) uint8.
+        maps: Maps from views to images, (b, 2, 3).
+        size: Height and width of the views.
+
+    Returns:
+        (b, *size) uint8, `IGNORED` for pixels that are not in the image.
+    """
+    y, x = torch.meshgrid(*(torch.arange(side, device=maps.device) + 0.5 for side in size), indexing="ij")
+    points = torch.stack((x, y, torch.ones_like(x))).flatten(1).to(maps.dtype)
+    views = []
+    for mask, (columns, rows) in zip(masks, (maps @ points).floor().long(), strict=True):
+        height, width = mask.shape
+        inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+        pixels = mask[rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
+        views.append(pixels.where(inside, IGNORED).view(size))
+    return torch.stack(views)

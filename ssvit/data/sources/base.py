@@ -21,6 +21,7 @@ from ssvit.engine.randomness import uniform
 from ssvit.errors import OptionError, UserError, printable
 
 T = TypeVar("T")
+_THREADS = 8  # that read masks
 _AHEAD = 32  # images per thread that are read ahead
 IGNORED = 255  # the class of ignored pixels of a mask
 Labels = Tensor | np.ndarray | Sequence[int] | None  # labels as a caller passes them
@@ -44,12 +45,14 @@ class Source(Protocol):
     Attributes:
         labels: (n,) int64, indices into `classes`; (n, k) bool for multi-label classification; or None.
         classes: Class names.
+        mask_classes: Names of the classes of masks, in the order of their numbers; () if they are unknown.
         in_memory: All images as one tensor (n, c, h, w), uint8 or float32 in [0, 1], or None if they are read one by
             one.
     """
 
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
+    mask_classes: tuple[str, ...] = ()
     in_memory: Tensor | None = None
 
     def __len__(self) -> int: ...
@@ -115,6 +118,7 @@ class Selection(Source):
 
     def __init__(self, source: Source, indices: Tensor) -> None:
         self.source, self.indices, self.classes = source, indices, source.classes
+        self.mask_classes = source.mask_classes
         self.labels = None if source.labels is None else source.labels[indices]
 
     def __len__(self) -> int:
@@ -338,10 +342,21 @@ def masks(source: Source, transform: Callable[[Tensor], Tensor], indices: Tensor
     for index in indices.tolist():
         mask = source.mask(index)
         if mask is None:
-            sources = "data.masks=PATH names a folder of PNG files, and data=shapes has masks"
-            raise UserError(f"{source.name(index)} has no mask, which segmentation requires: {sources}")
+            raise UserError(f"{source.name(index)} {source_options.NO_MASKS}")
         transformed.append(transform(mask))
     return torch.stack(transformed)
+
+
+def count_pixels(source: Source) -> Tensor:
+    """Return the number of pixels of each class over all masks of a source, (256,) int64; errors as for `masks`."""
+
+    def count(index: int) -> Tensor:
+        return masks(source, lambda mask: mask.flatten().bincount(minlength=256), torch.tensor([index]))[0]
+
+    counts = torch.zeros(256, dtype=torch.int64)
+    for _, of_image in read_ahead(count, range(len(source)), _THREADS):
+        counts += of_image
+    return counts
 
 
 def read_ahead(read: Callable[[int], T], indices: range, workers: int) -> Iterator[tuple[int, T]]:

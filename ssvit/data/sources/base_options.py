@@ -32,6 +32,9 @@ PERMUTATION, BIJECTION = ORDERS = "permutation", "bijection"  # algorithms of an
 SHORT_FORMS = dict.fromkeys(("data", "data.normalization", "data.fit"), "ssvit.data.arguments.expand")
 VALIDATION = "validation"
 NO_LABELS = "the images have no labels to learn: put the images of each class into a separate folder, or set data=…"
+NO_MASKS = (
+    "has no mask, which segmentation requires: data.masks=PATH names a folder of PNG files, and data=shapes has masks"
+)
 NO_VALIDATION = "there are no validation images; 0.1 for that fraction of the training images"
 
 

@@ -112,8 +112,9 @@ def folder(options: datasets_options.Folder) -> Data:
         masks = None
         if options.masks is not None:
             names = (os.path.splitext(os.path.relpath(path, options.root))[0] for path in files)
-            masks = [os.path.join(options.masks, f"{name}.png") for name in names]
-        return Files(files, *number_labels(labels, classes, source=root), masks=masks, pixels=options.pixels)
+            masks = _existing("data.masks", [os.path.join(options.masks, f"{name}.png") for name in names])
+        numbers = number_labels(labels, classes, source=root)
+        return Files(files, *numbers, masks=masks, mask_format=options, pixels=options.pixels)
 
     names = ["".join(f"{os.path.basename(os.path.abspath(path))}/" for path in paths) for paths in options.splits]
     data = read_splits(options, options.splits, names, read)
@@ -127,6 +128,32 @@ def folder(options: datasets_options.Folder) -> Data:
         classes = printable(", ".join(data.classes))
         return replace(data, summary=f"{data.summary}; warning: the classes {classes} are named like splits: {remedy}")
     return data
+
+
+def _existing(name: str, masks: list[str]) -> list[str]:
+    """Return the paths of masks; UserError, which begins with a name, if one of them does not exist."""
+    missing = [path for path in masks if not os.path.isfile(path)]
+    if missing:
+        raise UserError(
+            f"{name}: {len(missing):,} of {len(masks):,} masks are missing, such as {printable(missing[0])}"
+        )
+    return masks
+
+
+def voc(options: datasets_options.Voc) -> Data:
+    """Build a data set in the layout of Pascal VOC's segmentation; UserError if a file does not exist."""
+
+    def read(splits: Items, classes: Sequence[str]) -> Source:
+        with open(options.list_of(splits[0]), encoding="utf-8") as file:
+            names = file.read().split()
+        images, masks = (
+            [os.path.join(options.root, folder, f"{name}{suffix}") for name in names]
+            for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png"))
+        )
+        masks = _existing(options.list_of(splits[0]), masks)
+        return Files(images, masks=masks, mask_format=options, pixels=options.pixels)
+
+    return read_splits(options, options.splits, [f"{', '.join(names)}:" for names in options.splits], read)
 
 
 def shards(options: datasets_options.Shards) -> Data:
@@ -149,15 +176,17 @@ def csv(options: datasets_options.Csv) -> Data:
 
 def _of_table(options: datasets_options.Csv, splits: Items, classes: Sequence[str]) -> Files:
     """Return the images of some splits of a table, with labels into `classes` or, for (), the table's classes."""
-    paths, labels = list[str](), list[Label]()
+    paths, labels, masks = list[str](), list[Label](), list[str]()
     for row in tqdm(options.rows(splits), f"list {options.table}", unit=" images", delay=2, leave=False):
         path = os.path.join(options.root_folder, row.path)
         if not os.path.isfile(path):
             raise UserError(f"{options.table}, line {row.line}: there is no file {printable(path)}")
         paths.append(path)
         labels.append(row.label)
+        masks.append(os.path.join(options.root_folder, row.mask))
     numbers = number_labels(labels, classes, source=options.table, numeric=True)
-    return Files(paths, *numbers, named=False, pixels=options.pixels)
+    of_images = _existing(options.table, masks) if options.masked else None
+    return Files(paths, *numbers, masks=of_images, mask_format=options, named=False, pixels=options.pixels)
 
 
 def vtab(options: datasets_options.Vtab) -> Data:

@@ -11,22 +11,28 @@ from typing import IO, Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from ssvit.config.declaration import Count, Name, OneOf, Options, Part, Positive
+from ssvit.config.declaration import Count, Expect, Name, OneOf, Options, Part, Positive
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
 from ssvit.data.sources.base_options import DataSet, ImageFiles, Sample
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
-from ssvit.data.sources.splits import AUTO, Splits
+from ssvit.data.sources.mask_options import Classes, MaskFormat
+from ssvit.data.sources.splits import AUTO, Splits, resolve
 from ssvit.errors import OptionError, UserError, folder_to_write
 
 
-class Folder(ImageFiles):
+class Folder(MaskFormat, ImageFiles):
     """A folder of images, flat or with a subfolder for each class, or a folder with one such subfolder per split."""
 
     root: Name
     """The folder."""
     masks: Name | None = None
-    """For segmentation, a folder with the mask masks/a/b.png of each image root/a/b.jpg; pixels of 255 are ignored."""
+    """For segmentation, a folder with the mask masks/a/b.png of each image root/a/b.jpg."""
+
+    @property
+    def masked(self) -> bool:
+        """Return whether images have masks."""
+        return self.masks is not None
 
     def check_consistency(self) -> None:
         """Check the folders."""
@@ -50,7 +56,7 @@ class Folder(ImageFiles):
         return Sample.of_paths(folder.paths(self.splits.train[:1]), most)
 
 
-class Csv(ImageFiles):
+class Csv(MaskFormat, ImageFiles):
     """Image files that a table lists; see `ssvit.data.sources.table`."""
 
     table: Name
@@ -65,6 +71,13 @@ class Csv(ImageFiles):
     """The separator of the classes of an image in its cell, as | in cat|dog; None: each image has one class."""
     split: Name | None = AUTO
     """The name of the column of splits; auto: split, if it exists; None: none."""
+    mask: Name | None = AUTO
+    """The name of the column of paths of masks, for segmentation; auto: mask, if it exists; None: none."""
+
+    @property
+    def masked(self) -> bool:
+        """Return whether images have masks."""
+        return self.columns.mask is not None
 
     def check_consistency(self) -> None:
         """Check that the table is readable, and that the image in its first row exists."""
@@ -88,7 +101,8 @@ class Csv(ImageFiles):
     @cached_property
     def columns(self) -> tables.Columns:
         """Return the resolved names of the columns."""
-        return tables.columns(self.table, tables.Columns(self.path, self.label, self.split, self.separator))
+        options = tables.Columns(self.path, self.label, self.split, self.mask, self.separator)
+        return tables.columns(self.table, options)
 
     @cached_property
     def splits(self) -> Splits:
@@ -117,6 +131,38 @@ class Csv(ImageFiles):
         """Return up to about `most` training images, evenly spaced."""
         paths = [os.path.join(self.root_folder, row.path) for row in self.rows(self.splits.train)]
         return Sample.of_paths(paths, most)
+
+
+class Voc(MaskFormat, ImageFiles):
+    """Pascal VOC's segmentation masks: JPEGImages/, SegmentationClass/, and lists in ImageSets/Segmentation/."""
+
+    masked: ClassVar[bool] = True
+
+    root: Name
+    """The folder of a year, such as VOCdevkit/VOC2012."""
+    mask_classes: Annotated[Classes, Expect("a list of names, {name: value or [r, g, b]}, or a number")] = (
+        "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+        "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+    )  # fmt: skip
+    """Classes of the masks, as in data=folder."""
+
+    def check_consistency(self) -> None:
+        """Check that there are lists of images."""
+        super().check_consistency()
+        _ = self.splits
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Return the names of the lists by split."""
+
+        def find(name: str) -> tuple[str, ...]:
+            return (name,) if os.path.isfile(self.list_of(name)) else ()
+
+        return resolve(self.names, find, lambda held_out: (), expected=f"a list {self.list_of('NAME')}")
+
+    def list_of(self, split: str) -> str:
+        """Return the path of the list of the images of a split."""
+        return os.path.join(self.root, "ImageSets", "Segmentation", f"{split}.txt")
 
 
 class Shards(ImageFiles):

@@ -29,8 +29,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ssvit.data.sources import rasters
-from ssvit.data.sources.base import Unreadable
+from ssvit.data.sources.base import IGNORED, Unreadable
 from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
+from ssvit.data.sources.mask_options import ANY_MASK, MaskFormat
 from ssvit.engine import private
 from ssvit.errors import UserError, printable
 
@@ -180,15 +181,51 @@ def _values(data: Bytes, channels: int | None = None) -> np.ndarray:
     return _pillow(data.tobytes(), _FORMATS, rasters.bands)
 
 
-def load_mask(path: str) -> Tensor:
-    """Read a mask, the grey values or palette indices of a PNG: (h, w) uint8; errors as for `decode_image`."""
+def load_mask(path: str, classes: MaskFormat = ANY_MASK) -> Tensor:
+    """Read a mask, a PNG of grey values, of a palette or of colours.
+
+    Args:
+        path: The file.
+        classes: The classes of the values or colours; by default, values are returned as they are.
+
+    Returns:
+        The number of the class of each pixel, 255 for ignored ones, (h, w) uint8.
+
+    Raises:
+        Unreadable: The file is damaged, or has a value that is neither a class nor ignored.
+    """
     data = read_file(path).tobytes()
+    of_colours = any(isinstance(value, tuple) for value in classes.mask_values.values())
     with _named(path):
         # After the signature and the size come the bit depth and the colour type: 0 for grey, 3 for a palette. Pillow
         # rescales grey values of two or four bits to eight.
-        if not data.startswith(b"\x89PNG") or (data[25:26] != b"\3" and data[24:26] != b"\x08\0"):
-            raise ValueError("a mask must be a PNG of 8-bit grey values or of a palette's entries")
-        return torch.from_numpy(_pillow(data, ("PNG",), np.array))
+        is_png, is_indexed = data.startswith(b"\x89PNG"), data[25:26] == b"\3" or data[24:26] == b"\x08\0"
+        if not is_png or not (is_indexed or of_colours):
+            reason = "a mask must be a PNG of 8-bit grey values or of a palette's entries"
+            raise ValueError(f"{reason}; of colours with data.mask_classes={{name: [r, g, b]}}" if is_png else reason)
+        pixels = _pillow(data, ("PNG",), rgb if of_colours else np.array)
+        return torch.from_numpy(_numbered(pixels, classes) if classes.mask_values else pixels)
+
+
+def _numbered(pixels: np.ndarray, classes: MaskFormat) -> np.ndarray:
+    """Return the number of the class of each pixel, from values (h, w) or colours (h, w, 3); (h, w) uint8."""
+    weights = np.array([1 << 16, 1 << 8, 1])
+    codes = pixels if pixels.ndim == 2 else pixels @ weights
+    kind = int if pixels.ndim == 2 else tuple
+    numbers = {value: number for number, value in enumerate(classes.mask_values.values())}
+    numbers |= dict.fromkeys(classes.ignored_values, IGNORED)
+    by_code = {
+        value if isinstance(value, int) else int(np.array(value) @ weights): number
+        for value, number in numbers.items()
+        if isinstance(value, kind)
+    }
+    present, inverse = np.unique(codes, return_inverse=True)
+    if unknown := {*present.tolist()} - by_code.keys():
+        code = min(unknown)
+        value = code if kind is int else [code >> 16, code >> 8 & 255, code & 255]
+        raise ValueError(f"has the value {value}, which is neither in data.mask_classes nor in data.mask_ignored")
+    table = np.array([by_code[code] for code in present.tolist()], np.uint8)
+    return table[inverse].reshape(codes.shape)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Labels, Source, Unreadable, checked_labels, read_ahead
 from ssvit.data.sources.decode_options import RGB, PixelFormat
+from ssvit.data.sources.mask_options import ANY_MASK, MaskFormat
 
 _BLOCKS, _BLOCK = 8, 2048  # blocks of a large file, and bytes of a block, that identify its content
 _THREADS, _TASK = 8, 256  # threads that read blocks, since network disks have long latencies, and images per task
@@ -111,6 +112,7 @@ class Files(Encoded):
         labels: (n,) class indices, (n, k) bool, or None.
         classes: Class names.
         masks: Path of the mask of each image, a PNG.
+        mask_format: Classes of the masks.
         named: Whether the paths determine the labels; if not, the fingerprint covers the labels too.
         pixels: Pixel format of the images.
 
@@ -125,11 +127,14 @@ class Files(Encoded):
         classes: Sequence[str] = (),
         *,
         masks: Sequence[str] | None = None,
+        mask_format: MaskFormat = ANY_MASK,
         named: bool = True,
         pixels: PixelFormat = RGB,
     ) -> None:
         super().__init__(len(paths), labels, classes, pixels)
         self.named, self.masks, self.paths = named, masks, [os.fspath(path) for path in paths]
+        self.mask_format = mask_format
+        self.mask_classes = () if masks is None else tuple(mask_format.mask_values)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -160,17 +165,17 @@ class Files(Encoded):
         """Return the mask of an image, (h, w) uint8, or None without masks.
 
         Raises:
-            Unreadable: The mask is damaged, or has the size of the image before its EXIF orientation is applied.
+            Unreadable: The mask is damaged, has an unknown class, or has another size than the image in its EXIF
+                orientation.
         """
         if self.masks is None:
             return None
-        mask = decode.load_mask(self.masks[index])
-        height, width = mask.shape
-        if height != width:
-            size = decode.upright_size(self.paths[index]) or self.read(index).shape[1:]
-            if size == (width, height):
-                reason = f"has {width}x{height} pixels, and the image {height}x{width} in its EXIF orientation"
-                raise Unreadable(self.masks[index], reason)
+        mask = decode.load_mask(self.masks[index], self.mask_format)
+        size = decode.upright_size(self.paths[index]) or tuple(self.read(index).shape[1:])
+        if size != mask.shape:
+            (h, w), (height, width) = mask.shape, size
+            reason = f"has {w}x{h} pixels, and the image {width}x{height} in its EXIF orientation"
+            raise Unreadable(self.masks[index], reason)
         return mask
 
     @cached_property
@@ -188,4 +193,6 @@ class Files(Encoded):
         paths = [self.paths[i] for i in indices.tolist()]
         labels = None if self.labels is None else self.labels[indices]
         masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
-        return Files(paths, labels, self.classes, masks=masks, named=self.named, pixels=self.pixels)
+        taken = Files(paths, labels, self.classes, masks=masks, mask_format=self.mask_format, pixels=self.pixels)
+        taken.named = self.named
+        return taken

@@ -21,6 +21,7 @@ class Memory(Source):
         labels: (n,) class indices, (n, k) bool, or None.
         classes: Class names.
         masks: (n, h, w) uint8, or None.
+        mask_classes: Names of the classes of the masks.
 
     Raises:
         UserError: A label is out of range.
@@ -30,14 +31,15 @@ class Memory(Source):
     in_memory: Tensor
 
     def __init__(
-        self, images: Tensor, labels: Labels = None, classes: Sequence[str] = (), *, masks: Tensor | None = None
-    ) -> None:
+        self, images: Tensor, labels: Labels = None, classes: Sequence[str] = (), *, masks: Tensor | None = None,
+        mask_classes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         if images.ndim != 4 or images.dtype not in (torch.uint8, torch.float32):
             expected = "images must be (n, c, h, w), uint8 or float32"
             raise ValueError(f"{expected}, not {tuple(images.shape)} {images.dtype}")
         self.in_memory = images.contiguous()
         self.labels = checked_labels(labels, len(images), classes)
-        self.classes, self.masks = tuple(classes), masks
+        self.classes, self.masks, self.mask_classes = tuple(classes), masks, tuple(mask_classes)
 
     def __len__(self) -> int:
         return len(self.in_memory)
@@ -64,4 +66,4 @@ class Memory(Source):
     def take(self, indices: Tensor) -> "Memory":
         """Return the source of the images at `indices`, in that order."""
         labels, masks = (None if values is None else values[indices] for values in (self.labels, self.masks))
-        return Memory(self.in_memory[indices], labels, self.classes, masks=masks)
+        return Memory(self.in_memory[indices], labels, self.classes, masks=masks, mask_classes=self.mask_classes)

@@ -130,7 +130,10 @@ def shapes(options: shapes_options.Shapes) -> Data:
     textures = _label(indices, options.seed) if options.textures else None
     scenes = render(indices, seed=options.seed, size=pair("image_size", options.image_size), textures=textures)
     parts = map(Scenes._make, zip(*(column.split(counts) for column in scenes), strict=True))
-    train, test = (Memory(part.images, part.labels, CLASSES, masks=part.masks) for part in parts)
+    mask_classes = ("background", *CLASSES)
+    train, test = (
+        Memory(part.images, part.labels, CLASSES, masks=part.masks, mask_classes=mask_classes) for part in parts
+    )
     return Data(train, None, test, CLASSES)
 
 

@@ -19,16 +19,18 @@ class Columns(NamedTuple):
     path: str
     label: str | None
     split: str | None
+    mask: str | None = None
     separator: str | None = None  # between several classes in a cell
 
 
 class Row(NamedTuple):
-    """A row and its line number in the file; the split is "" without a column of splits."""
+    """A row and its line number in the file; split and mask are "" without a column of them."""
 
     line: int
     path: str
     label: str | tuple[str, ...] | None  # a tuple of classes if there is a separator
     split: str
+    mask: str = ""
 
 
 def columns(table: str, options: Columns) -> Columns:
@@ -36,7 +38,7 @@ def columns(table: str, options: Columns) -> Columns:
 
     Args:
         table: Path of the table.
-        options: Names of the columns; auto selects `label` and `split` if they exist, None selects none.
+        options: Names of the columns; auto selects `label`, `split` and `mask` if they exist, None selects none.
 
     Returns:
         The names of the existing columns, without auto.
@@ -56,22 +58,22 @@ def columns(table: str, options: Columns) -> Columns:
             raise OptionError(option, name, f"must be a column of {table}, which has {existing}")
         return name
 
-    path, label, split = (resolved(*column) for column in zip(Columns._fields, options[:3], strict=False))
+    path, label, split, mask = (resolved(*column) for column in zip(Columns._fields, options[:4], strict=False))
     if options.separator is not None and not (options.separator and label):
         reason = "separates the classes in the column that data.label names; null for one class each"
         raise OptionError("separator", options.separator, reason)
-    return Columns(path or options.path, label, split, options.separator)
+    return Columns(path or options.path, label, split, mask, options.separator)
 
 
 def rows(table: str, columns: Columns) -> Iterator[Row]:
     """Yield the rows of a table in order.
 
     Raises:
-        UserError: A row lacks a column, a path or a label.
+        UserError: A row lacks a column, a path, a label or a mask.
     """
     lines = _lines(table)
     header = next(lines)[1]
-    path, label, split = (None if name is None else header.index(name) for name in columns[:3])
+    path, label, split, mask = (None if name is None else header.index(name) for name in columns[:4])
     assert path is not None
     for line, cells in lines:
         if len(cells) != len(header):
@@ -84,7 +86,9 @@ def rows(table: str, columns: Columns) -> Iterator[Row]:
             classes = tuple(filter(None, map(str.strip, cell.split(columns.separator))))
         elif cell == "":
             raise UserError(f"{table}, line {line}: has no label: label every row, or set data.label=null")
-        yield Row(line, cells[path], classes, "" if split is None else cells[split])
+        if mask is not None and not cells[mask]:
+            raise UserError(f"{table}, line {line}: has no mask")
+        yield Row(line, cells[path], classes, *("" if at is None else cells[at] for at in (split, mask)))
 
 
 def splits(table: str, columns: Columns, names: Mapping[str, str | None]) -> Splits:

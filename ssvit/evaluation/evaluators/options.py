@@ -69,8 +69,8 @@ class ShapeBias(HeldOut):
             raise RootOptionError("data.textures", False, "must be true, with data=shapes, for evaluator=[shape_bias]")
 
 
-class Classification(Options):
-    """Evaluate a classifier."""
+class Supervised(Options):
+    """Evaluate a model on all validation images during training, and on all test images at the end."""
 
     batch_size: Count = 256
     """Batch size of each process."""
@@ -78,6 +78,15 @@ class Classification(Options):
     """Loader processes of each process."""
     timeout: NotNegative = 300.0
     """Seconds to wait for a batch from the loader processes; 0: no limit."""
+
+
+class Segmentation(Supervised):
+    """Evaluate a segmentation model. A batch consists of windows; `workers` are threads, without a time limit."""
+
+
+class Classification(Supervised):
+    """Evaluate a classifier."""
+
     real: str | None = None
     """File of ImageNet's ReaL labels (Beyer et al. 2020), for the metric accuracy_real; None: without it."""
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ssvit.data.sources.base import IGNORED
 from ssvit.engine.randomness import permutation
 from ssvit.errors import UserError
+from ssvit.evaluation import segmentation
 from ssvit.evaluation.features import Features
 from ssvit.evaluation.probes.base import Probe, Result
 from ssvit.evaluation.probes.logistic import fit
@@ -139,9 +140,4 @@ def label(scores: Tensor, size: Sequence[int]) -> Tensor:
 
 def mean_iou(answers: Tensor, masks: Tensor, classes: int) -> float:
     """Return the mIoU over all images, (m, h, w) uint8, without pixels of value 255 and without absent classes."""
-    from torchmetrics.classification import MulticlassJaccardIndex  # takes as long to import as torch
-
-    metric = MulticlassJaccardIndex(classes, ignore_index=IGNORED)
-    for answer, mask in zip(answers, masks, strict=True):
-        metric.update(answer.long()[None], mask.long()[None])
-    return metric.compute().item()
+    return segmentation.mean_iou(segmentation.class_counts(answers, masks, classes)).item()

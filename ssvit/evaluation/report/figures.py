@@ -5,7 +5,6 @@ Shapes use b, m images, y, x rows and columns of patches, d width, k classes.
 
 import math
 from collections.abc import Mapping, Sequence
-from colorsys import hsv_to_rgb
 from itertools import groupby
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssvit.data.sources.base import IGNORED, class_text
+from ssvit.data.sources.base import class_text
 from ssvit.evaluation.baselines import PIXELS, RANDOM_PREFIX
 from ssvit.evaluation.duplicates import Pair
 from ssvit.evaluation.neighbours import relative_distances, search
 from ssvit.evaluation.report.comparison import Standing
 from ssvit.evaluation.report.scores import Scores, Split
+from ssvit.figures import label_maps
 from ssvit.figures.base import Figure
 from ssvit.figures.contact_sheet import NEIGHBOURS, PAIRS, QUERIES, contact_sheet, neighbour, pair_sheet, query
 from ssvit.figures.intervals import Dot, Intervals
@@ -28,8 +28,6 @@ from ssvit.figures.plot import Level, Line, Panel, Plot, chance
 from ssvit.figures.style import evenly_spaced
 
 _SHOWN = 6  # images with components or masks
-_LEGEND = 12  # classes in the legend of masks
-_DARK = (0.16, 0.16, 0.2)  # colour of class 0
 _CLIPPED = 0.01  # fraction of patches clipped at both ends of a component, since outliers would reduce the contrast
 
 
@@ -147,10 +145,7 @@ def near_duplicates(split: Split, pairs: Sequence[Pair]) -> Gallery:
 
 
 def patches(split: Split, result: Scores) -> Mosaic:
-    """Return images next to the principal components of their patches and, if available, masks and predictions.
-
-    Ignored pixels are white and class 0, often the background, is dark. Colours repeat after twenty classes.
-    """
+    """Return images next to the principal components of their patches and, if available, masks and predictions."""
     test = split.test
     rows = torch.tensor(evenly_spaced(len(test), _SHOWN))
     images, colors = split.pictures(test, rows), components(test.values[result.best])[rows]
@@ -159,12 +154,7 @@ def patches(split: Split, result: Scores) -> Mosaic:
     if test.masks is None or result.predictions is None:
         return Mosaic(columns)
     masks = {"true": test.masks[rows], "predicted": result.predictions[rows].cpu()}
-    hues = [hsv_to_rgb(0.618 * (number % 20), 0.5 + 0.25 * (number % 3), 0.9) for number in range(IGNORED - 1)]
-    palette = torch.tensor([_DARK, *hues, (1.0, 1.0, 1.0)])
-    present = [number for number in torch.cat([*masks.values()]).unique().tolist() if number != IGNORED]
-    legend = {str(number): hues[number - 1] if number else _DARK for number in present[:_LEGEND]}
-    shown = {title: palette[mask.long()].movedim(-1, 1) for title, mask in masks.items()}
-    return Mosaic({**columns, **shown}, legend)
+    return label_maps.mosaic(columns, masks)
 
 
 def components(values: Tensor) -> Tensor:

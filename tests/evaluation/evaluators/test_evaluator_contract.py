@@ -23,6 +23,7 @@ from ssvit.evaluation.evaluators.options import (
     PatchCollapse,
     Prediction,
     Probing,
+    Segmentation,
 )
 from ssvit.evaluation.probes.options import Knn
 from ssvit.figures.base import Figure
@@ -42,6 +43,7 @@ EVALUATORS = {
     "contrast_of_tuning": (tiny.contrastive_tuning, Contrast),
     "label_free": (tiny.model, LabelFree),
     "classification": (tiny.classify, Classification),
+    "segmentation": (tiny.segment, Segmentation),
     "probing": (tiny.model, Probing),
 }
 
