@@ -7,7 +7,7 @@ permit it takes the value of another part, such as `ViT.image_size` that of the 
 
 from ssvit.data.augment.options import CenterCrop, InceptionCrop, MultiCrop, ResizeCrop, ShiftCrop
 from ssvit.data.sources.base_options import Subset
-from ssvit.data.sources.datasets_options import Csv, Folder, HuggingFace, Shards, TorchvisionSet, Vtab
+from ssvit.data.sources.datasets_options import Csv, Folder, HuggingFace, Shards, TorchvisionSet, Voc, Vtab
 from ssvit.data.sources.shapes_options import Shapes
 from ssvit.devices import Fabric
 from ssvit.evaluation.evaluators.options import LabelFree, Probing, ShapeBias
@@ -27,6 +27,7 @@ from ssvit.objectives.distill_options import Distill
 from ssvit.objectives.latent_options import Latent
 from ssvit.objectives.mae_options import MAE
 from ssvit.objectives.masked_patch_options import MaskedPatch, Masking
+from ssvit.objectives.segment_options import Segment
 from ssvit.objectives.targets_options import Hog, MeanColor, Pixels
 from ssvit.training.loggers.options import TensorBoard, Wandb
 from ssvit.training.options import Finetune, Pretrain, Table4
@@ -38,6 +39,6 @@ __all__ = [
     "Finetune", "Flat", "Folder", "Hog", "HuggingFace", "IBot", "InceptionCrop", "Knn", "LabelFree", "Latent",
     "LoadClassifier", "LoadEncoder", "LoadLayers", "LoadTeacher", "Logistic", "Lora", "MaskedPatch", "Masking",
     "MeanColor", "MultiCrop", "Pixels", "Pretrain", "Probing", "Recipe", "ResizeCrop", "Retrieval", "Ridge",
-    "Segmentation", "Sgd", "ShapeBias", "Shapes", "Shards", "ShiftCrop", "SimCLR", "Stem", "Subset", "Table4",
-    "TensorBoard", "Timm", "TorchvisionSet", "ViT", "Vtab", "Wandb",
+    "Segment", "Segmentation", "Sgd", "ShapeBias", "Shapes", "Shards", "ShiftCrop", "SimCLR", "Stem", "Subset",
+    "Table4", "TensorBoard", "Timm", "TorchvisionSet", "ViT", "Voc", "Vtab", "Wandb",
 ]  # fmt: skip

@@ -9,9 +9,9 @@ from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.config.command import Command
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Name
-from ssvit.errors import print_lines
+from ssvit.errors import one_of, print_lines
 from ssvit.exchange import options as export_options
-from ssvit.exchange.options import ForeignEncoder
+from ssvit.exchange.options import PROGRAMS, ForeignEncoder
 from ssvit.loading.finding import find_checkpoint
 from ssvit.loading.options import LoadEncoder, Pretrained
 from ssvit.loading.origins import origin
@@ -36,6 +36,8 @@ def run(config: Config) -> None:
     )
     size = checkpoint.encoder["image_size"] if options.image_size is None else options.image_size
     encoder_options = timm_options.options_from(checkpoint.encoder | {"image_size": size})
+    if checkpoint.has_segmenter:
+        one_of("format", options.format, PROGRAMS)
     options.check_model(encoder_options, checkpoint.manifest.get("classifier"))
     run = checkpoint.home(options.outputs)
     folder = Path(options.output or run / "export" / options.format)
@@ -44,13 +46,15 @@ def run(config: Config) -> None:
 
     origins = origin("weights", checkpoint, options.checkpoint)
     from ssvit.exchange.export import export
-    from ssvit.loading.encoder import load_classifier, load_encoder
+    from ssvit.loading.encoder import load_classifier, load_encoder, load_segmenter
     from ssvit.models.encoder import Encoder
     from ssvit.objectives.classify import Classify
+    from ssvit.objectives.segment import Segment
 
-    model: Encoder | Classify
-    if checkpoint.has_classifier:
-        model = load_classifier(LoadEncoder(path=checkpoint.path, image_size=size, resize=options.resize))
+    model: Encoder | Classify | Segment
+    if checkpoint.has_classifier or checkpoint.has_segmenter:
+        load = load_classifier if checkpoint.has_classifier else load_segmenter
+        model = load(LoadEncoder(path=checkpoint.path, image_size=size, resize=options.resize))
     else:
         changes = {"image_size": size, "resize": options.resize, **encoder}
         model = load_encoder(LoadEncoder(path=checkpoint.path, announce=True, **changes))

@@ -61,19 +61,14 @@ class Predict(Finetuned, Inference):
         return self.output is not None and self.output.endswith(".csv")
 
     def check_consistency(self) -> None:
-        """Check that there are images."""
+        """Check that there are images, and as far as possible the file or folder to write."""
+        self.check_output(is_folder=self.labelled is not None or os.path.isdir(self.output or ""))
         if not self.images and self.labelled is None:
             raise OptionError("images", "", "must be pictures, or folders of pictures, after the options")
 
-    def check_output(self, *, segments: bool) -> None:
-        """Check the file or folder to write; `segments`: whether the model predicts the classes of pixels.
-
-        Raises:
-            OptionError: It cannot be written, or an option does not suit the model.
-        """
-        if segments and self.labelled is not None:
-            raise OptionError("labelled", self.labelled, "must be null for a segmentation model")
-        if self.output is not None and (segments or self.labelled is not None):
+    def check_output(self, *, is_folder: bool) -> None:
+        """Check that the output can be written, as a folder or as a file; raise OptionError otherwise."""
+        if self.output is not None and is_folder:
             folder_to_write("output", self.output)
         elif self.output is not None:
             file_to_write("output", self.output, begins=[",".join(_COLUMNS)] if self.as_table else _ANSWERS)
@@ -132,7 +127,9 @@ def run(config: Config) -> None:
     checkpoint = find_checkpoint(
         options.checkpoint, outputs=options.outputs, stage=FINETUNE, say=config.line.say, precision=options.precision
     )
-    options.check_output(segments=checkpoint.has_segmenter)
+    if checkpoint.has_segmenter and options.labelled is not None:
+        raise OptionError("labelled", options.labelled, "must be null for a segmentation model")
+    options.check_output(is_folder=checkpoint.has_segmenter or options.labelled is not None)
     config.line.announce()
     if checkpoint.has_segmenter:
         _segment(checkpoint, options, paths)

@@ -46,10 +46,10 @@ class LabelMaps:
         An image that is smaller than a window is padded with zeros at its right and lower border.
         """
         places: list[tuple[int, Box]] = []
-        padded, fitted, totals = [], [], []
+        padded, fitted, sums = [], [], []
         patch, window = self.model.encoder.patch_size, self.model.encoder.image_size
         grid = window[0] // patch[0], window[1] // patch[1]
-        overlap = int(self.model.options.overlap * min(grid))
+        overlap, factor = int(self.model.options.overlap * min(grid)), self.model.head.factor
         for number, image in enumerate(images):
             size = image.shape[1], image.shape[2]
             if self.model.options.resize:
@@ -61,22 +61,15 @@ class LabelMaps:
             padded.append(F.pad(image, (0, width - size[1], 0, height - size[0])))
             fitted.append((size[0] / height, size[1] / width))
             places += [(number, box) for box in boxes((cells[0], cells[1]), grid, overlap)]
-            totals.append(cells)
-        sums: list[Tensor | None] = [None] * len(images)
+            sums.append(torch.zeros(len(self.model.classes) + 1, factor * cells[0], factor * cells[1]))
         for start in range(0, len(places), self.batch_size):
             part = places[start : start + self.batch_size]
             crops = [_scaled(box, patch).of(padded[number]) for number, box in part]
-            scores = self.scores(torch.stack(crops))
-            factor = scores.shape[2] // grid[0], scores.shape[3] // grid[1]
-            for (number, box), of_window in zip(part, scores, strict=True):
-                total = sums[number]
-                if total is None:
-                    cells = totals[number]
-                    total = scores.new_zeros(scores.shape[1] + 1, cells[0] * factor[0], cells[1] * factor[1])
-                    sums[number] = total
-                _scaled(box, factor).of(total).add_(F.pad(of_window, (0, 0, 0, 0, 0, 1), value=1.0))
+            for (number, box), scores in zip(part, self.scores(torch.stack(crops)), strict=True):
+                # The last channel counts the windows.
+                _scaled(box, (factor, factor)).of(sums[number]).add_(F.pad(scores, (0, 0, 0, 0, 0, 1), value=1.0))
         answers = zip(sums, fitted, images, strict=True)
-        return [_labels(x[:-1] / x[-1], part, image.shape[1:]) for x, part, image in answers if x is not None]
+        return [_labels(x[:-1] / x[-1], shares, image.shape[1:]) for x, shares, image in answers]
 
 
 def _scaled(box: Box, factor: tuple[int, int]) -> Box:

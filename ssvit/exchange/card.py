@@ -45,7 +45,7 @@ probabilities = classifier.probabilities(images)  # (b, {shape}), in [0, 1] or u
 
 def write(
     *, run: Path, step: int, encoder: Mapping[str, Any], options: Export, preprocessing: str, classes: Sequence[str],
-    remarks: Sequence[str], origins: Sequence[Mapping[str, str]],
+    task: str, remarks: Sequence[str], origins: Sequence[Mapping[str, str]],
 ) -> str:  # fmt: skip
     """Return the card in Markdown.
 
@@ -56,6 +56,7 @@ def write(
         options: Options of the export.
         preprocessing: Description of the evaluation transform.
         classes: Class names, empty without a head.
+        task: Task of the head, classification or segmentation.
         remarks: Sentences about the export.
         origins: Weights of which the training made use, with "use", "name" and possibly "license".
     """
@@ -84,7 +85,7 @@ def write(
     }
     front_matter: dict[str, object] = {
         "library_name": "ssvit" if options.format == OURS else options.format,
-        "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
+        "pipeline_tag": f"image-{task}" if classes else "image-feature-extraction",
         "tags": ["ssvit", "vision", "vision-transformer"],
     }
     if repositories := sorted({row["name"] for row in origins if "/" in row["name"]}):

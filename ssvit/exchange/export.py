@@ -21,16 +21,19 @@ from ssvit.models.timm import Timm
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
 from ssvit.objectives.classify_options import MULTI_LABEL
+from ssvit.objectives.segment import Segment
+
+Head = Classify | Segment
 
 
 def export(
-    model: Encoder | Classify, folder: Path, options: Export, *, manifest: Mapping[str, Any], run: Path,
+    model: Encoder | Head, folder: Path, options: Export, *, manifest: Mapping[str, Any], run: Path,
     origins: Sequence[Mapping[str, str]] = (),
 ) -> list[str]:  # fmt: skip
     """Write the folder of an export and return remarks about it.
 
     Args:
-        model: The encoder or classifier.
+        model: The encoder, classifier or segmentation model.
         folder: The folder.
         options: Options of the export.
         manifest: Manifest of the checkpoint.
@@ -50,10 +53,10 @@ def export(
 
 
 def _write(
-    model: Encoder | Classify, folder: Path, options: Export, manifest: Mapping[str, Any], run: Path,
+    model: Encoder | Head, folder: Path, options: Export, manifest: Mapping[str, Any], run: Path,
     origins: Sequence[Mapping[str, str]],
 ) -> list[str]:  # fmt: skip
-    encoder, head = (model.encoder, model) if isinstance(model, Classify) else (model, None)
+    encoder, head = (model.encoder, model) if isinstance(model, Head) else (model, None)
     classes = () if head is None else head.classes
     with within("view"):
         view = CenterCrop(**{**(manifest.get("view") or {}), "size": encoder.image_size})
@@ -62,6 +65,7 @@ def _write(
     is_scaled = pixels["range"] and options.format != OURS  # ssvit reads the range from its own format
     scaling = ["images must be scaled to [0, 1] first, as the model card describes"] if is_scaled else []
     if options.format == OURS:
+        assert not isinstance(head, Segment)  # the command has checked this, here and for timm
         remarks = _ours(encoder, head, folder, {"view": view.values(), **pixels})
     else:
         if options.format in PROGRAMS:
@@ -71,11 +75,12 @@ def _write(
             remarks = _program(encoder, head, folder, " ".join([description, *scaling]), options, stored)
         else:
             assert isinstance(encoder, ViT | Timm)
+            assert not isinstance(head, Segment)
             transform, remarks = preprocessing.timm(view)
             _json(folder / CONFIG, timm.config(encoder, classes, transform))
             remarks = _weights(folder, _of_timm(encoder, head)) + remarks
     remarks += scaling
-    if head is not None and head.options.loss == MULTI_LABEL:
+    if _is_multi_label(head):
         remarks.append("multi-label classifier: its probabilities are the sigmoid of each logit, not a softmax")
     text = card.write(
         run=run,
@@ -84,6 +89,7 @@ def _write(
         options=options,
         preprocessing=description,
         classes=classes,
+        task="segmentation" if isinstance(head, Segment) else "classification",
         remarks=remarks,
         origins=origins,
     )
@@ -100,7 +106,11 @@ def _weights(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"{len(tensors)} tensors, {sum(tensor.numel() for tensor in tensors.values()) / 1e6:.2f} million numbers"]
 
 
-def _metadata(encoder: Encoder, head: Classify | None) -> dict[str, object]:
+def _is_multi_label(head: Head | None) -> bool:
+    return isinstance(head, Classify) and head.options.loss == MULTI_LABEL
+
+
+def _metadata(encoder: Encoder, head: Head | None) -> dict[str, object]:
     return {"encoder": encoder.arguments} if head is None else head.metadata
 
 
@@ -151,13 +161,13 @@ def converted(encoder: ViT, head: Classify | None) -> dict[str, Tensor]:
 
 
 def _program(
-    encoder: ViT, head: Classify | None, folder: Path, description: str, options: Export, stored: Mapping[str, object]
+    encoder: ViT, head: Head | None, folder: Path, description: str, options: Export, stored: Mapping[str, object]
 ) -> list[str]:
     """Write a program with its metadata in the same file, and compare it with the model.
 
     Args:
         encoder: The encoder.
-        head: The classifier with its head; None for an encoder.
+        head: The model with its head; None for an encoder.
         folder: The folder.
         description: Description of the evaluation transform.
         options: Options of the export.
@@ -175,7 +185,7 @@ def _program(
         "std": per_channel(encoder.arguments["std"], encoder.channels),
         "preprocessing": description,
         **({} if head is None else {"classes": list(head.classes)}),
-        **({"probabilities": "the sigmoid of each logit"} if head and head.options.loss == MULTI_LABEL else {}),
+        **({"probabilities": "the sigmoid of each logit"} if _is_multi_label(head) else {}),
         graph.MANIFEST: {**stored, "precision": options.quantize or 32},
     }
     model = program.Program(encoder if head is None else head, options).eval()

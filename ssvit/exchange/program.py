@@ -1,4 +1,4 @@
-"""Export an encoder, or a classifier, as one graph of ONNX or as a program of torch.export.
+"""Export an encoder, a classifier or a segmentation model as one graph of ONNX or as a program of torch.export.
 
 Images are float in [0, 1]; normalisation is part of the program. A program takes any number of images and, with
 any_size, any size that is a multiple of the patch size: the encoder then resamples its positions.
@@ -23,6 +23,7 @@ from ssvit.exchange import graph
 from ssvit.exchange.options import TORCH, Export
 from ssvit.models.vit import ViT
 from ssvit.objectives.classify import Classify
+from ssvit.objectives.segment import Segment
 
 METADATA = "metadata.json"  # extra file of a program of torch.export
 TOLERANCE = 1e-4  # maximum difference of the file's outputs and the model's, for outputs of the last norm (about 1)
@@ -33,11 +34,11 @@ class Program(nn.Module):
     """Wrap a model for export, with a tuple of tensors as output.
 
     Args:
-        model: The encoder or classifier.
+        model: The encoder, classifier or segmentation model.
         options: Options of the export; `any_size` and `resize` are used.
     """
 
-    def __init__(self, model: ViT | Classify, options: Export) -> None:
+    def __init__(self, model: ViT | Classify | Segment, options: Export) -> None:
         super().__init__()
         self.model, self.options = model, options
         if options.any_size:
@@ -52,7 +53,10 @@ class Program(nn.Module):
         return encoder
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return logits (b, k), or an encoder's tokens (b, t, d) and features (b, d), for images (b, c, h, w)."""
+        """Return the outputs for images (b, c, h, w).
+
+        These are logits, (b, k) or for segmentation (b, k, h, w), or an encoder's tokens (b, t, d) and features (b, d).
+        """
         if isinstance(self.model, ViT):
             tokens = self.model(images)
             return tokens, self.model.pool(tokens)

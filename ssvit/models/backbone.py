@@ -6,7 +6,6 @@ Letters: b images, c channels, h, w pixels, y, x rows and columns of patches, d 
 from collections.abc import Sequence
 from itertools import islice
 
-from einops import rearrange
 from torch import Tensor, nn
 
 from ssvit.errors import OptionError
@@ -27,14 +26,13 @@ def feature_maps(
     Returns:
         A map (b, d, y, x) for each layer.
     """
-    rows, _ = encoder.grid_of(images)
     if set(layers) == {encoder.depth}:  # all layers in one call, which the kernels compute faster
         outputs = {encoder.depth: encoder(images, depth_noise=depth_noise)}
     else:
         tokens = islice(encoder.layers(images, depth_noise=depth_noise), max(layers))
         outputs = {layer: encoder.norm(x) for layer, x in enumerate(tokens, start=1) if layer in layers}
     count = encoder.num_prefix_tokens
-    return [rearrange(outputs[layer][:, count:], "b (y x) d -> b d y x", y=rows) for layer in layers]
+    return [outputs[layer][:, count:].unflatten(1, encoder.grid_of(images)).movedim(-1, 1) for layer in layers]
 
 
 class FeatureMaps(nn.Module):

@@ -33,7 +33,12 @@ class LinearHead(nn.Module):
         width: Width of the encoder, d.
         maps: Number of feature maps, m.
         classes: Number of classes, k.
+
+    Attributes:
+        factor: Number of cells of the scores along each side of a patch.
     """
+
+    factor = 1
 
     def __init__(self, width: int, maps: int, classes: int) -> None:
         super().__init__()
@@ -51,7 +56,12 @@ class MapsHead(nn.Module):
         width: Width of the encoder, d.
         maps: Number of feature maps, m.
         classes: Number of classes, k.
+
+    Attributes:
+        factor: Number of cells of the scores along each side of a patch.
     """
+
+    factor = 2
 
     def __init__(self, width: int, maps: int, classes: int) -> None:
         super().__init__()
@@ -79,7 +89,7 @@ def _zero(layer: nn.Linear | nn.Conv2d) -> nn.Module:
     return layer
 
 
-HEADS = {"linear": LinearHead, "maps": MapsHead}
+HEADS: dict[str, type[LinearHead | MapsHead]] = {"linear": LinearHead, "maps": MapsHead}
 
 
 class Segment(Objective):
@@ -98,6 +108,7 @@ class Segment(Objective):
     encoder: ViT
     options: segment_options.Segment
     class_weights: Tensor | None
+    head: LinearHead | MapsHead
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from annotated_types import Ge, Le, MinLen
 
 from ssvit.config.declaration import ONE_OR_SEVERAL, Count, Distinct, Expect, NotNegative, Tree
 from ssvit.data.sources.base_options import NO_MASKS
-from ssvit.data.sources.mask_options import MaskFormat
+from ssvit.data.sources.decode_options import MaskFormat
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.models.encoder_options import Normalized
 from ssvit.models.vit_options import Lora, ViT

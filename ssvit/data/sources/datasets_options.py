@@ -15,8 +15,8 @@ from ssvit.config.declaration import Count, Expect, Name, OneOf, Options, Part, 
 from ssvit.data.sources import folder, shard_folder, vtab
 from ssvit.data.sources import table as tables
 from ssvit.data.sources.base_options import DataSet, ImageFiles, Sample
+from ssvit.data.sources.decode_options import Classes, MaskFormat
 from ssvit.data.sources.folder import IMAGE_SUFFIXES, NPY
-from ssvit.data.sources.mask_options import Classes, MaskFormat
 from ssvit.data.sources.splits import AUTO, Splits, resolve
 from ssvit.errors import OptionError, UserError, folder_to_write
 

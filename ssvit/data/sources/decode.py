@@ -30,8 +30,7 @@ from torch import Tensor
 
 from ssvit.data.sources import rasters
 from ssvit.data.sources.base import IGNORED, Unreadable
-from ssvit.data.sources.decode_options import GREY, RGB, PixelFormat
-from ssvit.data.sources.mask_options import ANY_MASK, MaskFormat
+from ssvit.data.sources.decode_options import ANY_MASK, GREY, RGB, MaskFormat, PixelFormat
 from ssvit.engine import private
 from ssvit.errors import UserError, printable
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ssvit.data.sources import decode
 from ssvit.data.sources.base import Labels, Source, Unreadable, checked_labels, read_ahead
-from ssvit.data.sources.decode_options import RGB, PixelFormat
-from ssvit.data.sources.mask_options import ANY_MASK, MaskFormat
+from ssvit.data.sources.decode_options import ANY_MASK, RGB, MaskFormat, PixelFormat
 
 _BLOCKS, _BLOCK = 8, 2048  # blocks of a large file, and bytes of a block, that identify its content
 _THREADS, _TASK = 8, 256  # threads that read blocks, since network disks have long latencies, and images per task

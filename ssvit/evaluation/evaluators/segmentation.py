@@ -9,7 +9,6 @@ Shapes use n images of the source, h, w pixels, k classes.
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +21,7 @@ from ssvit.evaluation.evaluators.base import Evaluation, Evaluator, with_metrics
 from ssvit.evaluation.evaluators.options import Segmentation as SegmentationOptions
 from ssvit.evaluation.evaluators.predictions import as_csv, mean, percent
 from ssvit.evaluation.processes import all_gather_results, rank_and_world
-from ssvit.evaluation.segmentation import (
-    LabelMaps,
-    class_counts,
-    intersections_over_unions,
-    interval_of_miou,
-    mean_iou,
-)
+from ssvit.evaluation.segmentation import LabelMaps, class_counts, intersections_over_unions, interval_of_miou, mean_iou
 from ssvit.figures import label_maps, plot
 from ssvit.figures.display import PLAIN, Display
 from ssvit.figures.pictures import Mosaic
@@ -39,26 +32,6 @@ from ssvit.objectives.segment import Segment
 _PART = 16  # images whose windows are predicted together
 _SHOWN = 6  # images in the figure
 _NAMED = 3  # classes named in the lines
-
-
-class ClassScores(NamedTuple):
-    """Store the pixels of a class, and its scores; NaN where a score is not defined.
-
-    Attributes:
-        name: Name of the class.
-        correct: Pixels of the class that are predicted correctly.
-        predicted: Pixels that are predicted as the class.
-        pixels: Pixels of the class.
-        iou: Intersection over union of the predicted and the true pixels.
-        accuracy: Share of correct ones among the pixels of the class.
-    """
-
-    name: str
-    correct: int
-    predicted: int
-    pixels: int
-    iou: float
-    accuracy: float
 
 
 class Segmentation(Evaluator):
@@ -103,9 +76,7 @@ class Segmentation(Evaluator):
         indices, counts = self.counts(objective)
         total, (low, high) = counts.sum(0), interval_of_miou(counts)
         correct, predicted, true = total.tolist()
-        accuracies = (total[0].double() / total[2]).tolist()
-        columns = correct, predicted, true, intersections_over_unions(total).tolist(), accuracies
-        rows = [ClassScores(*row) for row in zip(objective.classes, *columns, strict=True)]
+        accuracies, ious = (total[0].double() / total[2]).tolist(), intersections_over_unions(total).tolist()
         pixels = sum(true)
         metrics = {
             "miou": mean_iou(total).item(),
@@ -122,16 +93,18 @@ class Segmentation(Evaluator):
             return Evaluation(metrics=metrics)
         figures = {"learning": self._learning(with_metrics(history, metrics)), "masks": self._masks(objective, indices)}
         head = "class", "correct", "predicted", "pixels", "iou", "accuracy"
-        lowest = sorted((row for row in rows if not math.isnan(row.iou)), key=lambda row: row.iou)[:_NAMED]
+        table = as_csv(head, zip(objective.classes, correct, predicted, true, ious, accuracies, strict=True))
+        measured = [pair for pair in zip(ious, objective.classes, strict=True) if not math.isnan(pair[0])]
+        lowest = (f"{one_line(name)} {percent(iou)}" for iou, name in sorted(measured)[:_NAMED])
         lines = [
             f"mIoU {percent(metrics['miou'])} (95 % interval over images {percent(low)} to {percent(high)}) of "
             f"{len(indices):,} images (always the most frequent class {percent(metrics['miou_constant'])})",
             f"pixel accuracy {percent(metrics['pixel_accuracy'])}, mean accuracy of the classes "
             f"{percent(metrics['accuracy_per_class'])}",
-            f"lowest IoU: {', '.join(f'{one_line(row.name)} {percent(row.iou)}' for row in lowest)}",
+            f"lowest IoU: {', '.join(lowest)}",
             *([f"unreadable and excluded: {unreadable:,} images"] if unreadable else []),
         ]
-        return Evaluation(metrics=metrics, lines=lines, figures=figures, tables={"classes.csv": as_csv(head, rows)})
+        return Evaluation(metrics=metrics, lines=lines, figures=figures, tables={"classes.csv": table})
 
     def counts(self, objective: Segment) -> tuple[list[int], Tensor]:
         """Return the indices of the readable images, and the counts of `class_counts` for each, (n, 3, k).

@@ -91,7 +91,8 @@ def images(options: Evaluate, probes: Mapping[str, Probe]) -> Data:
             for which, source in (("training", data.train), (part, test)):
                 if has_one_class(source) and is_main_process():
                     reason = f"have only the values 0 and {IGNORED}, and pixels of {IGNORED} are ignored"
-                    print_lines(f"warning: a sample of {which} masks {reason}; store the second class as 1")
+                    remedy = f"data.mask_classes={{background: 0, object: {IGNORED}}} makes them a class"
+                    print_lines(f"warning: a sample of {which} masks {reason}; {remedy}")
     return data
 
 

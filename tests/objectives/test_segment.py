@@ -1,0 +1,157 @@
+"""Segmentation: its loss by loops in float64, its heads, label maps of windows, and measures by another library."""
+
+import math
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from command import error_of
+from sklearn.metrics import jaccard_score
+
+from ssvit.data.augment.options import CenterCrop
+from ssvit.data.batch import Batch
+from ssvit.data.sources.memory import Memory
+from ssvit.data.windows import boxes
+from ssvit.errors import UserError
+from ssvit.evaluation.evaluators.options import Segmentation as EvaluatorOptions
+from ssvit.evaluation.segmentation import LabelMaps, class_counts, interval_of_miou, mean_iou
+from ssvit.objectives.segment import Segment, balanced
+from ssvit.objectives.segment_options import Segment as Options
+
+K = len(tiny.CLASSES)
+
+
+def model(**options) -> Segment:
+    objective = tiny.segment(**options)
+    torch.manual_seed(1)
+    return tiny.shaken(objective).eval()
+
+
+def batch(count: int = 4) -> Batch:
+    return Batch.of_view(tiny.pictures(count))._replace(targets={"masks": tiny.masks(count)})
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 0.5, 2.0]])
+def test_the_loss_is_that_of_loops_over_labelled_pixels(weights):
+    objective, given = model(class_weights=weights).double(), batch()
+    logits, masks = objective.logits(given.images), given.targets["masks"]
+    assert logits.shape == (4, K, 16, 16)
+    total, right, labelled = 0.0, 0, 0
+    for pixels, mask in zip(logits.flatten(2).mT.reshape(-1, K).tolist(), masks.flatten().tolist(), strict=True):
+        if mask != 255:
+            loss = math.log(sum(map(math.exp, pixels))) - pixels[mask]
+            total += loss * (1 if weights is None else weights[mask])
+            right, labelled = right + (pixels.index(max(pixels)) == mask), labelled + 1
+    found = objective(given)
+    assert found["loss"].item() == pytest.approx(total / masks.numel())
+    assert found["pixel_accuracy"].item() == pytest.approx(right / labelled)
+    changed = torch.where(masks == 255, 255, masks)
+    given.images[:] = 0
+    assert changed.equal(masks)
+
+
+def test_ignored_pixels_alone_give_no_loss_and_no_gradient():
+    objective = model()
+    found = objective(batch()._replace(targets={"masks": torch.full((4, 16, 16), 255, dtype=torch.uint8)}))
+    assert found["loss"].item() == 0
+    assert all(not grad.any() for grad in torch.autograd.grad(found["loss"], [*objective.head.parameters()]))
+
+
+def test_balanced_weights_give_each_class_the_same_share_of_the_loss():
+    source = Memory(tiny.pictures(), masks=tiny.masks(), mask_classes=tiny.CLASSES)
+    weights = np.array(balanced(source, K + 1))
+    counts = np.bincount(tiny.masks().flatten(), minlength=256)[: K + 1]
+    assert (weights * counts)[:K] == pytest.approx([counts.sum() / (K + 1)] * K)
+    assert weights[K] == 0
+
+
+@pytest.mark.parametrize(("options", "layers"), [({}, (2,)), ({"head": "maps"}, (1, 2)), ({"layers": [2, 1]}, (2, 1))])
+def test_heads_receive_the_layers_that_they_name(options, layers):
+    objective, images = model(**options), tiny.pictures(2)
+    assert objective.maps == layers
+    outputs = [objective.encoder.norm(tokens) for tokens in objective.encoder.layers(images)]
+    maps = [outputs[layer - 1][:, 1:].unflatten(1, (4, 4)).movedim(-1, 1) for layer in layers]
+    expected = objective.head(maps)
+    torch.testing.assert_close(objective.scores(images), expected)
+    assert expected.shape[2:] == ((8, 8) if objective.options.head == "maps" else (4, 4))
+
+
+def test_a_model_without_masks_is_one_line():
+    objective = tiny.segment()
+    with pytest.raises(UserError):
+        objective(Batch.of_view(tiny.pictures(2)))
+    assert Options(classes=tiny.CLASSES).maps(12) == (12,)
+    assert Options(classes=tiny.CLASSES, head="maps").maps(12) == (3, 6, 9, 12)
+
+
+def label_maps(objective: Segment, batch_size: int = 5, **view) -> LabelMaps:
+    return LabelMaps(objective, CenterCrop(size=16, **view).build(), objective.scores, batch_size)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["linear", "maps"])
+def test_the_label_map_of_one_window_is_that_of_its_logits(head):
+    objective = model(head=head)
+    images = tiny.pictures(3)
+    assert torch.stack(label_maps(objective)(list(images))).equal(objective.logits(images).argmax(1).to(torch.uint8))
+    wide = F.interpolate(images, size=(32, 32), mode="nearest")  # its windows have a size of 16 after resizing
+    (answer,) = label_maps(objective)([wide[0]])
+    resized = CenterCrop(size=16).build()(wide[:1])
+    expected = F.interpolate(objective.scores(resized), size=(32, 32), mode="bilinear").argmax(1)[0]
+    assert answer.equal(expected.to(torch.uint8))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(16, 40), (37, 29), (9, 50), (10, 11)])
+def test_windows_are_averaged_and_small_images_padded(size):
+    """By loops over windows and pixels, in the resolution of the images."""
+    objective = model(resize=False, overlap=0.5)
+    image = tiny.pictures(1, 64)[0, :, : size[0], : size[1]]
+    (answer,) = label_maps(objective)([image])
+    cells = [max(-(-side // 4), 4) for side in size]
+    canvas = torch.zeros(3, cells[0] * 4, cells[1] * 4, dtype=torch.uint8)
+    canvas[:, : size[0], : size[1]] = image
+    total, count = torch.zeros(K, *cells), torch.zeros(cells)
+    for top, left, height, width in boxes((cells[0], cells[1]), (4, 4), 2):
+        window = canvas[None, :, 4 * top : 4 * (top + height), 4 * left : 4 * (left + width)]
+        total[:, top : top + height, left : left + width] += objective.scores(window)[0]
+        count[top : top + height, left : left + width] += 1
+    pixels = F.interpolate((total / count)[None], scale_factor=4, mode="bilinear")[0, :, : size[0], : size[1]]
+    assert answer.shape == size
+    assert (answer == pixels.argmax(0)).double().mean() > 0.99  # up to ties within rounding errors
+    assert len(answer.unique()) > 1
+
+
+def test_measures_are_those_of_scikit_learn_and_of_a_bootstrap_by_loops():
+    generator = np.random.default_rng(0)
+    truth = torch.from_numpy(generator.integers(0, K, (30, 6, 6))).to(torch.uint8)
+    answers = torch.where(torch.from_numpy(generator.random((30, 6, 6)) < 0.6), truth, (truth + 1) % K)
+    truth[torch.from_numpy(generator.random((30, 6, 6)) < 0.1)] = 255
+    counts = torch.stack([class_counts(*pair, K + 1) for pair in zip(answers, truth, strict=True)])
+    known = truth != 255
+    assert mean_iou(counts.sum(0)).item() == pytest.approx(jaccard_score(truth[known], answers[known], average="macro"))
+    drawn = [mean_iou(counts[generator.integers(0, 30, 30)].sum(0)).item() for _ in range(2000)]
+    assert interval_of_miou(counts) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.01)
+
+
+@torch.no_grad()
+def test_the_evaluation_measures_masks_in_their_own_resolution():
+    """Its counts are those of the label maps; constant is the model that ignores the image."""
+    objective = model()
+    images, masks = tiny.pictures(20, 24), tiny.masks(20, 24)
+    source = Memory(images, masks=masks, mask_classes=tiny.CLASSES)
+    evaluator = EvaluatorOptions(batch_size=7).build(source=source, transform=CenterCrop(size=16).build())
+    metrics = evaluator(objective).metrics
+    answers = torch.stack(label_maps(objective)(list(images)))
+    known = masks != 255
+    expected = jaccard_score(masks[known], answers[known], average="macro", labels=[0, 1, 2])
+    assert metrics["miou"] == pytest.approx(expected)
+    assert metrics["pixel_accuracy"] == pytest.approx((answers == masks)[known].double().mean().item())
+    constant = np.full(int(known.sum()), int(masks[known].bincount().argmax()))
+    assert metrics["miou_constant"] == pytest.approx(jaccard_score(masks[known], constant, average="macro"))
+    other = Memory(images, masks=masks, mask_classes=("ant", "bee", "dog"))
+    for source in (Memory(images), other):
+        evaluator = EvaluatorOptions().build(source=source, transform=CenterCrop(size=16).build())
+        error_of(evaluator, objective)
