@@ -58,7 +58,8 @@ def with_schedule(config: Config) -> Config:
 def _default_name(config: Config) -> str:
     """Return a name for the run: type of run, checkpoint, and data set if it differs from the checkpoint's."""
     options: Finetune = config.options
-    prefix = "scratch" if options.checkpoint == SCRATCH else "finetune"
+    trained = "segmentation" if options.objective.needs_masks else "finetune"
+    prefix = "scratch" if options.checkpoint == SCRATCH else trained
     prefix = "compare" if options.compare else options.sweep or prefix
     if checkpoint := options.encoder.checkpoint():
         start = checkpoint.name

@@ -8,6 +8,7 @@ import tiny
 import torch
 import torch.nn.functional as F
 from command import error_of
+from ranks import results
 from sklearn.metrics import jaccard_score
 
 from ssvit.data.augment.options import CenterCrop
@@ -134,6 +135,18 @@ def test_measures_are_those_of_scikit_learn_and_of_a_bootstrap_by_loops():
     assert mean_iou(counts.sum(0)).item() == pytest.approx(jaccard_score(truth[known], answers[known], average="macro"))
     drawn = [mean_iou(counts[generator.integers(0, 30, 30)].sum(0)).item() for _ in range(2000)]
     assert interval_of_miou(counts) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.01)
+
+
+def evaluated() -> dict[str, float]:
+    source = Memory(tiny.pictures(40), masks=tiny.masks(40), mask_classes=tiny.CLASSES)
+    return dict(EvaluatorOptions().build(source=source, transform=CenterCrop(size=16).build())(model()).metrics)
+
+
+def test_the_evaluation_of_two_processes_is_that_of_one(tmp_path):
+    with torch.no_grad():
+        alone = evaluated()
+    assert alone["images"] == 40
+    assert results(evaluated, 2, tmp_path) == [alone, alone]
 
 
 @torch.no_grad()
