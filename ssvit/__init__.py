@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ssvit.errors import UserError
 
 if TYPE_CHECKING:
-    from ssvit.api import (
-        Evaluation,
-        Run,
-        evaluate,
-        finetune,
-        load,
-        load_classifier,
-        load_segmenter,
-        pretrain,
-        try_images,
-    )
+    from ssvit.api import Evaluation, Run, evaluate, finetune, load, load_classifier, load_segmenter
+    from ssvit.api import pretrain, try_images  # isort: skip
 
 __all__ = [
     "Evaluation", "Run", "UserError", "evaluate", "finetune", "load", "load_classifier", "load_segmenter", "pretrain",

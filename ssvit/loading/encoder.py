@@ -13,15 +13,7 @@ from ssvit.checkpoints.manifest import CheckpointError
 from ssvit.config.declaration import Options
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import OptionError, UserError, print_lines
-from ssvit.loading.options import (
-    NO_CLASSIFIER,
-    NO_SEGMENTER,
-    LoadEncoder,
-    LoadLayers,
-    LoadTeacher,
-    Reference,
-    pixel_format,
-)
+from ssvit.loading.options import NO_CLASSIFIER, LoadEncoder, LoadLayers, LoadTeacher, Reference, pixel_format
 from ssvit.models import lora
 from ssvit.models.encoder import Encoder
 from ssvit.models.graph import Graph
@@ -110,7 +102,8 @@ def load_segmenter(options: LoadEncoder) -> Segment:
     """
     checkpoint = options.checkpoint()
     if not checkpoint.has_segmenter:
-        raise CheckpointError(f"{checkpoint.path}: {NO_SEGMENTER}")
+        reason = "contains no segmentation model; ssvit finetune objective=segmentation trains one"
+        raise CheckpointError(f"{checkpoint.path}: {reason}")
     return _with_head(checkpoint, options, "segmenter", SegmentOptions)
 
 

@@ -43,7 +43,6 @@ class Finetuned(Options):
 
 _PATCHES, _LARGEST = 7, 224  # fewest patches along a side and largest side of the usual image size of foreign weights
 NO_CLASSIFIER = "contains an encoder without a classifier; the command finetune trains one"
-NO_SEGMENTER = "contains no segmentation model; the command finetune objective=segmentation trains one"
 
 
 class LoadEncoder(ForeignEncoder):
