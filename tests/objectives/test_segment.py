@@ -121,7 +121,7 @@ def test_windows_are_averaged_and_small_images_padded(size):
         count[top : top + height, left : left + width] += 1
     pixels = F.interpolate((total / count)[None], scale_factor=4, mode="bilinear")[0, :, : size[0], : size[1]]
     assert answer.shape == size
-    assert (answer == pixels.argmax(0)).double().mean() > 0.99  # up to ties within rounding errors
+    assert (answer == pixels.argmax(0)).double().mean() > 0.999  # up to ties within rounding errors
     assert len(answer.unique()) > 1
 
 
