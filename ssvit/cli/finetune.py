@@ -148,7 +148,9 @@ def run(config: Config) -> Path:
         verdicts: list[str] = []
 
         def keep(path: Path, options: Finetune, rows: list[dict[str, Any]]) -> None:
-            """Keep the result of a run with the images, unless they are held out of the training images."""
+            """Keep the result of a classifier with its images, unless they are held out of the training images."""
+            if not options.objective.needs_labels:
+                return
             scores, data = comparison.scored(rows, comparison.TEST_OR_VALIDATION), session.data(options)
             part, images = data.test_or_validation
             if options.development is None and scores and scores[-1].part == part and is_main_process():
