@@ -161,6 +161,16 @@ def scaling_laws(folder: str) -> list[list[str]]:
     return lines
 
 
+def segmentation(file: str) -> list[list[str]]:
+    """Return the mIoU of each encoder, start and head over the seeds."""
+    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    columns = ("encoder", "start", "trained", "head", "steps")
+    for row in csv_rows(file):
+        found[tuple(row[name] for name in columns)].append(float(row["miou"]))
+    cells = ([*names, str(len(values)), mean_std(values)] for names, values in found.items())
+    return [[*columns, "seeds", "mIoU (%)"], *cells]
+
+
 def record(file: str) -> list[list[str]]:
     """Return the entries of the speed record by track, with their costs and accuracies."""
     probes = ("ridge", "knn_standardized", "finetuned")
@@ -178,6 +188,7 @@ def record(file: str) -> list[list[str]]:
 MAKE = {
     "accuracies": accuracies, "continuations": continuations, "scaling_points": scaling_points,
     "scaling_laws": scaling_laws, "labels": labels, "record": record,
+    "segmentation": segmentation,
 }  # fmt: skip
 
 if __name__ == "__main__":

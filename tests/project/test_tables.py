@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-NAMES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning", "scaling")
+NAMES = ("methods", "labels", "starting", "distillation", "optimizers", "finetuning", "scaling", "segmentation")
 PAGES = [*(DOCS / f"{name}.md" for name in NAMES), ROOT / "records" / "README.md"]
 
 
