@@ -113,9 +113,11 @@ def after_retrieval(config: Config, pooling: str) -> str:
 
 def improvements(options: Evaluate, checkpoint: Checkpoint) -> str:
     """Return a sentence on the options that may improve the features of a checkpoint on the images of an evaluation."""
+    from ssvit.data.sources import rasters
+
     own, images, size = checkpoint.describes_images, options.data, min(options.data.view.size)
     sample = images.sample(16) if isinstance(images, DataSet) else None
-    has_detail = sample is not None and (sample.median_side() or 0) > size
+    has_detail = (rasters.median_side(sample) or 0) > size
     applicable = {
         "existing weights (ssvit evaluate checkpoint=WEIGHTS)": own,
         f"a data.image_size above {size}": has_detail,

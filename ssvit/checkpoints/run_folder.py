@@ -14,6 +14,7 @@ from ssvit.checkpoints.configuration import Configuration, ConfigurationError
 from ssvit.engine import atomic_io
 from ssvit.errors import OptionError, UserError
 
+REPORTS = "evaluation"  # folder of the reports of evaluations, in the folder of the run
 # Files in the folder of a run that has not started.
 _UNSTARTED = {"lock", "config.yaml", ".config.yaml.part"}
 FLOPS = "flops_per_step"  # name in metrics.jsonl of the operations of an update

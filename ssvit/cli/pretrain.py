@@ -11,14 +11,13 @@ from pathlib import Path
 from ssvit import advice
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
-from ssvit.checkpoints.run_folder import RunFolder
+from ssvit.checkpoints.run_folder import REPORTS, RunFolder
 from ssvit.config.command import Command, named
 from ssvit.config.composed import Config
 from ssvit.config.declaration import Options, Tree
 from ssvit.data.sources.base_options import SHORT_FORMS
 from ssvit.engine.processes import is_main_process
 from ssvit.errors import Failure, print_lines
-from ssvit.evaluation.report.folder import FOLDER
 from ssvit.training import budget
 from ssvit.training.options import ALIASES, Pretrain
 
@@ -97,14 +96,14 @@ def _compare(config: Config, folder: Path, others: Sequence[Mapping[str, object]
     }  # fmt: skip
     forgetting = {"forgetting": {"data": options.forgetting}} if options.forgetting else {}
     compared = False
-    for name, images in {**forgetting, FOLDER: {}}.items():
+    for name, images in {**forgetting, REPORTS: {}}.items():
         if (folder / name / "report.json").is_file():
             continue
         print_lines(f"{name}: comparison with the features of {' and '.join(str(other['path']) for other in others)}")
         values = {**changes, **images, "output": str(folder / name)}
         try:
             replace(find_command("evaluate"), prefix=config.line.prefix).call(config.line.flags, values)
-            compared = name == FOLDER
+            compared = name == REPORTS
         except Failure as failure:  # the training has succeeded
             print_lines(f"{name}: not compared: {failure}")
     return compared

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ssvit.data.batch import Transform
 from ssvit.data.loader import Loading, evaluation_batches
-from ssvit.data.sources import decode
+from ssvit.data.sources import decode_options
 from ssvit.data.sources.base import Source, Unreadable
 from ssvit.devices import Precision
 from ssvit.engine import atomic_io
@@ -365,7 +365,7 @@ def is_cached(folder: Path, function: Extractor, source: Source, *, transform_op
 
 def _keys(function: Extractor, source: Source, transform_options: Mapping[str, object]) -> dict[str, str]:
     """Return what determines each feature set, as text, by its name."""
-    images = [source.fingerprint, source.contents, decode.VERSION]
+    images = [source.fingerprint, source.contents, decode_options.VERSION]
     shared = {"images": images, "view": dict(transform_options)}
     return {name: json.dumps([shared, identity], sort_keys=True) for name, identity in function.identities.items()}
 

@@ -212,11 +212,14 @@ def size_of_images(
         option: Name of the option that sets the size.
         images: Files or folders of images that are used instead of the data set.
     """
+    from ssvit.data.sources import rasters
+
+    sample: Sample | None = None
     if images:
-        sample: Sample | None = Sample.of_paths(folder.paths(images), _SAMPLED)
-    else:
-        sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
-    median = sample.median_side() if sample else None
+        sample = Sample.of_paths(folder.paths(images), _SAMPLED)
+    elif isinstance(source, DataSet):
+        sample = source.sample(_SAMPLED)
+    median = rasters.median_side(sample)
     if median is None:  # the images are not files, or cannot be read
         median = min(pair(option, getattr(source, "image_size", None) or usual_size(checkpoint)))
     size = usual_size(checkpoint, median)

@@ -21,6 +21,7 @@ from ssvit.checkpoints.configuration import Configuration
 from ssvit.config.command_line import CommandLine
 from ssvit.config.composed import Config
 from ssvit.data.augment.options import CenterCrop
+from ssvit.data.sources import rasters
 from ssvit.data.sources.base import Data, Source, subset
 from ssvit.data.sources.base_options import DataSet
 from ssvit.engine import atomic_io
@@ -207,8 +208,7 @@ class FirstLook:
         converted = {"channels": channels, "image_mean": mean, "image_std": std}
         loading, source = fitted({"path": path}, self.source, converted)
         checkpoint = loading.checkpoint()
-        sample = self.source.sample(_FEW)
-        side = min((sample and sample.median_side()) or _SIDE, _SIDE)
+        side = min(rasters.median_side(self.source.sample(_FEW)) or _SIDE, _SIDE)
         loading = loading.changed(image_size=usual_size(checkpoint, side))
         layers = Features(layer="all" if self.labelled else "last").specs(checkpoint.encoder | loading.changes)
         function = Frozen(load_encoder(loading), layers, identity=checkpoint.checksum)

@@ -148,7 +148,7 @@ def _summary(line: CommandLine) -> tuple[int, int, Mapping[str, object]]:
     sample = source.sample(_SAMPLED) if isinstance(source, DataSet) else None
     if sample is None:
         raise OptionError("preset", AUTO, _NEEDED)
-    side = sample.median_side()
+    side = rasters.median_side(sample)
     if side is None:
         raise UserError(f"{sample.first}: cannot be read as an image, and neither can {len(sample.files) - 1} others")
     values: list[tuple[rasters.Moments, bool] | None] = []

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from images import picture, put
 
 from ssvit.data.augment.options import CenterCrop
-from ssvit.data.sources import decode
+from ssvit.data.sources import decode_options
 from ssvit.data.sources.files import Files
 from ssvit.data.sources.memory import Memory
 from ssvit.errors import OptionError, UserError
@@ -195,7 +195,7 @@ def test_features_of_replaced_files_or_of_another_decoding_are_computed(tmp_path
     put(tmp_path / "images" / "1.bmp", picture(7, "BMP", (8, 8)))
     assert (found() != before).any(1).tolist() == [False, True, False]
     assert len(counted) == 2
-    monkeypatch.setattr(decode, "VERSION", 0)
+    monkeypatch.setattr(decode_options, "VERSION", 0)
     found()
     assert len(counted) == 3
 

@@ -1,7 +1,6 @@
 """Define the options common to data sets, to data sets of image files and their pixel format, and of a subset."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -84,16 +83,6 @@ class Sample(NamedTuple):
         """Return up to about `most` of the files at some paths."""
         chosen = paths[:: max(1, len(paths) // most)]
         return cls(len(paths), paths[0], [partial(open, path, "rb") for path in chosen])
-
-    def median_side(self) -> int | None:
-        """Return the median of the shorter sides of the images in pixels; None if no image can be read."""
-        from ssvit.data.sources import rasters
-
-        sides = []
-        for opened in self.files:
-            with suppress(Exception), opened() as file:
-                sides.append(min(rasters.image_size(file)))
-        return sorted(sides)[len(sides) // 2] if sides else None
 
 
 class DataSet(Images):

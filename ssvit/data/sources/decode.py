@@ -38,7 +38,6 @@ from ssvit.errors import UserError, printable
 if not private.load_operators("torchvision", "image*.so"):
     import torchvision.io  # noqa: F401
 
-VERSION = 2  # of the decoded pixels; increased when a file is decoded to other pixels than before
 PIXEL_LIMIT = 1 << 27  # 134 million pixels: 400 MB decoded
 BYTE_LIMIT = 1 << 29
 _FORMATS: tuple[str, ...] = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

@@ -11,6 +11,7 @@ from ssvit.config.declaration import Count, Expect, Options
 from ssvit.errors import OptionError, number
 
 MOST_CHANNELS = 16
+VERSION = 2  # of the decoded pixels; increased when a file is decoded to other pixels than before
 
 
 def bands(name: str, value: Sequence[int], channels: int) -> None:

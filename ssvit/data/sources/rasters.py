@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
+from ssvit.data.sources.base_options import Sample
 from ssvit.data.sources.decode_options import RGB, PixelFormat
 
 NPY = b"\x93NUMPY"
@@ -224,3 +225,12 @@ def image_size(file: IO[bytes]) -> tuple[int, int]:
             return opened.pages[0].imagelength, opened.pages[0].imagewidth
     image = Image.open(file)
     return image.height, image.width
+
+
+def median_side(sample: Sample | None) -> int | None:
+    """Return the median of the shorter sides of some images in pixels; None if no image can be read."""
+    sides = []
+    for opened in sample.files if sample else ():
+        with suppress(Exception), opened() as file:
+            sides.append(min(image_size(file)))
+    return sorted(sides)[len(sides) // 2] if sides else None

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from ssvit.config.declaration import Count, Expect, NotNegative, Options, Tree, Whole
 from ssvit.errors import OptionError, RootOptionError
 from ssvit.evaluation.options import AUTO
-from ssvit.objectives.classify_options import Classify
 
 Every = Annotated[Literal["auto"] | Count, Expect("a whole number of steps, 1 or more, or auto")]
 """Interval between two evaluations, in steps, or auto."""
@@ -62,7 +61,7 @@ class ShapeBias(HeldOut):
 
     def check(self, tree: Tree) -> None:
         """Check that the run trains a classifier of the rendered shapes with both cues."""
-        if not isinstance(tree.objective, Classify | None):
+        if not getattr(tree.objective, "needs_labels", True):
             expected = "must be supervised, or classify in fine-tuning, for evaluator=[shape_bias]"
             raise RootOptionError("objective", type(tree.objective).__name__, expected)
         if not getattr(tree.data, "textures", False):

@@ -8,11 +8,11 @@ from typing import Any
 
 from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.checkpoints.configuration import Configuration
+from ssvit.checkpoints.run_folder import REPORTS
 from ssvit.data.sources.base_options import DataSet
 from ssvit.engine.atomic_io import read_json
 from ssvit.errors import UserError
 
-FOLDER = "evaluation"  # folder of the reports, in the folder of the run
 _REPORT = "report.json"
 
 
@@ -25,7 +25,7 @@ def path_of(source: Mapping[str, Any]) -> str | None:
 def folder_of(checkpoint: Checkpoint, data: DataSet, choice: str, outputs: str) -> Path:
     """Return the default folder of the report of a checkpoint on a data set.
 
-    It is `FOLDER` in the folder of the run for the run's data set, and has a subfolder for each other data set.
+    It is `REPORTS` in the folder of the run for the run's data set, and has a subfolder for each other data set.
 
     Args:
         checkpoint: The checkpoint.
@@ -38,9 +38,9 @@ def folder_of(checkpoint: Checkpoint, data: DataSet, choice: str, outputs: str) 
     with suppress(UserError, OSError, LookupError, TypeError):
         run = Configuration.read(home / "config.yaml")
         if checkpoint.run_folder and (run.choices["data"], path_of(run.values["data"])) == (choice, path):
-            return home / FOLDER
+            return home / REPORTS
     name = source.get("name") or Path(path or choice).name or choice
-    folder = home / FOLDER / name
+    folder = home / REPORTS / name
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         if read_json(folder / _REPORT)[0]["metadata"]["path"] != path:  # another data set of this name
             folder = folder.with_name(f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
@@ -53,7 +53,7 @@ def report_for(checkpoint: Checkpoint, data: DataSet | None, choice: str, output
     It is the report on the data set of the command, else that on the data set of the run. For pictures of no data set,
     it is the report on the data set of the run, else the newest. Arguments are those of `folder_of`.
     """
-    home = checkpoint.home(outputs) / FOLDER
+    home = checkpoint.home(outputs) / REPORTS
     files = [home / _REPORT, *sorted(home.glob(f"*/{_REPORT}"), key=lambda file: -file.stat().st_mtime)]
     if data is not None:
         files = [folder_of(checkpoint, data, choice, outputs) / _REPORT, home / _REPORT]
