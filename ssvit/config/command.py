@@ -120,8 +120,10 @@ class Command:
         line = CommandLine(
             arguments, options, tree, aliases=self.aliases, positional=self.positional, prefix=self.prefix
         )
-        deferred = self._deferred(line)
-        self._expand(line, [name for name in (*self.expansions, _CHECKPOINT) if name not in deferred], incomplete)
+        names = {*self.expansions, _CHECKPOINT}
+        if line.sweep:
+            line.deferred = composition.swept(line) & names
+        self._expand(line, names - line.deferred, incomplete)
         return line
 
     def _expand(self, line: CommandLine, names: Collection[str], incomplete: bool = False) -> None:
@@ -132,10 +134,6 @@ class Command:
                     pkgutil.resolve_name(function)(line)
         if self.before and _CHECKPOINT in names:
             self.before(line)
-
-    def _deferred(self, line: CommandLine) -> set[str]:
-        """Return the options with several values in a sweep whose expansions are applied in each job."""
-        return composition.swept(line) & {*self.expansions, _CHECKPOINT} if line.sweep else set()
 
     def described(self, arguments: Sequence[str]) -> Config:
         """Return the configuration for --help, which does not require a checkpoint."""
@@ -157,12 +155,11 @@ class Command:
 
     def _sweep(self, line: CommandLine) -> None:
         results = pkgutil.resolve_name(self.results)() if self.results else None
-        deferred = self._deferred(line)
 
         def job(job_line: CommandLine, swept: Sequence[str]) -> float | None:
             with exit_on_failure():  # otherwise, Hydra would report the failure in its format
                 with _failures(2):
-                    self._expand(job_line, deferred)
+                    self._expand(job_line, line.deferred)
                 config = replace(self.compose(job_line), swept=swept)
                 folder = self._start(config)
             return results.add(config, folder) if results else None

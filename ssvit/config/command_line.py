@@ -60,6 +60,7 @@ class CommandLine:
         plugins: Packages named by --plugin, which add parts to `ssvit.choices`.
         config_dir: Folder of the user's configuration files, named by --config-dir.
         sweep: Whether to run every combination of values (-m).
+        deferred: Options with several values in a sweep that are replaced by other options, in each job.
         start: What a checkpoint provides; None without a checkpoint.
         prefix: Prefix of command names in messages: "ssvit " or, in Python, "ssvit.".
 
@@ -92,6 +93,7 @@ class CommandLine:
         self.config_dir: Path | None = None
         self.plugins: list[str] = []
         self.sweep = False
+        self.deferred: set[str] = set()
         self.start: Start | None = None
         self.prefix = prefix
         self._lines: list[str] = []
