@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ssvit import advice
 from ssvit.checkpoints.checkpoint import PRETRAIN
 from ssvit.checkpoints.configuration import Configuration
 from ssvit.checkpoints.run_folder import REPORTS, RunFolder
@@ -60,6 +59,8 @@ def run(config: Config) -> Path:
             if is_main_process():
                 compared = _compare(config, folder.path, [_written(part) for part in others])
         if is_main_process() and not compared:
+            from ssvit import advice
+
             advice.print_next(advice.after_pretraining(config, folder.path, labelled=session().labelled))
     return folder.path
 
