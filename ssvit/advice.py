@@ -3,20 +3,23 @@
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ssvit.checkpoints.checkpoint import Checkpoint
 from ssvit.config import composition
 from ssvit.config.command_line import CONFIGS
 from ssvit.config.composed import Config
 from ssvit.data.sources.base_options import DataSet
 from ssvit.errors import pair, print_lines
-from ssvit.evaluation.options import FeatureSpec
-from ssvit.evaluation.report.options import Evaluate
 from ssvit.exchange.options import FOREIGN_OPTIONS
 from ssvit.models.encoder_options import PATCHES
-from ssvit.retrieval.options import Retrieve
 from ssvit.training.options import Pretrain, are_first_images
 from ssvit.values import text_of
+
+if TYPE_CHECKING:
+    from ssvit.checkpoints.checkpoint import Checkpoint
+    from ssvit.evaluation.options import FeatureSpec
+    from ssvit.evaluation.report.options import Evaluate
+    from ssvit.retrieval.options import Retrieve
 
 # Options of a data set that a checkpoint sets.
 _OF_ENCODER = ("image_size", "channels", "range", "background", "mean", "std")
@@ -55,7 +58,7 @@ def after_finetuning(config: Config, folder: Path) -> str:
     return written(config, "predict" if images else "visualize", [*start, *images])
 
 
-def after_evaluation(spec: FeatureSpec, checkpoint: Checkpoint, config: Config) -> list[str]:
+def after_evaluation(spec: "FeatureSpec", checkpoint: "Checkpoint", config: Config) -> list[str]:
     """Return the commands that write the features, index them for retrieval, and fine-tune their encoder.
 
     The commands read the same images as the command of `config`.
@@ -111,7 +114,7 @@ def after_retrieval(config: Config, pooling: str) -> str:
     return written(config, name, [*store, *repeated, "sheet=sheet.png", *line.arguments])
 
 
-def improvements(options: Evaluate, checkpoint: Checkpoint) -> str:
+def improvements(options: "Evaluate", checkpoint: "Checkpoint") -> str:
     """Return a sentence on the options that may improve the features of a checkpoint on the images of an evaluation."""
     from ssvit.data.sources import rasters
 
