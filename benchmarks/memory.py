@@ -199,10 +199,14 @@ def predict(rank: int, port: int, config: Config) -> Prediction:
 
     for _ in range(2):  # the first step creates the optimiser's state, and DTensor infers its shapes with full tensors
         with mode, tracker:  # entering the tracker resets its peak
-            handle = optimizer.register_step_pre_hook(lambda *_: read("current"))
+            # Its statistics of modules are those of one forward pass, and an update may have several micro-batches.
+            handles = [
+                steps.state.objective.register_forward_pre_hook(lambda *_: tracker.reset_mod_stats(), prepend=True),
+                optimizer.register_step_pre_hook(lambda *_: read("current")),
+            ]
             steps()
-            handle.remove()
-        tracker.reset_mod_stats()
+            for handle in handles:
+                handle.remove()
     read("peak")
     *_, update, peak = snapshots
     return Prediction(

@@ -196,7 +196,7 @@ def test_a_study_can_be_extended_by_seeds_but_not_turned_into_another(outputs, t
     options = (*SHORT, "recipe.steps=3", "compare=scratch")
     tool("finetune", *options, "seeds=1")
     done = tool("finetune", *options, "seeds=2")
-    assert done.stdout.count("is finished (3 steps)") == 2
+    assert done.stdout.count(" is finished (") == 2
     assert len(json.loads((outputs / f"compare_{RUN}" / "comparison.json").read_text())["seeds"]) == 2
     done = tool("finetune", *SHORT, f"name=compare_{RUN}", "recipe.steps=3", status=1)
     assert "compare=None: the run in" in done.stderr
@@ -275,7 +275,8 @@ def test_supervised_pretraining_is_fine_tuned_like_any_other(tool, tmp_path):
     assert not any("teacher" in name for name in states(tmp_path / "outputs" / "student")["model"])
     done = tool("finetune", *SHORT, f"checkpoint={tmp_path}/outputs/student", "name=of_student")
     assert "not loaded: distilled_head, head" in done.stdout
-    tool("pretrain", *SHORT, f"checkpoint={tmp_path}/outputs/student", "objective=supervised", "distillation=deit",
+    short = (option for option in SHORT if option != "check_frozen=false")
+    tool("pretrain", *short, f"checkpoint={tmp_path}/outputs/student", "objective=supervised", "distillation=deit",
          f"teacher={teacher}", "name=longer")  # fmt: skip
     longer = tmp_path / "outputs" / "longer" / "step_00000006"
     assert manifest.read_manifest(longer)["encoder"]["distillation_token"] is True
