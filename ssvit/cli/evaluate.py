@@ -97,7 +97,7 @@ def run(config: Config) -> Path | None:
     print_lines(f"{metadata['checkpoint']}: {first}", *more)
     if len(scores) == 1:
         print_lines(*aligned(page.scores_table(scores[0], feature_sets)), page.choice(scores[0], feature_sets))
-    lines = aligned(table, letters=_HEAD)
+    lines = aligned(table, letters=_HEAD) if options.report else []
     print_lines(*(conclusion[:1] if start else ()), *lines, *(conclusion[1:] if start else conclusion))
     if options.report:
         by_name = {spec.name: spec for spec in specs}  # the commands do not apply to features of patches

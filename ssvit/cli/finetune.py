@@ -103,7 +103,7 @@ def _recipes(config: Config, session: "Session", seconds: float) -> list[Recipe]
     Args:
         config: The configuration.
         session: The session.
-        seconds: Seconds of an update by the clock.
+        seconds: Seconds of an update.
     """
     options: Finetune = config.options
     recipe = options.recipe

@@ -45,19 +45,19 @@ def sides(scratch: Mapping[str, Any]) -> Sides:
 
 
 class Spent(NamedTuple):
-    """Store the images seen in training, and the seconds by the clock that their updates took."""
+    """Store the images seen in training, and the seconds of their updates: CPU time, or time by the clock on a GPU."""
 
     images: int = 0
     seconds: float = 0.0
 
     @classmethod
     def on(cls, rows: Rows, batch_size: int, *, last: int) -> "Spent":
-        """Return what a run has spent until the step `last`, from the rates that it has logged."""
+        """Return what a run has spent until the step `last`, as logged; former runs have logged rates by the clock."""
         spent, step = cls(), 0
         for row in rows:
             if (rate := row.get("images_per_second")) and step < row["step"] <= last:
                 images, step = (row["step"] - step) * batch_size, row["step"]
-                spent = cls(spent.images + images, spent.seconds + images / rate)
+                spent = cls(spent.images + images, spent.seconds + row.get("seconds", images / rate))
         return spent
 
 

@@ -33,7 +33,7 @@ _SECONDS = 1.0  # maximum duration of a timed step
 _FIRST, _MOST = 2, 64  # images of the warm-up step, and at most of a timed step
 _TIMED = 5  # timed steps, of which the median counts: the first ones allocate memory
 _TRIED = 128  # images of an evaluation, at most, by which its cost is measured
-Recipes = Callable[[float], Sequence[Recipe]]  # recipes of all runs, from the seconds by the clock of an update
+Recipes = Callable[[float], Sequence[Recipe]]  # recipes of all runs, from the seconds of an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def estimate(
     ratio = (time.perf_counter() - began[1]) / max(spent, 1e-9)
     of_image = seconds / images * recipe.passes if counted else 0.0
     step = recipe.batch_size * of_image + update
-    runs = [recipe] if recipes is None else recipes(step * ratio) if counted else [recipe]
+    runs = [recipe] if recipes is None else recipes(step) if counted else [recipe]
     left = sum(run.steps * (run.batch_size * of_image + update) for run in runs)
     counts = [_counts(evaluators, run) for run in runs]
     done = _counts(evaluators, recipe, until=first_step)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
@@ -169,7 +170,10 @@ def train(
     began = clock(processes.device)
     if announced and processes.world == 1:
         report(f"estimated: {announced(state, loader, evaluators, first_step=first).time}")
-    log = MetricsLog(folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures)
+    log = MetricsLog(
+        folder, recipe, first_step=first, is_main=processes.is_main, loggers=loggers, figures=figures,
+        clock=partial(clock, processes.device),
+    )  # fmt: skip
     delayed = DelayedMetrics(state, loader, log)
     with Stop() as stop, contextlib.closing(log), contextlib.ExitStack() as stack:
         if first == 0 and costs:

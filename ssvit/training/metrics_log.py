@@ -47,6 +47,7 @@ class MetricsLog:
         is_main: Whether this is the main process; logs of all other processes have no output.
         loggers: Loggers in addition to metrics.jsonl.
         figures: When figures are drawn.
+        clock: Function that returns the time in seconds that updates spend, such as CPU time.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class MetricsLog:
         is_main: bool = True,
         loggers: Sequence[Logger] = (),
         figures: Figures = "end",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.figures = figures
+        self._clock, self._began = clock, clock()
         self.folder, self.recipe, self.is_main, self.loggers = folder, recipe, is_main, loggers
         self.history: list[dict[str, float | None]] = []
         self._since, self._since_step, self._waited = time.perf_counter(), first_step, 0.0
@@ -97,12 +100,13 @@ class MetricsLog:
 
         The rows are synchronised to disk first, so that a checkpoint never survives a power failure without its rows.
         """
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), self._clock()
         if self.is_main and self._rows.exists():
             with self._writing("metrics.jsonl"):
                 atomic_io.synchronise(self._rows)
         yield
         self._since += time.perf_counter() - began
+        self._began += self._clock() - spent
 
     def describe(self, work: str) -> None:
         """Show a description of the current work in the progress bar."""
@@ -136,6 +140,7 @@ class MetricsLog:
         self._rate = rate if self._rate == 0 else 0.7 * self._rate + 0.3 * rate
         remaining = (self.recipe.steps - step) * self.recipe.batch_size / self._rate
         self._since, self._since_step, self._waited = time.perf_counter(), step, waited
+        seconds, self._began = self._clock() - self._began, self._clock()
         if self._bar.disable:
             values = ", ".join(
                 f"{name} {value:.3g}" if name == "lr" else f"{name} {value:.3f}" for name, value in metrics.items()
@@ -145,7 +150,7 @@ class MetricsLog:
                 f"waiting for data {100 * self._share:.1f} %  {tqdm.format_interval(remaining)} left"
             )
         row = {f"train/{name}": value for name, value in metrics.items()}
-        self.record(step, row | {"images_per_second": rate, "waiting_share": self._share})
+        self.record(step, row | {"images_per_second": rate, "waiting_share": self._share, "seconds": seconds})
 
     def record(self, step: int, row: Mapping[str, float]) -> None:
         """Append a row to metrics.jsonl and pass it to the loggers."""

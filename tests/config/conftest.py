@@ -14,6 +14,7 @@ def images(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("images")
     (root / "dataset_dict.json").write_text('{"splits": ["train", "val"]}')
     (root / "cifar").mkdir()
+    (root / "ImageSets" / "Segmentation").mkdir(parents=True)
     rows = ["path,label,split"]
     for part in ("train", "val"):
         for wnid in ("n01", "n02"):
@@ -28,5 +29,6 @@ def images(tmp_path_factory) -> Path:
         lines = [f"../{part}/n0{1 + label}/{number}.png {label}" for label in (0, 1) for number in range(4)]
         for name in ("train800.txt",) if part == "train" else ("val200.txt", "test.txt"):
             (root / "cifar" / name).write_text("\n".join(lines))
+        (root / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("2007_000032\n")
     (root / "table.csv").write_text("\n".join(rows) + "\n")
     return root

@@ -92,7 +92,7 @@ def test_swiglu_has_as_many_weights_by_default_and_begins_as_three_matrices():
 
 def test_pretraining_goes_on_from_it(tool, tmp_path):
     peer = peers.PEERS["huggingface_dinov3_swiglu"](tmp_path)
-    given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probes=[]")
+    given = (*TINY[:3], "data.image_size=[32,32]", *SHORT, "objective=mae", "probes=[]", "continuation=null")
     done = tool("pretrain", *given, f"checkpoint={peer.path}", "name=further", "recipe.steps=2", "recipe.warmup=1")
     assert "DINOv3's layout" in done.stdout
     begun = tiny.loaded(peer.path, image_size=[32, 32])

@@ -39,7 +39,8 @@ def update_of(objective, given):
         mode.allow_non_fake_inputs = False
         views = {name: moved(view) for name, view in given.views.items()}
         others = {name: moved(getattr(given, name)) for name in ("labels", "slots", "indices")}
-        given = given._replace(views=views, **others)
+        targets = {name: moved(target) for name, target in given.targets.items()} if given.targets else given.targets
+        given = given._replace(views=views, targets=targets, **others)
         scheduled = {name: torch.empty((), dtype=torch.float64, device="cuda") for name in objective.schedules}
         with Copies() as copies:
             noise = objective.sample(given.slots, seed=given.seed)

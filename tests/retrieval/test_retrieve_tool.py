@@ -107,7 +107,7 @@ def test_a_store_has_the_features_of_readable_pictures_and_is_extended_by_new_on
 
 def test_an_updated_store_has_features_of_the_current_files_and_none_of_removed_ones(indexed, work, tool):
     pictures = album(work / "own", first=0, count=4)
-    tool("retrieve", "action=index", "store=own_store", "own")
+    tool("retrieve", "action=index", "store=own_store", "precision=32", "own")
     paint(pictures / "ant" / "0.png", 90)  # of the same size in pixels
     shutil.copy(pictures / "bee" / "1.png", pictures / "bee" / "3.png")
     (pictures / "ant" / "2.png").unlink()

@@ -166,7 +166,8 @@ def runs(call):
     options = [option for option in TINY if not option.startswith(("encoder.", "target."))]
     options += ["objective=mae", "objective.decoder.width=8"]
     call("pretrain", *options, *encoder, "encoder.patch_size=4", "recipe.steps=4", "name=first")
-    call("pretrain", *options, "checkpoint=outputs/first/step_00000002", "recipe.steps=3", "name=second")
+    call("pretrain", *options, "checkpoint=outputs/first/step_00000002", "continuation=null", "recipe.steps=3",
+         "name=second")  # fmt: skip
     return Path("outputs")
 
 

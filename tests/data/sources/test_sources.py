@@ -291,7 +291,7 @@ def test_masks_go_with_their_images(tmp_path):
         put_grey(tmp_path / "images" / f"{name}.jpg", 1)
         of = tmp_path / "masks" / f"{name}.png"
         of.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 6), int(name[-1]) if name[-1] != "b" else 255).save(of)
+        Image.new("L", (6, 6), int(name[-1]) if name[-1] != "b" else 255).save(of)
     root = str(tmp_path / "images")
     data = datasets.folder(datasets_options.Folder(root=root, masks=str(tmp_path / "masks")))
     assert [data.train.mask(i).unique().tolist() for i in (0, 1)] == [[1], [255]]

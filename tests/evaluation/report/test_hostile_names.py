@@ -88,8 +88,9 @@ def test_pages_show_names_as_text(name, tmp_path):
     encoder = ViT(image_size=8, patch_size=4, width=8, depth=1, heads=1).build().arguments
     own = Export(format="safetensors")
     of_model = card.write(
-        run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], remarks=[], origins=[]
-    )
+        run=tmp_path, step=1, encoder=encoder, options=own, preprocessing="", classes=[name], task="classification",
+        remarks=[], origins=[],
+    )  # fmt: skip
     listed = of_model.partition("## Classes\n\n")[2].partition("\n")[0]
     assert listed == markdown(name)
     assert listed.isprintable()
