@@ -20,7 +20,7 @@ OUTPUTS = "outputs/labels"
 
 def main(root: str, seed: int) -> None:
     """Measure all numbers of labels with one seed of pre-training, fine-tuning and random weights."""
-    shared: dict[str, Any] = {"outputs": OUTPUTS, "figures": "none", "seed": seed, "evaluator": [], "backend": "eager"}
+    shared: dict[str, Any] = {"outputs": OUTPUTS, "figures": "none", "seed": seed, "evaluator": []}
     run = ssvit.pretrain(
         objective="mae", encoder="mini", data="cifar10", steps=1630, warmup=81, evaluate_every=1630, probes=[],
         name=f"mae_seed{seed}", **shared, **{"data.root": root},
